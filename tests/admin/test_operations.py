@@ -500,7 +500,7 @@ async def test_why_has_one_answer_for_each_state(queue: Queue) -> None:
     message = await accept(queue, "x@a.example", tenant="acme")
     suspension = await answer("x@a.example", **running)
     assert (suspension["name"], suspension["reason"]) == (
-        "tenant_suspension", "Tenant acme is suspended: unpaid"
+        "tenant_suspension", "tenant acme is suspended: unpaid"
     )  # fmt: skip
     await queue.operator.hold(message)
     assert (await answer("x@a.example", **running))["name"] == "tenant_suspension"

@@ -49,6 +49,27 @@ async def test_unknown_names_and_what_is_not_suspended(directory: Path) -> None:
         await assert_refused(config)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--address", "192.0.2.1", "--address", "192.0.2.2"), "--address: one name is expected, once"),
+        (("--campaign", ""), "--campaign: one name is expected, once"),
+        (("--list", "--zone", "default"), "--list has no other options but --json"),
+        (("--campaign", "x" * 65), "expected 1 to 64 printable characters"),
+        (("--campaign", "a\nb"), "that is no name of a campaign"),
+        (("--campaign", "june", "--tenant", "acme", "--address", "192.0.2.1"), "is needed"),
+    ],
+)
+async def test_wrong_usage(directory: Path, arguments: tuple[str, ...], problem: str) -> None:
+    """Nothing is suspended by it."""
+    async with staged(directory) as stage:
+        config = stage.config(tenants={"acme": {}}, processes={"receivers": 0, "senders": 0})
+        async with relaying(config) as relay:
+            found = await zonemta(config, "suspend", *arguments)
+            assert (found.exit_code, problem in found.stderr) == (2, True), found.output
+            assert relay.queue.suspended.names() == []
+
+
 @pytest.mark.parametrize("duration", ["0s", "0h", "PT0S"])
 def test_a_suspension_lasts_longer_than_nothing(tmp_path: Path, duration: str) -> None:
     """0s was without end."""

@@ -62,6 +62,7 @@ def test_a_life_of_a_user(tmp_path: Path) -> None:
         (["add", "b", "--password", ""], 2, "the password must not be empty"),
         (["passwd", "bob", "--password", "x"], 1, "users: there is no user 'bob'"),
         (["disable", "bob"], 1, "there is no user 'bob'"),
+        (["suspend", "bob"], 2, "no user 'bob'; there is ann"),
     ],
 )
 def test_errors(tmp_path: Path, arguments: list[str], code: int, text: str) -> None:

@@ -1,6 +1,8 @@
 """Files that are replaced at once."""
 
+import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,26 @@ def test_a_link_stays(tmp_path: Path) -> None:
     replace_text(link, "new")
     assert link.is_symlink()
     assert target.read_text() == "new"
+
+
+def test_a_device_or_a_pipe_is_written_to(tmp_path: Path) -> None:
+    """It is not replaced with a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    read: list[str] = []
+    reader.start()
+    replace_text(pipe, "text")
+    reader.join()
+    assert read == ["text"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    replace_text(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none/users'$"):
+        replace_text(tmp_path / "none" / "users", "text")
 
 
 def test_a_failure_leaves_the_file(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from zonemta_py.sink.script import Rule, Step
 TEXT = b'X-Campaign: june\r\nSubject: "a, b"\r\nMessage-ID: <one@news.example>\r\n\r\nx\r\n'
 ATTEMPT: dict[str, Any] = {
     "node": "abcdef", "seq": 7, "position": 0, "event": "bounced", "time_ms": 1_795_600_000_123, "created_ms": 1_795_599_990_000,
-    "message": "019a1b2c3d4e000001abcdef", "index": 0, "recipient": "x@a.example", "zone": "bulk", "domain": "a.example",
+    "message": "01a212197cf0000001abcdef", "index": 0, "recipient": "x@a.example", "zone": "bulk", "domain": "a.example",
     "sender": "news@sender.example", "submitter": "ann", "tenant": "acme", "campaign": "june", "tags": [], "attempt": 2,
     "phase": "rcpt", "code": 552, "status": "5.2.2", "reply": 'over "quota", sorry', "mx": "mx.a.example",
     "mx_ip": "192.0.2.25", "source_ip": "203.0.113.7", "tls": True, "duration_ms": 12, "class": "mailbox_full",
@@ -49,7 +49,7 @@ def test_a_bounce() -> None:
     assert tuple(row) == POWERMTA_COLUMNS
     found = kumomta_record(ATTEMPT)
     assert found == {
-        "type": "Bounce", "id": "019a1b2c3d4e000001abcdef", "sender": "news@sender.example", "recipient": "x@a.example",
+        "type": "Bounce", "id": "01a212197cf0000001abcdef", "sender": "news@sender.example", "recipient": "x@a.example",
         "queue": "june:acme@a.example", "site": "203.0.113.7->big", "size": 0,
         "response": {
             "code": 552, "enhanced_code": {"class": 5, "subject": 2, "detail": 2}, "content": 'over "quota", sorry',
@@ -164,6 +164,13 @@ def test_a_damaged_segment_is_named_and_the_others_are_exported(tmp_path: Path) 
     assert len(shown.stdout.splitlines()) == 2, "the header and the bounce of the second"
     assert first.name in shown.stderr
     assert second.name not in shown.stderr
+    first.write_bytes(b"")
+    assert exported("--events", events, "--format", "powermta").exit_code == 1
+    first.unlink()
+    shown = exported("--events", events, "--format", "powermta")
+    assert (shown.exit_code, "missing" in shown.stderr) == (0, False), (
+        "the oldest are removed on purpose"
+    )
     missing = exported("--events", tmp_path / "none", "--format", "powermta")
     assert (missing.exit_code, "there is no event log here" in missing.stderr) == (1, True)
     assert exported("--format", "powermta").exit_code == 2

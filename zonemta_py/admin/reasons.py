@@ -11,7 +11,8 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import USER, part_of_key, suspended_part
+from zonemta_py.queue.suspensions import MAIL, USER, suspended_part
+from zonemta_py.queue.upkeep.held_mail import named
 from zonemta_py.schedule.constraint import Constraint, Limit
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.classify import NO_ADDRESS
@@ -126,34 +127,30 @@ class Reasons:
         if meta is not None and meta.options.quarantined:
             reason = "the scanner had it held; `zonemta queue release` or `delete` decides"
             return Constraint("hold", reason, key="intake.scan")
-        if meta is not None and (suspended := self._suspended(meta)) is not None:
-            return suspended
         if name := self._queue.held_mail.suspension_of(key):
-            return self._suspended_part(name)
+            return self._suspended_for(name, message)
         if record.uncertain >= self._queue.poison_after:
             return Constraint("hold", record.text, record.last_ms, key="queue.poison_after")
         return Constraint("hold", "it is held; `zonemta queue release` ends that")
 
-    def _suspended(self, meta: Meta) -> Constraint | None:
+    def _suspended(self, meta: Meta, message: str) -> Constraint | None:
+        """The suspension of the tenant or user of a message that waits."""
         origin, suspended = meta.origin, self._queue.suspended
-        who = suspended_part(suspended, origin.tenant, origin.user)
-        if not who:
+        if not suspended_part(suspended, origin.tenant, origin.user):
             return None
-        is_tenant = origin.tenant in suspended
-        found = suspended.get(origin.tenant if is_tenant else USER + origin.user)
-        since_ms, until_ms, reason = (
-            (found.since_ms, found.until_ms, found.reason) if found else (0, 0, "")
-        )
-        name = "tenant_suspension" if is_tenant else "user_suspension"
-        return Constraint(name, f"{who} is suspended: {reason}", since_ms, until_ms)
+        name = origin.tenant if origin.tenant in suspended else USER + origin.user
+        return self._suspended_for(name, message)
 
-    def _suspended_part(self, name: str) -> Constraint:
+    def _suspended_for(self, name: str, message: str) -> Constraint:
         found = self._queue.suspended.get(name)
-        since_ms, until_ms, reason = (
-            (found.since_ms, found.until_ms, found.reason) if found else (0, 0, "")
-        )
-        text = f"mail of {part_of_key(name)} is suspended: {reason}"
-        return Constraint("mail_suspension", text, since_ms, until_ms)
+        kind = "mail" if name.startswith(MAIL) else "user" if name.startswith(USER) else "tenant"
+        what = named(name)
+        if found is None:
+            text = f"the suspension of {what} is over: it is released by the running relay, or at the next start"
+            return Constraint(f"{kind}_suspension", text)
+        since_ms = max(found.since_ms, keys.created_ms(message))
+        text = f"{what} is suspended: {found.reason}"
+        return Constraint(f"{kind}_suspension", text, since_ms, found.until_ms)
 
     def _meta_of(self, message: str) -> Meta | None:
         if self._meta[0] != message:
@@ -185,11 +182,11 @@ class Reasons:
         meta = self._meta_of(message)
         if meta is None:
             return Constraint("damaged", "its message cannot be read: `zonemta queue check`")
-        suspended = self._suspended(meta)
+        suspended = self._suspended(meta, message)
         if suspended is not None:
             return suspended
         if name := queue.suspended.of_recipient(meta, zone, "", record.domain):
-            return self._suspended_part(name)
+            return self._suspended_for(name, message)
         destination = queue.windows.destination_of(zone, record.domain)
         found = self.destination(zone, destination)
         if found is not None:

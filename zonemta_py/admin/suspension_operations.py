@@ -11,6 +11,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.similar import no_such
 from zonemta_py.events.schema import Shaped
+from zonemta_py.queue.format.records import LABEL_MAX
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MAIL, SENDING, USER, MailPart, Suspension, part_of_key
 from zonemta_py.schedule.sources import BY_SYSTEM
@@ -169,9 +170,11 @@ def _selected(request: SuspendRequest | ResumeRequest) -> Suspendable:
 
 
 def _normal(kind: str, name: str) -> str:
-    """``name`` in normal form. Raises LocalError."""
-    if not name.isprintable() or len(name) > NAME_MAX:
-        raise LocalError(f"that is no name of a {kind}")
+    """``name`` in normal form. Raises UnknownName."""
+    name = name.strip()
+    most = LABEL_MAX if kind == "campaign" else NAME_MAX
+    if not name or not name.isprintable() or len(name) > most:
+        raise UnknownName(f"that is no name of a {kind}: expected 1 to {most} printable characters")
     if kind == "domain":
         try:
             return normalise_domain(name.removesuffix("."))

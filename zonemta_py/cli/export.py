@@ -16,6 +16,7 @@ from zonemta_py.cli.options import DIRECTORY, FILE, TIME, time_ms
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.core.files import replaced
+from zonemta_py.events.log import gaps
 from zonemta_py.events.peer_formats import (
     EVENTS,
     POWERMTA_COLUMNS,
@@ -81,7 +82,7 @@ def export(
     """Write the event log as another relay's accounting, with its names of the classes, for programs that read that.
 
     What the event log does not have is empty in the columns. The relay may be running: what it has not yet written to the event
-    log, at most some seconds, is missing. Exits 1 when a segment is damaged; the others are exported.
+    log, at most some seconds, is missing. Exits 1 when a segment is damaged or missing; the others are exported.
 
     \b
     Examples:
@@ -107,6 +108,7 @@ def export(
     write: Callable[[Records, TextIO], None] = _write_csv if format_ == "powermta" else _write_lines
     with _opened(output) as file:
         write(found, file)
+    damage += gaps(directory, {})
     for text in damage:
         click.echo(f"event log: {text}", err=True)
     if damage:
@@ -145,11 +147,14 @@ def _write_lines(records: Records, file: TextIO) -> None:
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO]:
     """Standard output, or a file that has its name only when the block has ended."""
-    if path is None:
-        yield sys.stdout
-        return
     try:
+        if path is None:
+            yield sys.stdout
+            sys.stdout.flush()
+            return
         with replaced(path, MODE) as file:
             yield file
+    except BrokenPipeError:
+        raise
     except OSError as exc:
-        raise LocalError(f"{path}: {exc.strerror or exc}") from exc
+        raise LocalError(f"{path or 'standard output'}: {exc.strerror or exc}") from exc

@@ -38,20 +38,23 @@ def end_ms(for_s: float | None) -> int:
 def selectors(command: Command) -> Command:
     """The options that say what is suspended or resumed."""
     for option in (
-        click.option("--campaign", metavar="NAME", help="The mail of a campaign; with --zone, --provider or --domain only that."),
-        click.option("--tenant", metavar="NAME", help="A tenant: its mail is not accepted, and held; with a second option only that part of it."),
-        click.option("--domain", metavar="NAME", help="The mail for a domain of recipients."),
-        click.option("--address", metavar="IP", help="An address of a pool, or system: the one that the system chooses."),
-        click.option("--provider", metavar="NAME", help="A mailbox provider, as `zonemta shaping status` names it."),
-        click.option("--zone", metavar="NAME", help="A sending zone."),
+        click.option("--campaign", multiple=True, metavar="NAME", help="The mail of a campaign; with --zone, --provider or --domain only that."),
+        click.option("--tenant", multiple=True, metavar="NAME", help="A tenant: its mail is not accepted, and held; with a second option only that part of it."),
+        click.option("--domain", multiple=True, metavar="NAME", help="The mail for a domain of recipients."),
+        click.option("--address", multiple=True, metavar="IP", help="An address of a pool, or system: the one that the system chooses."),
+        click.option("--provider", multiple=True, metavar="NAME", help="A mailbox provider, as `zonemta shaping status` names it."),
+        click.option("--zone", multiple=True, metavar="NAME", help="A sending zone."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
-def _chosen(named: dict[str, str | None]) -> dict[str, Any]:
+def _chosen(named: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     """What is named. Raises UsageError."""
-    found = {kind: name for kind in KINDS if (name := named[kind]) is not None}
+    for kind, names in named.items():
+        if len(names) > 1 or "" in names:
+            raise click.UsageError(f"--{kind}: one name is expected, once")
+    found = {kind: named[kind][0] for kind in KINDS if named[kind]}
     of_mail = found.keys() & {"tenant", "campaign"}
     places = found.keys() - of_mail
     if not found or len(places) > 1 or (of_mail and "address" in places):
@@ -71,7 +74,12 @@ def _chosen(named: dict[str, str | None]) -> dict[str, Any]:
 @json_option
 @reports_errors
 def suspend(
-    config_path: Path, for_s: float | None, reason: str, lists: bool, as_json: bool, **named: str | None
+    config_path: Path,
+    for_s: float | None,
+    reason: str,
+    lists: bool,
+    as_json: bool,
+    **named: tuple[str, ...],
 ) -> None:
     """Send nothing from a zone, to a provider, from an address, to a domain, or of a campaign, until it is resumed.
 
@@ -87,6 +95,8 @@ def suspend(
       zonemta suspend -c config/zonemta.yaml --list
     """
     if lists:
+        if any(named.values()) or for_s:
+            raise click.UsageError("--list has no other options but --json")
         _list(config_path, as_json=as_json)
         return
     chosen = _chosen(named)
@@ -97,15 +107,16 @@ def suspend(
             print_json(row)
             continue
         kind = f"{next(iter(chosen))} " if len(chosen) == 1 and "campaign" not in chosen else ""
-        echo(f"suspended {kind}{row['suspended']}{_until(until_ms)}")
+        echo(f"suspended {kind}{row['suspended']}{until_text(until_ms)}")
         if row.get("not_in"):
             echo(
                 f"not in {', '.join(row['not_in'])}, where mail goes to a smarthost whatever its domain"
             )
 
 
-def _until(until_ms: int) -> str:
-    return f" until {clock.utc(until_ms):%Y-%m-%d %H:%M} UTC" if until_ms else ""
+def until_text(until_ms: int) -> str:
+    """The end of a suspension as it follows what is suspended; empty for none."""
+    return f" until {clock.utc(until_ms):%Y-%m-%d %H:%M:%S} UTC" if until_ms else ""
 
 
 def _list(config_path: Path, *, as_json: bool) -> None:
@@ -142,7 +153,7 @@ def _list(config_path: Path, *, as_json: bool) -> None:
 )
 @json_option
 @reports_errors
-def resume(config_path: Path, everything: bool, as_json: bool, **named: str | None) -> None:
+def resume(config_path: Path, everything: bool, as_json: bool, **named: tuple[str, ...]) -> None:
     """End what `zonemta suspend` began: the mail leaves at once, as its limits allow.
 
     \b
@@ -151,7 +162,7 @@ def resume(config_path: Path, everything: bool, as_json: bool, **named: str | No
       zonemta resume -c config/zonemta.yaml --all
     """
     if everything:
-        if any(name is not None for name in named.values()):
+        if any(named.values()):
             raise click.UsageError("--all and a name exclude each other")
         request = ResumeRequest(all=True)
     else:

@@ -28,7 +28,7 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.cli.suspend import end_ms, for_option, reason_option
+from zonemta_py.cli.suspend import end_ms, for_option, reason_option, until_text
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
 from zonemta_py.config.tenants import bases
@@ -74,7 +74,8 @@ def _since(suspension: dict[str, Any] | None) -> str:
     if suspension is None:
         return ""
     since = datetime.fromtimestamp(suspension["since_ms"] / 1000, UTC)
-    return f"{since:%Y-%m-%d %H:%M} UTC: {suspension['reason']}"
+    until = until_text(suspension["until_ms"])
+    return f"{since:%Y-%m-%d %H:%M} UTC{until}: {suspension['reason']}"
 
 
 @tenant.command("list")
@@ -186,8 +187,9 @@ def suspend(name: str, config_path: Path, for_s: float | None, reason: str) -> N
       zonemta tenant suspend acme -c config/zonemta.yaml --reason "invoice 4711"
     """
     _known(config_path, name)
-    for row in rows_of(config_path, SuspendRequest(name, reason=reason, until_ms=end_ms(for_s))):
-        echo(f"suspended {row['suspended']}")
+    until_ms = end_ms(for_s)
+    for row in rows_of(config_path, SuspendRequest(name, reason=reason, until_ms=until_ms)):
+        echo(f"suspended {row['suspended']}{until_text(until_ms)}")
 
 
 @tenant.command()

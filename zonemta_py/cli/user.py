@@ -8,8 +8,10 @@ from rich.table import Table
 
 from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRequest
 from zonemta_py.cli.common import (
+    EXIT_USAGE,
     config_option,
     echo,
+    fail,
     json_option,
     print_json,
     print_table,
@@ -17,9 +19,10 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.cli.suspend import end_ms, for_option, reason_option
+from zonemta_py.cli.suspend import end_ms, for_option, reason_option, until_text
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.similar import no_such
 from zonemta_py.intake.users import hash_password, is_user_name
 from zonemta_py.intake.users_file import add_user, read_entries, set_enabled, set_hash
 
@@ -57,6 +60,14 @@ def _users_file(config_path: Path, path: Path | None) -> Path:
         )
         raise ConfigError(f"{config_path} has {several}; name one with --file")
     return Path(found[0])
+
+
+def _check_known(config_path: Path, name: str) -> None:
+    """Exit with a usage error for a user that no file has: a suspension that stops nothing is worse than an error."""
+    files = {each.auth.users_file for each in read_config(config_path).listeners}
+    known = {entry.name for path in files if path is not None for entry in read_entries(path)}
+    if name not in known:
+        fail(no_such("user", name, known), EXIT_USAGE)
 
 
 def _suspended(config_path: Path) -> dict[str, dict[str, Any]]:
@@ -166,8 +177,10 @@ def suspend(name: str, config_path: Path, for_s: float | None, reason: str) -> N
     Example:
       zonemta user suspend newsletter -c config/zonemta.yaml --reason "a stolen password"
     """
-    for row in rows_of(config_path, SuspendRequest(user=name, reason=reason, until_ms=end_ms(for_s))):
-        echo(f"suspended {row['suspended']}")
+    _check_known(config_path, name)
+    until_ms = end_ms(for_s)
+    for row in rows_of(config_path, SuspendRequest(user=name, reason=reason, until_ms=until_ms)):
+        echo(f"suspended {row['suspended']}{until_text(until_ms)}")
 
 
 @user.command()

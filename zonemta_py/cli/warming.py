@@ -192,7 +192,10 @@ def plan_(
         click.echo(to_yaml([entry_of(made)]), nl=False)
     else:
         before = read_text(output) if output.exists() else ""
-        replace_text(output, with_entry(before, output, made, replace=force))
+        try:
+            replace_text(output, with_entry(before, output, made, replace=force))
+        except OSError as exc:
+            fail(f"{output}: {exc.strerror or exc}", EXIT_USAGE)
     _print_days(made)
 
 

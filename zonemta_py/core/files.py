@@ -1,5 +1,6 @@
 """Directories that only this user reads, and that survive a power cut; files that are replaced at once."""
 
+import errno
 import logging
 import os
 import stat
@@ -40,9 +41,16 @@ def private_directory(path: Path) -> None:
 def replaced(path: Path, mode: int = 0o644) -> Iterator[TextIO]:
     """Yields a file for the new contents of ``path``, which has them when the block has ended; all or nothing.
 
-    ``mode`` is that of a new file; others keep theirs, and their owner. Raises OSError.
+    ``mode`` is that of a new file; others keep theirs, and their owner. What is no regular file, such as a device or a pipe, is
+    written to at once. Raises OSError, which names ``path``.
     """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        return
     target = path.resolve()
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     before = target.stat() if target.exists() else None
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

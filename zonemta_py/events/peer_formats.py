@@ -27,6 +27,7 @@ _TYPES = {
     "bounced": ("b", "failed", "Bounce"),
     "expired": ("b", "failed", "Expiration"),
     "lapsed": ("b", "failed", "Expiration"),
+    "deleted": ("b", "failed", "AdminBounce"),
 }
 EVENTS = tuple(_TYPES)
 KEPT_MAX = 100_000  # identities of records that are remembered
@@ -50,31 +51,26 @@ def powermta_rows(record: Record) -> Iterator[dict[str, str]]:
     if record["event"] not in _TYPES:
         return
     kind, action, _ = _TYPES[record["event"]]
+    created = _local_time(_created_ms(record))
     row = dict.fromkeys(POWERMTA_COLUMNS, "") | {
         "type": kind, "timeLogged": _local_time(record["time_ms"]), "orig": record["sender"], "jobId": record["campaign"],
     }  # fmt: skip
     if kind == "r":
         row |= {
-            "timeQueued": row["timeLogged"],
-            "srcType": "smtp",
-            "srcMta": _host(record["helo"], record["client_ip"]),
-        }
-        row["dlvSize"] = str(record["size_bytes"])
+            "timeQueued": created, "srcType": "smtp", "srcMta": _host(record["helo"], record["client_ip"]),
+            "dlvSize": str(record["size_bytes"]),
+        }  # fmt: skip
         for each in record["recipients"]:
-            domain = each["recipient"].rpartition("@")[2]
-            yield row | {
-                "rcpt": each["recipient"],
-                "queue": f"{domain}/{each['zone']}",
-                "vmtaPool": each["zone"],
-            }
+            domain, zone = each["recipient"].rpartition("@")[2], each["zone"]
+            yield row | {"rcpt": each["recipient"], "queue": f"{domain}/{zone}", "vmtaPool": zone}
         return
     code, status, reply = record.get("code", 0), record.get("status", ""), record.get("reply", "")
     source = record.get("source_ip", "")
     yield row | {
-        "timeQueued": _local_time(record["created_ms"]), "rcpt": record["recipient"], "dsnAction": action,
+        "timeQueued": created, "rcpt": record["recipient"], "dsnAction": action,
         "dsnStatus": status, "dsnDiag": " ".join(filter(None, (f"smtp;{code}", status, reply))) if code else reply,
         "dsnMta": _host(record.get("mx", ""), record.get("mx_ip", "")), "bounceCat": "" if kind == "d" else names_of(record).powermta,
-        "dlvType": "smtp", "dlvSourceIp": source, "dlvDestinationIp": record.get("mx_ip", ""), "vmta": source or record["zone"],
+        "dlvType": "smtp" if record.get("mx_ip") else "", "dlvSourceIp": source, "dlvDestinationIp": record.get("mx_ip", ""), "vmta": source,
         "queue": f"{record['domain']}/{record['zone']}", "vmtaPool": record["zone"],
     }  # fmt: skip
 
@@ -102,7 +98,7 @@ def kumomta_record(record: Record) -> dict[str, Any] | None:
             "content": record.get("reply", ""), "command": "." if record.get("phase") == "dot" else None,
         },
         "peer_address": {"name": record["mx"], "addr": record["mx_ip"]} if record.get("mx_ip") else None,
-        **_times(record["time_ms"], record["created_ms"]),
+        **_times(record),
         "num_attempts": record["attempt"],
         "bounce_classification": "Uncategorized" if kind == "Delivery" else names_of(record).kumomta,
         "egress_pool": record["zone"],
@@ -131,7 +127,7 @@ def _reception(record: Record) -> dict[str, Any]:
         "size": record["size_bytes"],
         "response": {"code": 250, "enhanced_code": _enhanced("2.0.0"), "content": "OK", "command": None},
         "peer_address": {"name": record["helo"], "addr": record["client_ip"]},
-        **_times(record["time_ms"], record["time_ms"]),
+        **_times(record),
         "num_attempts": 0,
         "bounce_classification": "Uncategorized",
         "egress_pool": None,
@@ -178,7 +174,13 @@ def _local_time(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S+0000}"
 
 
-def _times(time_ms: int, created_ms: int) -> dict[str, Any]:
+def _created_ms(record: Record) -> int:
+    """When the message was received: the time in its id, the same in all of its records."""
+    return int(record["message"][:12], 16)
+
+
+def _times(record: Record) -> dict[str, Any]:
+    time_ms, created_ms = record["time_ms"], _created_ms(record)
     return {
         "timestamp": time_ms // 1000, "event_time": _rfc3339(time_ms),
         "created": created_ms // 1000, "created_time": _rfc3339(created_ms),

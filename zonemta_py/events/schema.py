@@ -213,14 +213,14 @@ class Uncertain(_OfRecipient, frozen=True, kw_only=True):
 
 
 class Held(_OfRecipient, frozen=True, kw_only=True):
-    """The recipient waits until an operator releases it. ``reason``: who or what held it."""
+    """The recipient waits until it is released. ``reason``: an operator, how often the relay stopped, or what is suspended."""
 
     name: ClassVar[str] = "held"
     reason: str
 
 
 class Released(_OfRecipient, frozen=True, kw_only=True):
-    """An operator released a held recipient."""
+    """A held recipient may be sent: an operator released it, or what is suspended was resumed, or its time was over."""
 
     name: ClassVar[str] = "released"
 

@@ -191,6 +191,8 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
         for line in frame.lines.splitlines():
             yield _record(line, path, frame.start)
             records += 1
+    if trailer is None and not records:
+        raise SegmentDamaged(f"{path}: it is empty", 0)
     if trailer is not None and trailer.records != records:
         raise SegmentDamaged(f"{path}: {records} of {trailer.records} records", len(data))
     if trailer is not None:

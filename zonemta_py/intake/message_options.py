@@ -11,11 +11,10 @@ from typing import NamedTuple
 from zonemta_py.config.schema import MessageOptions
 from zonemta_py.config.units import duration
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.queue.format.records import NO_OPTIONS, PRIORITIES, DeliveryOptions
+from zonemta_py.queue.format.records import LABEL_MAX, NO_OPTIONS, PRIORITIES, DeliveryOptions
 from zonemta_py.smtp.commands import Mail, Refused
 
 TAGS_MAX = 10  # of a message: they are in each of its events
-LABEL_MAX = 64  # characters of a campaign or a tag
 EXPIRE_MAX_MS = 400 * 86_400_000  # from now
 SILENT = "silent"
 

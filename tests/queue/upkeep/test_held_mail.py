@@ -7,8 +7,10 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, lease, opened, problems, settle
+from zonemta_py.admin.reasons import Reasons, RunningRelay
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Waiting, read_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MailPart, part_of_key
 from zonemta_py.queue.upkeep.inspect import recipient_rows
@@ -24,6 +26,12 @@ PARTS = [
 
 def states(queue: Queue) -> dict[str, str]:
     return {row["recipient"]: row["state"] for row in recipient_rows(queue.store)}
+
+
+def record(queue: Queue, key: bytes) -> Waiting:
+    value = queue.store.get(key)
+    assert value is not None
+    return read_waiting(value)
 
 
 def listed(queue: Queue) -> list[bytes]:
@@ -115,6 +123,44 @@ async def test_what_is_gone_or_elsewhere_meanwhile(directory: Path) -> None:
         assert states(queue) == {"b@x.example": "waiting", "c@x.example": "waiting"}
         assert listed(queue) == []
         assert not queue.held_mail.is_any(part.key)
+
+
+async def test_what_an_operator_holds_stays_when_a_suspension_ends(directory: Path) -> None:
+    """Held before, or held again while the suspension holds it; of a tenant only the end of the time is meant."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        before = await accept(queue, "a@x.example", tenant="acme", campaign="june")
+        await queue.operator.hold(before)
+        await queue.suspended.suspend("acme", "", clock() + 1000)
+        again = await accept(queue, "b@x.example", "c@x.example", tenant="acme", campaign="june")
+        assert await hold_next(queue, "x.example", "")
+        key = keys.deferred_key("default", again, "b@x.example")
+        assert queue.held_mail.suspension_of(key) == "acme"
+        assert await queue.operator.hold(again, "b@x.example") == (1, 0)
+        assert await queue.operator.hold(again, "b@x.example") == (0, 0)
+        assert queue.held_mail.suspension_of(key) == ""
+        clock.ms += 1000
+        assert "acme" not in queue.suspended
+        await until(lambda: states(queue)["c@x.example"] == "waiting", "the release")
+        await until(lambda: listed(queue) == [], "the list")
+        assert states(queue) == {"a@x.example": "held", "b@x.example": "held", "c@x.example": "waiting"}
+        assert problems(queue.store) == []
+
+
+async def test_the_suspension_is_named_when_it_is_over(directory: Path) -> None:
+    """Until the mail is released, as in a relay that is down."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        message = await accept(queue, "a@big.example", campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "", clock() + 1000)
+        assert await hold_next(queue, "big.example", "big")
+        clock.ms += 1000
+        key = keys.deferred_key("default", message, "a@big.example")
+        assert queue.held_mail.suspension_of(key) == JUNE_AT_BIG.key
+        found = Reasons(queue, RunningRelay()).of(
+            "default", message, "a@big.example", record(queue, key)
+        )
+        assert (found.name, "is over: it is released" in found.reason) == ("mail_suspension", True)
 
 
 async def test_an_interrupted_release_is_finished_at_the_start(directory: Path) -> None:

@@ -84,6 +84,7 @@ class DeliveryOptions(NamedTuple):
 
 
 NO_OPTIONS = DeliveryOptions()
+LABEL_MAX = 64  # characters of a campaign or a tag
 
 
 class Meta(NamedTuple):

@@ -1,11 +1,13 @@
 """Mail that is held because an operator has suspended what it belongs to, and its release when that ends.
 
-The recipients of a part of the mail are listed under ``meta/held/``, in the batch that holds them. Those of a tenant or a user are
-found by their messages: all of their held mail is released, also what an operator held.
+The recipients are listed under ``meta/held/`` with the name of the suspension, in the batch that holds them. When the time of a
+suspension is over these are released, and no others. When an operator resumes a tenant or a user, all of their held mail is, found
+by its messages.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from itertools import groupby, islice
 from typing import TYPE_CHECKING
@@ -19,6 +21,8 @@ from zonemta_py.queue.upkeep.inspect import held_messages
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
+
+log = logging.getLogger(__name__)
 
 MESSAGES_AT_ONCE = 100
 LISTED_AT_ONCE = 1000  # recipients
@@ -47,7 +51,9 @@ class HeldMail:
             return False
         queue.release(lease)
         if who:
-            await queue.operator.hold(active.id, None, f"{who[0].lower()}{who[1:]} is suspended")
+            name = origin.tenant if origin.tenant in queue.suspended else USER + origin.user
+            reason = f"{who[0].lower()}{who[1:]} is suspended"
+            await queue.operator.hold_for(name, active.id, None, reason)
         for name, recipients in by_part.items():
             waiting = [each.key for each in recipients]
             reason = f"mail of {part_of_key(name)} is suspended"
@@ -65,24 +71,48 @@ class HeldMail:
         return found
 
     def suspension_of(self, recipient: bytes) -> str:
-        """The name of the suspended part for which a recipient is held, by its DEFERRED key; empty for none."""
-        suspended = self._queue.suspended
-        for name in suspended.parts() if suspended else ():
-            if self._queue.store.get(keys.held_key(name, recipient)) is not None:
-                return name
-        return ""
+        """The name of the suspension for which a recipient is held, by its DEFERRED key; empty for none.
+
+        It may be over: what is held for it is released by the running relay, or at the next start.
+        """
+        store = self._queue.store
+        held = (name for name in self._names() if store.get(keys.held_key(name, recipient)) is not None)
+        return next(held, "")
 
     def is_any(self, name: str) -> bool:
-        """Whether mail is held that ``release`` of ``name`` would release."""
+        """Whether mail is held that an operator's ``release`` of ``name`` would release."""
         return any(self._messages(name)) or any(self._listed(name))
 
     async def release(self, name: str) -> AsyncIterator[int]:
-        """Release what was held for a tenant, a user or a part; yields the number of recipients so far."""
+        """Release what is held for a suspension that an operator has ended; yields the number of recipients so far.
+
+        Of a tenant or a user all held mail.
+        """
         queue, released = self._queue, 0
         messages = self._messages(name)
         while step := list(islice(messages, MESSAGES_AT_ONCE)):
             released += sum(await asyncio.gather(*map(queue.operator.release, step)))
             yield released
+        async for count in self._release_all_listed(name):
+            yield released + count
+
+    async def keep(self, message: str, zones: Iterable[str], address: str | None) -> int:
+        """Let recipients stay held when the suspensions end for which they are; returns how many. An operator has held them."""
+        store, batch, kept = self._queue.store, WriteBatch(), set[bytes]()
+        for name in self._names():
+            for zone in zones:
+                prefix = keys.held_key(name, keys.deferred_key(zone, message, ""))
+                for key in store.keys(prefix, keys.end_of(prefix)):
+                    recipient = keys.parse_held(key)[1]
+                    if address in (None, keys.parse_recipient(recipient)[2]):
+                        batch.delete(key)
+                        kept.add(recipient)
+        if kept:
+            await self._queue.commits.submit(batch)
+        return sum(1 for recipient in kept if store.get(recipient) is not None)
+
+    async def _release_all_listed(self, name: str) -> AsyncIterator[int]:
+        released = 0
         while listed := list(islice(self._listed(name), LISTED_AT_ONCE)):
             released += await self._release_listed(name, listed)
             yield released
@@ -116,13 +146,17 @@ class HeldMail:
     async def run(self) -> None:
         """Release the mail of each suspension when it ends; first of those whose release was interrupted."""
         suspended = self._queue.suspended
-        ended = self._without_suspension()
+        ended = {name for name in self._names() if name not in suspended}
         while True:
             version = suspended.version
             for name in ended | suspended.ended():
-                async for _ in self.release(name):
-                    pass
+                released = 0
+                async for count in self._release_all_listed(name):
+                    released = count
                 await suspended.resume(name)
+                log.warning(
+                    "the suspension of %s is over: %d recipients released", named(name), released
+                )
             ended = set()
             end_ms = suspended.next_end_ms()
             wait_s = max(0, end_ms - self._queue.now()) / 1000 if end_ms else None
@@ -130,11 +164,17 @@ class HeldMail:
                 async with asyncio.timeout(wait_s):
                     await suspended.wait_for_change(version)
 
-    def _without_suspension(self) -> set[str]:
-        found, start = set[str](), keys.META_HELD
+    def _names(self) -> Iterator[str]:
+        """The suspensions for which recipients are listed."""
+        start = keys.META_HELD
         while key := next(self._queue.store.keys(start, keys.end_of(keys.META_HELD)), None):
             name, _ = keys.parse_held(key)
-            if name not in self._queue.suspended:
-                found.add(name)
+            yield name
             start = keys.end_of(keys.held_prefix(name))
-        return found
+
+
+def named(name: str) -> str:
+    """A suspension whose mail is held, in words, by its name in ``Suspensions``."""
+    if name.startswith(MAIL):
+        return f"mail of {part_of_key(name)}"
+    return f"user {name.removeprefix(USER)}" if name.startswith(USER) else f"tenant {name}"

@@ -76,13 +76,24 @@ class Operator:
     async def hold(
         self, message: str, address: str | None = None, reason: str = "an operator"
     ) -> tuple[int, int]:
-        """Hold a message's recipients, or one; returns (held, left because in flight)."""
-        return await self._change(message, address, Hold(self._queue, reason))
+        """Hold a message's recipients, or one; returns (held, left because in flight).
+
+        Those that are held for a suspension stay held when that ends, and count.
+        """
+        if not self._exists(message):
+            return 0, 0
+        active = self._queue.acquire_message(message)
+        try:
+            kept = await self._queue.held_mail.keep(message, active.meta.zones, address)
+        finally:
+            self._queue.release_message(active)
+        held, busy = await self._change(message, address, Hold(self._queue, reason))
+        return held + kept, busy
 
     async def hold_for(
-        self, suspension: str, message: str, waiting: Sequence[bytes], reason: str
+        self, suspension: str, message: str, waiting: Sequence[bytes] | None, reason: str
     ) -> None:
-        """Hold recipients of a message, by their keys, until ``suspension`` ends (``HeldMail``)."""
+        """Hold recipients of a message, by their keys, or all, until ``suspension`` ends (``HeldMail``)."""
         await self._change(message, waiting, Hold(self._queue, reason, suspension))
 
     async def release(self, message: str, selected: Selected = None, suspension: str = "") -> int:
