@@ -502,8 +502,13 @@ async def test_why_has_one_answer_for_each_state(queue: Queue) -> None:
     assert (suspension["name"], suspension["reason"]) == (
         "tenant_suspension", "tenant acme is suspended: unpaid"
     )  # fmt: skip
-    await queue.operator.hold(message)
+    held = lease(queue, "a.example")
+    while held.active.id != message:
+        held = lease(queue, "a.example")
+    assert await queue.held_mail.hold(held)
     assert (await answer("x@a.example", **running))["name"] == "tenant_suspension"
+    await queue.operator.hold(message)
+    assert (await answer("x@a.example", **running))["name"] == "hold"
     await queue.suspended.resume("acme")
     assert (await answer("x@a.example", **running))["name"] == "hold"
     options = DeliveryOptions(not_before_ms=queue.now() + 60_000)

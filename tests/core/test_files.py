@@ -49,7 +49,7 @@ def test_a_device_or_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="none/users'$"):
+    with pytest.raises(FileNotFoundError, match=r"none/users'$"):
         replace_text(tmp_path / "none" / "users", "text")
 
 

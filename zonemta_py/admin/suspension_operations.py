@@ -152,17 +152,17 @@ class SuspensionOperations:
 
 
 def _selected(request: SuspendRequest | ResumeRequest) -> Suspendable:
-    """What a request is about. Raises LocalError."""
+    """What a request is about. Raises UnknownName."""
     found = {kind: getattr(request, kind) for kind in (*KINDS, "campaign") if getattr(request, kind)}
     if "campaign" in found or (len(found) == 2 and "tenant" in found):
         others = found.keys() - {"tenant", "campaign"}
         if len(others) > 1 or not others <= {"zone", "provider", "domain"}:
-            raise LocalError(
+            raise UnknownName(
                 "beside a tenant or a campaign one of zone, provider and domain is expected, or none"
             )
         return Suspendable(PART, "", MailPart(**{k: _normal(k, name) for k, name in found.items()}))
     if len(found) != 1:
-        raise LocalError(
+        raise UnknownName(
             f"one of {', '.join(KINDS[:-1])} and {KINDS[-1]} is expected, or campaign or tenant with one of them"
         )
     ((kind, name),) = found.items()
