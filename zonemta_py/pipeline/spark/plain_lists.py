@@ -5,7 +5,6 @@ Spark's reader gives the same rows at several times the cost: it parses each cel
 
 import codecs
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -17,13 +16,12 @@ import pyarrow.csv as pacsv
 
 from zonemta_py.submit.recipients import BLANKS
 
-PART_BYTES = 16 << 20  # of the file, which a task reads
+PART_BYTES = 1 << 20  # of the file, read together
+PARTS_OF_TASK = 16
 READ_BYTES = 1 << 18
-PARSED_BYTES = 1 << 20  # at once, by Arrow; more than the longest line
+PARSED_BYTES = 2 << 20  # at once, by Arrow; more than a part and its last line
 LINE_MAX = 1 << 18  # bytes; a file with longer lines is left to Spark, which limits cells
 TRIMMED = "".join(map(chr, range(0x21)))  # what Spark's reader removes around a cell
-# Lines that Spark leaves out, and Arrow does not always report. A tab may separate cells.
-BLANK_LINE = re.compile(rb"(?:\A|\n)[\x00-\x09\x0b-\x20]*\n|(?:\A|\n)[\x00-\x09\x0b-\x20]+\Z")
 PART_SHIFT = 33  # a position has the number of its part above that of its row, as those of Spark
 
 
@@ -45,6 +43,11 @@ class PlainList(NamedTuple):
         """In how many parts it is read; a line belongs to that in which it begins."""
         return max(1, -(-(self.end - self.begin) // PART_BYTES))
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks read it."""
+        return -(-self.parts // PARTS_OF_TASK)
+
     def read(self, part: int) -> tuple[pa.Array, pa.Array]:
         """The positions of the lines of a part, and their cells with the address, trimmed."""
         begin = self.begin + part * PART_BYTES
@@ -54,6 +57,8 @@ class PlainList(NamedTuple):
         return pa.array(np.arange(len(cells)) + (part << PART_SHIFT), pa.int64()), cells
 
     def _cells(self, data: bytes) -> pa.Array:
+        if not data:
+            return pa.array([], pa.string())
         ragged = _has_blank_line(data)
 
         def note(row: pacsv.InvalidRow) -> str:
@@ -63,8 +68,6 @@ class PlainList(NamedTuple):
 
         names = [str(number) for number in range(self.columns)]
         wanted = names[self.column]
-        if not data:
-            return pa.array([], pa.string())
         table = pacsv.read_csv(
             pa.py_buffer(data),
             pacsv.ReadOptions(use_threads=False, column_names=names, block_size=PARSED_BYTES),
@@ -102,9 +105,12 @@ def _lines(file: BinaryIO, first: int, begin: int, end: int) -> bytes:
 
 
 def _has_blank_line(data: bytes) -> bool:
+    """Whether there is a line that Spark leaves out, which Arrow does not always report."""
     values = np.frombuffer(data, np.uint8)
-    starts = np.concatenate((values[:1], values[1:][values[:-1] == ord("\n")]))
-    return bool((starts <= ord(" ")).any()) and BLANK_LINE.search(data) is not None
+    starts = np.concatenate(([0], np.flatnonzero(values[:-1] == ord("\n")) + 1))
+    if (values[starts] > ord(" ")).all():
+        return False
+    return bool((np.add.reduceat(values > ord(" "), starts, dtype=np.int32) == 0).any())
 
 
 def _trimmed(cells: pa.Array) -> pa.Array:

@@ -90,7 +90,7 @@ def normalise_plain(listed: PlainList, blocks: Blocks) -> Callable[[SparkSession
                 yield pa.RecordBatch.from_arrays(arrays, names=NORMALISED.names)
 
     def read(spark: SparkSession) -> DataFrame:
-        parts = spark.range(0, listed.parts, 1, listed.parts)
+        parts = spark.range(0, listed.parts, 1, listed.tasks)
         return parts.mapInArrow(lambda each: blocks.write(check(each)), BLOCK)
 
     return read
