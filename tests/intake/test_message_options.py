@@ -53,6 +53,36 @@ def test_it_expires_from_the_time_when_it_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "campaign"),
+    [
+        ("june", "june"),
+        ("=?utf-8?b?5pel5pys6Kqe?=", "\u65e5\u672c\u8a9e"),
+        ("=?utf-8?q?sp=C3=A4t?= =?utf-8?q?er?= 2", "sp\u00e4ter 2"),
+        ("=?iso-8859-1?q?=E9t=E9?=", "\u00e9t\u00e9"),
+        ("=?unknown-9?q?x?=", "=?unknown-9?q?x?="),
+        ("=?utf-8?b?not base64?=", "=?utf-8?b?not base64?="),
+        ("=?", "=?"),
+    ],
+)
+def test_encoded_words_of_a_campaign(text: str, campaign: str) -> None:
+    """As mail libraries write names beyond ASCII; what cannot be decoded stays as it is."""
+    found = of_header(OPTIONS, {"x-campaign": text, "x-tags": f"a,{text}"}, NO_OPTIONS, NOW_MS)
+    assert (found.campaign, found.tags[-1]) == (campaign, campaign)
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_campaign_or_refused(text: str) -> None:
+    """Also between the marks of an encoded word."""
+    for value in (text, f"=?utf-8?q?{text}?=", f"=?utf-8?b?{text}?="):
+        try:
+            found = of_header(OPTIONS, {"x-campaign": value}, NO_OPTIONS, NOW_MS).campaign
+        except NotAccepted:
+            continue
+        assert found.isprintable()
+        assert len(found) <= 64
+
+
+@pytest.mark.parametrize(
     ("field", "reply"),
     [
         ("X-Not-Before: tomorrow", "X-Not-Before is neither a duration"),

@@ -5,6 +5,8 @@ Source of the parameters: RFC 4865 (HOLDFOR, HOLDUNTIL), RFC 2852 (BY).
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from email.errors import HeaderParseError
+from email.header import decode_header, make_header
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
@@ -63,10 +65,20 @@ def of_header(
     if not found:
         return Labels("", (), asked) if asked is not NO_OPTIONS else NO_LABELS
     return Labels(
-        _label(options.campaign, found.get("campaign", "")),
-        _tags(options.tags, found.get("tags", "")),
+        _label(options.campaign, _decoded(found.get("campaign", ""))),
+        _tags(options.tags, _decoded(found.get("tags", ""))),
         _delivery(options, found, asked, now_ms),
     )
+
+
+def _decoded(text: str) -> str:
+    """``text`` with its encoded words (RFC 2047) decoded; as it is if one is not valid."""
+    if "=?" not in text:
+        return text
+    try:
+        return str(make_header(decode_header(text))).strip()
+    except (HeaderParseError, LookupError, ValueError):
+        return text
 
 
 def _label(field: str | None, text: str) -> str:

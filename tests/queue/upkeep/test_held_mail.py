@@ -163,6 +163,32 @@ async def test_the_suspension_is_named_when_it_is_over(directory: Path) -> None:
         assert (found.name, "is over: it is released" in found.reason) == ("mail_suspension", True)
 
 
+async def test_a_damaged_message_is_no_obstacle(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays held; the others are released, when the time of the suspension is over too."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        damaged = await accept(queue, "a@big.example", campaign="june")
+        await accept(queue, "b@big.example", campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "", clock() + 1000)
+        assert await hold_next(queue, "big.example", "big")
+        assert await hold_next(queue, "big.example", "big")
+    async with opened(directory, clock) as queue:  # which has no message in memory
+        queue.store.write(queue.store.batch([(keys.meta_key(damaged), b"damaged")], sync=True))
+        clock.ms += 1000
+        assert JUNE_AT_BIG.key not in queue.suspended
+        await until(lambda: states(queue)["b@big.example"] == "waiting", "the release")
+        await until(lambda: listed(queue) == [], "the list")
+        assert states(queue)["a@big.example"] == "held"
+        (said,) = [each.message for each in caplog.records if "is not released" in each.message]
+        assert damaged in said
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "", clock() + 1000)
+        clock.ms += 1000
+        assert JUNE_AT_BIG.key not in queue.suspended
+        await until(lambda: queue.suspended.ended() == set(), "the next end")
+
+
 async def test_an_interrupted_release_is_finished_at_the_start(directory: Path) -> None:
     """The suspension has ended, and its mail is still held."""
     async with opened(directory) as queue:

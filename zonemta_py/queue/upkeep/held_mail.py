@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
+from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MESSAGES_AT_ONCE = 100
 LISTED_AT_ONCE = 1000  # recipients
+LOOKED_EVERY_S = 3600.0  # whether a suspension is over, at least
 
 
 class HeldMail:
@@ -133,14 +135,21 @@ class HeldMail:
         queue, released, batch = self._queue, 0, WriteBatch()
         for (_, message), group in groupby(listed, lambda key: keys.parse_recipient(key)[:2]):
             of_message = list(group)
-            here = [key for key in of_message if queue.store.get(key) is not None]
-            released += await queue.operator.release(message, here, name)
-            for key in set(of_message).difference(here):
-                address = keys.parse_recipient(key)[2]
-                released += await queue.operator.release(message, address)
+            try:
+                released += await self._release_of_message(name, message, of_message)
+            except QueueCorrupt as exc:  # it stays held, and is no obstacle to the others
+                log.critical("message %s is not released: %s", message, exc)
             for key in of_message:
                 batch.delete(keys.held_key(name, key))
         await queue.commits.submit(batch)
+        return released
+
+    async def _release_of_message(self, name: str, message: str, listed: list[bytes]) -> int:
+        queue = self._queue
+        here = [key for key in listed if queue.store.get(key) is not None]
+        released = await queue.operator.release(message, here, name)
+        for key in set(listed).difference(here):
+            released += await queue.operator.release(message, keys.parse_recipient(key)[2])
         return released
 
     async def run(self) -> None:
@@ -159,7 +168,7 @@ class HeldMail:
                 )
             ended = set()
             end_ms = suspended.next_end_ms()
-            wait_s = max(0, end_ms - self._queue.now()) / 1000 if end_ms else None
+            wait_s = min(max(0, end_ms - self._queue.now()) / 1000, LOOKED_EVERY_S) if end_ms else None
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await suspended.wait_for_change(version)
