@@ -118,46 +118,42 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "status", "text"),
+    ("name", "arguments", "text"),
     [
         (
             "suspend",
             {"tenant": "acme", "address": NEW},
-            400,
             "one of zone, provider and domain is expected",
         ),
-        ("suspend", {"zone": "default", "until_ms": 1}, 409, "until_ms: that time is over"),
+        ("suspend", {"zone": "default", "until_ms": 1}, "until_ms: that time is over"),
         (
             "suspend",
             {"zone": "default", "reason": "a\nb"},
-            409,
             "reason: expected at most 255 printable",
         ),
-        ("suspend", {"zone": "defualt"}, 400, "no zone 'defualt'; did you mean 'default'?"),
-        ("suspend", {"address": "x"}, 400, "'system' is the one that the system chooses"),
-        ("resume", {"zone": "default"}, 409, "zone default is not suspended; suspended: nothing"),
-        ("resume", {"zone": "default", "all": True}, 409, "expected no name"),
-        ("shaping", {"provider": "bgi"}, 400, "no provider 'bgi'; did you mean 'big'?"),
-        ("shaping", {"address": "127.0.0.99"}, 400, "no address '127.0.0.99'; did you mean"),
-        ("warmup", {"address": "127.0.0.32"}, 409, "127.0.0.32 has no warm-up"),
-        ("warmuppause", {"address": NEW, "provider": "big"}, 400, "for 'big'; there is all mail"),
+        ("suspend", {"zone": "defualt"}, "no zone 'defualt'; did you mean 'default'?"),
+        ("suspend", {"address": "x"}, "'system' is the one that the system chooses"),
+        ("resume", {"zone": "default"}, "zone default is not suspended; suspended: nothing"),
+        ("resume", {"zone": "default", "all": True}, "expected no name"),
+        ("shaping", {"provider": "bgi"}, "no provider 'bgi'; did you mean 'big'?"),
+        ("shaping", {"address": "127.0.0.99"}, "no address '127.0.0.99'; did you mean"),
+        ("warmup", {"address": "127.0.0.32"}, "127.0.0.32 has no warm-up"),
+        ("warmuppause", {"address": NEW, "provider": "big"}, "for 'big'; there is all mail"),
         (
             "shapingend",
             {"provider": "big", "address": NEW},
-            409,
             "there is no pace of 127.0.0.31 at big",
         ),
         (
             "shapingend",
             {"provider": "big", "pool": "default"},
-            409,
             "no rule moved the mail of pool default",
         ),
-        ("shapingend", {"provider": "big"}, 409, "an address or a pool is expected"),
+        ("shapingend", {"provider": "big"}, "an address or a pool is expected"),
     ],
 )
 async def test_problems(
-    directory: Path, tokens: dict[str, str], name: str, arguments: dict[str, Any], status: int, text: str
+    directory: Path, tokens: dict[str, str], name: str, arguments: dict[str, Any], text: str
 ) -> None:
     async with (
         staged(directory) as stage,
@@ -165,4 +161,4 @@ async def test_problems(
         aiohttp.ClientSession(url) as session,
     ):
         found, problem = await Client(session, tokens["operate"]).ask(name, **arguments)
-        assert (found, text in str(problem)) == (status, True), problem
+        assert (found, text in str(problem)) == (409, True), problem

@@ -187,6 +187,28 @@ def test_a_segment_goes_with_its_last_chunk(directory: Path, store: LevelDBStore
 
 
 @pytest.mark.usefixtures("small_segments")
+def test_a_view_that_begins_before_the_write_keeps_its_segments(
+    directory: Path, store: LevelDBStore
+) -> None:
+    """The batch that removes a segment's last chunk was made before the view, and is written meanwhile, as by another thread."""
+    for message in (ONE, TWO, THREE):
+        put_body(store, message, 3)
+    remove(store, ONE)
+    prefix = keys.message_prefix(TWO)
+    batch = store.batch(
+        [(key, None) for key in list(store.keys(prefix, keys.end_of(prefix)))], sync=True
+    )
+    with store.frozen() as view:
+        store.write(batch)
+        assert view.get(keys.chunk_key(TWO, 3)) == chunk(3)
+        write(store)
+    assert "00000001.segment" in segments(directory)
+    write(store)
+    assert segments(directory) == ["00000002.segment", "00000003.segment"]
+    assert store.get(keys.chunk_key(THREE, 3)) == chunk(3)
+
+
+@pytest.mark.usefixtures("small_segments")
 def test_an_opening_removes_what_no_key_needs(directory: Path) -> None:
     """The number of one that had references is not used again."""
     store = LevelDBStore(directory / "db")

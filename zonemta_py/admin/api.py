@@ -26,7 +26,7 @@ from zonemta_py.core.codec import (
     schemas_of,
     to_json,
 )
-from zonemta_py.core.errors import LocalError, NotFound, UnknownName
+from zonemta_py.core.errors import LocalError, NotFound
 
 PREFIX = "/api/v1/"
 SCHEMA_PATH = "/api/openapi.json"
@@ -71,8 +71,6 @@ class Api:
                 return await _document(rows)
             except NotFound as exc:
                 return problem(404, str(exc))
-            except UnknownName as exc:
-                return problem(400, str(exc))
             except LocalError as exc:
                 return problem(409, str(exc))
             except ValueError as exc:

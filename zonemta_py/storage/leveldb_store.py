@@ -1,9 +1,8 @@
 """The store in LevelDB, with the chunks of large bodies in segment files (decision 88).
 
-LevelDB writes each byte about four times and computes its checksums in software. A chunk of ``LARGE_BYTES`` or more that
-ends behind ``segments_from`` bytes of its body is written once, to the end of a segment; its key has a
-reference. A ``segment/`` key beside it, in the same batch, is what keeps the segment: a segment without such keys is
-removed. Bytes are on disk before the batch with their references is, so a reference that is there is good.
+LevelDB writes each byte about four times and computes its checksums in software. A chunk of ``LARGE_BYTES`` or more that ends
+behind ``segments_from`` bytes of its body is written once, to the end of a segment; its key has a reference. A ``segment/`` key
+beside it keeps the segment. Bytes are on disk before the batch with their references is, so a reference that is there is good.
 """
 
 import logging
@@ -63,9 +62,8 @@ class LevelDBStore(SegmentedView):
     ) -> None:
         self._database = LevelDB(directory, access)
         super().__init__(self._database, SegmentFiles(directory / DIRECTORY))
-        self._from_bytes = (
-            keys.CHUNKS_MAX * keys.CHUNK_BYTES + 1 if segments_from is None else segments_from
-        )
+        longest_bytes = keys.CHUNKS_MAX * keys.CHUNK_BYTES
+        self._from_bytes = longest_bytes + 1 if segments_from is None else segments_from
         self._pins = 0  # frozen views, which may read what was removed since
         self._appends: list[Append] = []
         self._unwritten: dict[bytes, Reference] = {}  # appended, the reference not in the database
@@ -73,6 +71,7 @@ class LevelDBStore(SegmentedView):
         self._freed_bytes = 0
         self._damaged: set[int] = set()  # cannot be emptied
         self._emptied: set[int] = set()
+        self._postponed: list[int] = []  # emptied ones that a frozen view may read
         try:
             if access is Access.REPAIR:
                 self._rebuild()
@@ -135,9 +134,8 @@ class LevelDBStore(SegmentedView):
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
         """Give large chunks their places, and build the batch for the database.
 
-        A batch of nothing but such chunks is only appended: their references are in a later one, at the
-        latest behind UNSYNCED_BYTES_MAX. Call it with no operations to have all references written. A removed
-        first chunk is looked up only while one is in a segment: with small mail none is.
+        A batch of nothing but such chunks is only appended: their references are in a later one, at the latest behind
+        UNSYNCED_BYTES_MAX. With no operations all references are written. A removed first chunk is looked up if one is in a segment.
         """
         others: list[Op] = []
         for op in ops:
@@ -156,11 +154,10 @@ class LevelDBStore(SegmentedView):
         appends, self._appends = self._appends, []
         if appends and not others and sync and self._unsynced_bytes < UNSYNCED_BYTES_MAX:
             return _Write(appends, sync, None, [])
-        if not self._unwritten and not self._emptied:
+        if not (self._unwritten or self._emptied or self._postponed):
             return self._database.batch(others, sync=sync)
-        return _Write(
-            appends, sync, self._database.batch(self._referenced(others), sync=sync), self._empty()
-        )
+        written = self._database.batch(self._referenced(others), sync=sync)
+        return _Write(appends, sync, written, self._empty())
 
     def _referenced(self, others: list[Op]) -> list[Op]:
         """``others`` behind the references of all that was appended."""
@@ -239,7 +236,8 @@ class LevelDBStore(SegmentedView):
         emptied, self._emptied = sorted(self._emptied), set()
         for number in emptied:
             del self._sizes[number], self._living[number]
-        return emptied
+        postponed, self._postponed = self._postponed, []
+        return postponed + emptied
 
     def write(self, batch: Any) -> None:
         """Write all of ``batch`` or nothing. Raises QueueUnavailable."""
@@ -255,6 +253,11 @@ class LevelDBStore(SegmentedView):
             raise QueueUnavailable(f"{self._files.directory}: {exc}") from exc
         if batch.batch is not None:
             self._database.write(batch.batch)
+        if (
+            self._pins
+        ):  # by a view that has begun since the batch was made: it has what the batch removes
+            self._postponed += batch.emptied
+            return
         for number in batch.emptied:
             self._remove(number)
 
@@ -264,9 +267,7 @@ class LevelDBStore(SegmentedView):
         try:
             needed = next(self._database.keys(prefix, keys.end_of(prefix)), None)
             if needed is not None:
-                log.error(
-                    "segment %d is kept, its count of chunks was wrong: %r is in it", number, needed
-                )
+                log.error("segment %d is kept, its count was wrong: %r is in it", number, needed)
                 return
             self._files.remove(number)
         except (OSError, QueueCorrupt) as exc:
