@@ -11,8 +11,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import MAIL, USER, suspended_part
-from zonemta_py.queue.upkeep.held_mail import named
+from zonemta_py.queue.suspensions import MAIL, USER, named, suspended_submitter
 from zonemta_py.schedule.constraint import Constraint, Limit
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.classify import NO_ADDRESS
@@ -136,10 +135,8 @@ class Reasons:
     def _suspended(self, meta: Meta, message: str) -> Constraint | None:
         """The suspension of the tenant or user of a message that waits."""
         origin, suspended = meta.origin, self._queue.suspended
-        if not suspended_part(suspended, origin.tenant, origin.user):
-            return None
-        name = origin.tenant if origin.tenant in suspended else USER + origin.user
-        return self._suspended_for(name, message)
+        name = suspended_submitter(suspended, origin.tenant, origin.user)
+        return self._suspended_for(name, message) if name else None
 
     def _suspended_for(self, name: str, message: str) -> Constraint:
         found = self._queue.suspended.get(name)

@@ -19,8 +19,7 @@ from zonemta_py.smtp.address import AddressError, normalise_domain
 
 NAME_MAX = 255
 SUBMITTERS = ("tenant", "user")
-SENDING_KINDS = tuple(each.removesuffix(":") for each in SENDING)
-KINDS = (*SUBMITTERS, *SENDING_KINDS)
+KINDS = (*SUBMITTERS, *(each.removesuffix(":") for each in SENDING))
 PART = "mail"  # the kind of a part of the mail
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, read_config, reports_errors
-from zonemta_py.cli.options import DIRECTORY, FILE, TIME, time_ms
+from zonemta_py.cli.options import FILE, event_log, log_options, time_ms
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.core.files import replaced
@@ -31,21 +31,7 @@ Records = Iterable[dict[str, Any]]
 
 
 @click.command()
-@click.option(
-    "-c",
-    "--config",
-    "config_path",
-    type=FILE,
-    envvar="ZONEMTA_CONFIG",
-    show_envvar=True,
-    help="The configuration file, for the place of the event log.",
-)
-@click.option(
-    "--events",
-    "directory",
-    type=DIRECTORY,
-    help="The event log.  [default: events.directory of the configuration]",
-)
+@log_options
 @click.option(
     "--format",
     "format_",
@@ -60,14 +46,6 @@ Records = Iterable[dict[str, Any]]
     multiple=True,
     help="Only these events; repeatable.  [default: all of them]",
 )
-@click.option(
-    "--from",
-    "from_",
-    type=TIME,
-    metavar="TIME",
-    help="Nothing older (UTC), such as 2026-11-20 or 2026-11-20T08:30.",
-)
-@click.option("--to", type=TIME, metavar="TIME", help="Nothing from then on.")
 @click.option(
     "-o",
     "--output",
@@ -89,12 +67,7 @@ def export(
       zonemta export -c config/zonemta.yaml --format powermta --event delivered --event bounced -o acct.csv
       zonemta export -c config/zonemta.yaml --format kumomta --from 2026-11-20 --to 2026-11-21 | zstd > log.zst
     """
-    if directory is None:
-        if config_path is None:
-            raise click.UsageError("--config or --events is needed")
-        directory = read_config(config_path).events.directory
-    if not directory.is_dir():
-        raise LocalError(f"{directory}: there is no event log here")
+    directory = event_log(read_config(config_path) if config_path else None, directory)
     damage: list[str] = []
     from_ms, to_ms = time_ms(from_), time_ms(to)
     wanted = frozenset(events or EVENTS)

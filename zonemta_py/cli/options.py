@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import EXIT_USAGE, fail
+from zonemta_py.config.schema import Config
 from zonemta_py.config.units import duration, host_port, positive_duration
-from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.errors import ConfigError, LocalError
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 EXISTING_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
@@ -41,6 +42,28 @@ TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 def time_ms(time: datetime | None) -> int | None:
     """The unix ms of a TIME, which is UTC."""
     return None if time is None else round(time.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a command that reads an event log: ``config_path``, ``directory``, ``from_`` and ``to``."""
+    for option in (
+        click.option("--to", type=TIME, metavar="TIME", help="Nothing from then on."),
+        click.option("--from", "from_", type=TIME, metavar="TIME", help="Nothing older (UTC), such as 2026-11-20 or 2026-11-20T08:30."),
+        click.option("--events", "directory", type=DIRECTORY, help="The event log.  [default: events.directory of the configuration]"),
+        click.option("-c", "--config", "config_path", type=FILE, envvar="ZONEMTA_CONFIG", show_envvar=True, help="The configuration file."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def event_log(config: Config | None, directory: Path | None) -> Path:
+    """The event log that is meant. Raises UsageError when none is named, LocalError when there is none."""
+    found = directory or (config.events.directory if config is not None else None)
+    if found is None:
+        raise click.UsageError("--config or --events is needed")
+    if not found.is_dir():
+        raise LocalError(f"{found}: there is no event log here")
+    return found
 
 
 message_option = click.option(

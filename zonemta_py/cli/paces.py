@@ -18,7 +18,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.options import DIRECTORY, FILE, TIME, time_ms
+from zonemta_py.cli.options import event_log, log_options, time_ms
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import shaped_text
@@ -26,7 +26,6 @@ from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.durations import time_left
-from zonemta_py.core.errors import LocalError
 from zonemta_py.schedule.replay import PoolOf, ReplayedChange, ShapingReplay, ShapingSetup
 
 
@@ -130,29 +129,7 @@ def end(config_path: Path, provider: str, address: str | None, pool: str | None,
 
 
 @shaping.command()
-@click.option(
-    "-c",
-    "--config",
-    "config_path",
-    type=FILE,
-    envvar="ZONEMTA_CONFIG",
-    show_envvar=True,
-    help="The configuration file; without it the defaults of the relay are tried.",
-)
-@click.option(
-    "--events",
-    "directory",
-    type=DIRECTORY,
-    help="The event log.  [default: events.directory of the configuration]",
-)
-@click.option(
-    "--from",
-    "from_",
-    type=TIME,
-    metavar="TIME",
-    help="Nothing older (UTC), such as 2026-11-20 or 2026-11-20T08:30.",
-)
-@click.option("--to", type=TIME, metavar="TIME", help="Nothing from then on.")
+@log_options
 @click.option(
     "--compare",
     is_flag=True,
@@ -175,12 +152,8 @@ def replay(
       zonemta shaping replay -c config/zonemta.yaml --compare
       zonemta shaping replay --events var/events
     """
-    if config_path is None and directory is None:
-        raise click.UsageError("--config or --events is needed")
-    config = read_config(config_path) if config_path is not None else Config()
-    directory = directory or config.events.directory
-    if not directory.is_dir():
-        raise LocalError(f"{directory}: there is no event log here")
+    read = read_config(config_path) if config_path is not None else None
+    directory, config = event_log(read, directory), read or Config()
     found, damage = _replayed(config, directory, time_ms(from_), time_ms(to))
     for text in damage:
         click.echo(f"event log: {text}", err=True)

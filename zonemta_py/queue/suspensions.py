@@ -57,11 +57,24 @@ def part_of_key(name: str) -> MailPart:
     return MailPart(**dict(parse_qsl(name.removeprefix(MAIL))))
 
 
+def suspended_submitter(suspended: Container[str], tenant: str, user: str) -> str:
+    """The name in ``Suspensions`` of the tenant or else the user, if one is suspended; empty for neither."""
+    if tenant in suspended:
+        return tenant
+    return USER + user if user and USER + user in suspended else ""
+
+
 def suspended_part(suspended: Container[str], tenant: str, user: str) -> str:
     """Who of tenant and user is suspended, such as ``User ann``; empty for neither."""
-    if tenant in suspended:
-        return f"Tenant {tenant}"
-    return f"User {user}" if user and USER + user in suspended else ""
+    name = suspended_submitter(suspended, tenant, user)
+    return f"{named(name)[0].upper()}{named(name)[1:]}" if name else ""
+
+
+def named(name: str) -> str:
+    """A suspension whose mail is held, in words, by its name in ``Suspensions``."""
+    if name.startswith(MAIL):
+        return f"mail of {part_of_key(name)}"
+    return f"user {name.removeprefix(USER)}" if name.startswith(USER) else f"tenant {name}"
 
 
 class Suspension(NamedTuple):

@@ -253,9 +253,7 @@ class LevelDBStore(SegmentedView):
             raise QueueUnavailable(f"{self._files.directory}: {exc}") from exc
         if batch.batch is not None:
             self._database.write(batch.batch)
-        if (
-            self._pins
-        ):  # by a view that has begun since the batch was made: it has what the batch removes
+        if self._pins:  # a view that has begun since the batch was made may read what it removes
             self._postponed += batch.emptied
             return
         for number in batch.emptied:

@@ -17,7 +17,7 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.suspensions import MAIL, USER, part_of_key, suspended_part
+from zonemta_py.queue.suspensions import MAIL, USER, named, suspended_submitter
 from zonemta_py.queue.upkeep.inspect import held_messages
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class HeldMail:
     def must_hold(self, lease: Lease, provider: str = "") -> bool:
         """Whether some recipient of ``lease`` must not be sent. ``provider``: that of the destination, if it is known."""
         queue, meta = self._queue, lease.active.meta
-        if suspended_part(queue.suspended, meta.origin.tenant, meta.origin.user):
+        if suspended_submitter(queue.suspended, meta.origin.tenant, meta.origin.user):
             return True
         return bool(self._by_part(lease, provider))
 
@@ -47,19 +47,16 @@ class HeldMail:
         """Hold what must not be sent, and end the lease then; False: all of it may be sent."""
         queue, active = self._queue, lease.active
         origin = active.meta.origin
-        who = suspended_part(queue.suspended, origin.tenant, origin.user)
+        who = suspended_submitter(queue.suspended, origin.tenant, origin.user)
         by_part = {} if who else self._by_part(lease, provider)
         if not who and not by_part:
             return False
         queue.release(lease)
         if who:
-            name = origin.tenant if origin.tenant in queue.suspended else USER + origin.user
-            reason = f"{who[0].lower()}{who[1:]} is suspended"
-            await queue.operator.hold_for(name, active.id, None, reason)
+            await queue.operator.hold_for(who, active.id, None, f"{named(who)} is suspended")
         for name, recipients in by_part.items():
             waiting = [each.key for each in recipients]
-            reason = f"mail of {part_of_key(name)} is suspended"
-            await queue.operator.hold_for(name, active.id, waiting, reason)
+            await queue.operator.hold_for(name, active.id, waiting, f"{named(name)} is suspended")
         return True
 
     def _by_part(self, lease: Lease, provider: str) -> dict[str, list[QueuedRecipient]]:
@@ -180,10 +177,3 @@ class HeldMail:
             name, _ = keys.parse_held(key)
             yield name
             start = keys.end_of(keys.held_prefix(name))
-
-
-def named(name: str) -> str:
-    """A suspension whose mail is held, in words, by its name in ``Suspensions``."""
-    if name.startswith(MAIL):
-        return f"mail of {part_of_key(name)}"
-    return f"user {name.removeprefix(USER)}" if name.startswith(USER) else f"tenant {name}"
