@@ -34,6 +34,12 @@ def test_few_other_keys_seem_to_be_there() -> None:
     assert wrong < 300, "one in 150 is 133"
 
 
+def test_another_key_in_a_filter_of_one_is_rare() -> None:
+    """Such segments are those of a quiet relay: each search would read several of them."""
+    filters = [memoryview(make_filter([hash_of(b"key-%d" % n)], 1)) for n in range(2_000)]
+    assert sum(may_have(bits, hash_of(b"other")) for bits in filters) <= 2
+
+
 def test_an_entry_for_each_segment_of_an_hour(tmp_path: Path) -> None:
     names = []
     for seq in (1, 2):

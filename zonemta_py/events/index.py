@@ -8,7 +8,8 @@ An entry, little-endian:
     4  CRC-32 of the name and the filter            then the name of the segment, and the filter
 
 A segment without an entry is read as a whole, so that a lost or torn index costs time and nothing else. A filter has 12
-bits for each key and 4 probes: one in 150 segments is read in vain.
+bits for each key and 4 probes: one in 150 segments is read in vain. One of a few keys has 512 bits all the same, or more
+would be.
 """
 
 import re
@@ -23,6 +24,7 @@ NAME = ".index"
 MESSAGE_ID_LENGTH = 24
 BITS_PER_KEY = 12
 PROBES = 4
+FILTER_MIN_BYTES = 64
 _MESSAGE = b'"message":"'
 _ACCEPTED = b'"event":"accepted"'
 _FIELDS = (b'"recipient":"', b'"message_id":"')
@@ -63,7 +65,7 @@ def hashes_in(lines: bytes) -> "array[int]":
 
 def make_filter(hashes: Iterable[int], count: int) -> bytes:
     """The filter of ``count`` keys."""
-    bits = bytearray(max(8, (count * BITS_PER_KEY + 7) // 8))
+    bits = bytearray(max(FILTER_MIN_BYTES, (count * BITS_PER_KEY + 7) // 8))
     size = len(bits) * 8
     for value in hashes:
         low, high = value & 0xFFFFFFFF, value >> 32

@@ -135,6 +135,42 @@ def test_tables_of_a_catalog(spark: "SparkSession", tmp_path: Path) -> None:
     spark.sql("DROP SCHEMA mail CASCADE")
 
 
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+def test_a_first_run_that_is_killed_before_its_state(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums and names without a state are those of no run: the next run begins again."""
+    from zonemta_py.pipeline.jobs import report as module
+
+    def write_state(*_: object) -> None:
+        raise Killed
+
+    request = module.ReportRequest(str(tmp_path / "events"), (), str(tmp_path / "report"))
+    write_segment(tmp_path / "events", "a", [delivered(n) for n in range(10)])
+    with monkeypatch.context() as killed:
+        killed.setattr(module, "write_state", write_state)
+        with pytest.raises(Killed):
+            module.update_report(spark, request, None, no_progress)
+    assert (tmp_path / "report" / "read").exists()
+    sums, _ = module.update_report(spark, request, None, no_progress)
+    assert sums["delivered"] == 10
+
+
+def test_a_complete_report_replaces_one_that_was_kept_up_to_date(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
+
+    request = ReportRequest(str(tmp_path / "events"), (), str(tmp_path / "report"), overwrite=True)
+    write_segment(tmp_path / "events", "a", [delivered(n) for n in range(10)])
+    update_report(spark, request, None, no_progress)
+    assert report(spark, request)["delivered"] == 10
+    assert not (tmp_path / "report" / "read").exists()
+
+
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_an_update_on_a_file_system_of_spark(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
     from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
@@ -162,9 +198,6 @@ def test_a_run_that_is_killed_while_it_replaces_tables(
     write_segment(events, "b", [delivered(n) for n in range(10, 15)])
     original = module.move
     moved: list[str] = []
-
-    class Killed(BaseException):
-        pass
 
     def move(session: Any, source: str, target: str) -> None:
         if len(moved) == 2:

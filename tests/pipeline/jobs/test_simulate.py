@@ -46,6 +46,7 @@ def test_accepted_mail_is_simulated(spark: "SparkSession", tmp_path: Path) -> No
 
 def test_a_plan_is_simulated(spark: "SparkSession", tmp_path: Path) -> None:
     from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
+    from zonemta_py.pipeline.transforms.pack import TURNS
 
     listed = write_list(tmp_path / "list.csv", [[f"u{n}@d{n % 3}.example"] for n in range(300)], head=("email",))  # fmt: skip
     plan(
@@ -58,7 +59,10 @@ def test_a_plan_is_simulated(spark: "SparkSession", tmp_path: Path) -> None:
     )
     [row] = simulate_scenarios(spark, request, no_progress)
     assert row["delivered"] == 300
-    assert 80 < row["completed_s"] < 101
+    rows = spark.read.parquet(str(tmp_path / "plan" / "envelopes")).select("turn").collect()
+    turns = [each["turn"] for each in rows]
+    submitted_s = (max(turns) - min(turns)) / TURNS * 100
+    assert 20 < submitted_s - 0.01 < row["completed_s"] < submitted_s + 1
     request = SimulateRequest(
         open_log(spark, str(tmp_path / "events")), combinations, plan=str(tmp_path / "plan")
     )

@@ -57,6 +57,7 @@ PARTS = (
     QUARANTINE,
     SUMS,
     NEXT,
+    READ,
     STATE,
     PAGE,
     "attempts",
