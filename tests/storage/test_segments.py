@@ -14,7 +14,7 @@ from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, pro
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.storage import leveldb_store
+from zonemta_py.storage import leveldb_store, segment_use
 from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op
 from zonemta_py.storage.leveldb import LevelDB
 from zonemta_py.storage.leveldb_store import LevelDBStore
@@ -27,7 +27,7 @@ SEGMENT_BYTES = 5 * keys.CHUNK_BYTES
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of four chunks."""
-    monkeypatch.setattr(leveldb_store, "SEGMENT_BYTES", SEGMENT_BYTES)
+    monkeypatch.setattr(segment_use, "SEGMENT_BYTES", SEGMENT_BYTES)
 
 
 @pytest.fixture
@@ -124,11 +124,11 @@ def test_first_chunks_are_counted(directory: Path) -> None:
     )
     store.close()
     store = LevelDBStore(directory / "db")
-    assert store._firsts == 1
+    assert store._use._firsts == 1
     remove(store, ONE)
-    assert store._firsts == 1
+    assert store._use._firsts == 1
     remove(store, TWO)
-    assert store._firsts == 0
+    assert store._use._firsts == 0
     assert list(store._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))) == []
     store.close()
 
@@ -231,7 +231,7 @@ def test_an_opening_removes_what_no_key_needs(directory: Path) -> None:
 
 
 def test_a_sparse_segment_is_emptied(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leveldb_store, "SEGMENT_BYTES", 40 * keys.CHUNK_BYTES)
+    monkeypatch.setattr(segment_use, "SEGMENT_BYTES", 40 * keys.CHUNK_BYTES)
     store = LevelDBStore(directory / "db")
     put_body(store, ONE, 37)
     kept = put_body(store, TWO, 1)
@@ -323,8 +323,8 @@ def test_it_holds_what_a_dictionary_holds(
     """After any bodies, removals, moves and openings, also in one batch; nothing is left behind."""
     directory = tmp_path_factory.mktemp("segments")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leveldb_store, "SEGMENT_BYTES", SEGMENT_BYTES)
-        patch.setattr(leveldb_store, "SPARSE_PART", 2)
+        patch.setattr(segment_use, "SEGMENT_BYTES", SEGMENT_BYTES)
+        patch.setattr(segment_use, "SPARSE_PART", 2)
         store, model = LevelDBStore(directory / "db"), dict[bytes, bytes]()
         for what, which, count in steps:
             message = f"{which:024x}"

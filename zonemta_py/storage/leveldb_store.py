@@ -3,10 +3,10 @@
 LevelDB writes each byte about four times and computes its checksums in software. A chunk of ``LARGE_BYTES`` or more that ends
 behind ``segments_from`` bytes of its body is written once, to the end of a segment; its key has a reference. A ``segment/`` key
 beside it keeps the segment. Bytes are on disk before the batch with their references is, so a reference that is there is good.
+Which segments are needed, and where a chunk goes, is decided in ``segment_use.py``.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -18,9 +18,8 @@ from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op, Space
 from zonemta_py.storage.leveldb import LevelDB
+from zonemta_py.storage.segment_use import FIRST, SegmentUse
 from zonemta_py.storage.segments import (
-    FILE_HEADER,
-    NUMBER_DIGITS,
     REFERENCE_BYTES,
     Append,
     Reference,
@@ -31,23 +30,20 @@ from zonemta_py.storage.segments import (
 )
 
 DIRECTORY = "bodies"
-SEGMENT_BYTES = 64 << 20
 UNSYNCED_BYTES_MAX = 4 << 20  # appended and without references: what the next sync has to wait for
-SPARSE_PART = 10  # a segment with less than a tenth still needed is emptied
 MOVED_AT_ONCE = 16  # chunks
 LARGE_BYTES = 32 << 10  # of a chunk that may be in a segment
-FIRST = b"/000001"  # the end of the key of a body's first chunk
 
 log = logging.getLogger(__name__)
 
 
 class _Write(NamedTuple):
-    """What ``write`` does: append, sync and write ``batch`` (None: later), remove the ``emptied`` segments."""
+    """What ``write`` does: append, sync and write ``batch`` (None: later), remove the ``unneeded`` segments."""
 
     appends: list[Append]
     sync: bool
     batch: Any | None
-    emptied: list[int]
+    unneeded: list[int]
 
 
 class LevelDBStore(SegmentedView):
@@ -64,26 +60,18 @@ class LevelDBStore(SegmentedView):
         super().__init__(self._database, SegmentFiles(directory / DIRECTORY))
         longest_bytes = keys.CHUNKS_MAX * keys.CHUNK_BYTES
         self._from_bytes = longest_bytes + 1 if segments_from is None else segments_from
-        self._pins = 0  # frozen views, which may read what was removed since
         self._appends: list[Append] = []
         self._unwritten: dict[bytes, Reference] = {}  # appended, the reference not in the database
         self._unsynced_bytes = 0
         self._freed_bytes = 0
-        self._damaged: set[int] = set()  # cannot be emptied
-        self._emptied: set[int] = set()
-        self._postponed: list[int] = []  # emptied ones that a frozen view may read
         try:
             if access is Access.REPAIR:
                 self._rebuild()
-            self._sizes = self._files.sizes()
-            self._firsts = 0  # the bodies whose first chunk is in a segment
-            self._living = self._count()
             last = int(self._database.get(keys.META_SEGMENT) or b"0")
-            self._active = self._named = max(last, *self._sizes, *self._living, 0)
-            self._end = SEGMENT_BYTES  # the first chunk begins a new segment
+            self._use = SegmentUse(self._files.sizes(), self._segment_keys(), last)
+            self._named = self._use.newest  # the last number that the database has
             if access is not Access.READ:
-                self._emptied = self._sizes.keys() - self._living.keys()
-                for number in self._empty():
+                for number in self._use.take_unneeded():
                     self._remove(number)
         except BaseException as exc:
             self.close()
@@ -93,20 +81,12 @@ class LevelDBStore(SegmentedView):
 
     # ---- opening
 
-    def _count(self) -> Counter[int]:
-        """How many chunks of each segment are needed; counts the first chunks, too."""
-        number = slice(len(keys.SEGMENT), len(keys.SEGMENT) + NUMBER_DIGITS)
-        living = Counter[int]()
-        for key in self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT)):
-            living[int(key[number])] += 1
-            self._firsts += key.endswith(FIRST)
-        return living
+    def _segment_keys(self) -> Iterator[bytes]:
+        return self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))
 
     def _rebuild(self) -> None:
         """Write the SEGMENT keys anew: a repair of the database may have lost some, or brought some back."""
-        ops: list[Op] = [
-            (key, None) for key in self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))
-        ]
+        ops: list[Op] = [(key, None) for key in self._segment_keys()]
         for key, value in self._database.scan(keys.MESSAGE, keys.end_of(keys.MESSAGE)):
             reference = decode_reference(value)
             if reference is not None and keys.chunk_number(key):
@@ -118,12 +98,9 @@ class LevelDBStore(SegmentedView):
     @contextmanager
     def frozen(self) -> Iterator[SegmentedView]:
         """A snapshot; no segment is removed before its end. Keep it short: it delays compaction."""
-        self._pins += 1  # before the snapshot: what is removed now, it does not have
-        try:
-            with self._database.frozen() as view:
-                yield SegmentedView(view, self._files)
-        finally:
-            self._pins -= 1
+        # Pinned before the snapshot: what is removed now, it does not have.
+        with self._use.pinned(), self._database.frozen() as view:
+            yield SegmentedView(view, self._files)
 
     async def fetch_chunk(self, key: bytes) -> bytes | None:
         """Return the value of a chunk's key, or None; see ``Store.fetch_chunk``."""
@@ -141,7 +118,9 @@ class LevelDBStore(SegmentedView):
         for op in ops:
             key, value = op
             if value is None:
-                if len(key) == keys.CHUNK_KEY_BYTES and (self._firsts or not key.endswith(FIRST)):
+                if len(key) == keys.CHUNK_KEY_BYTES and (
+                    self._use.has_firsts() or not key.endswith(FIRST)
+                ):
                     self._forget(key, others)
                 elif key == MOVE_CHUNKS:
                     self._move(others)
@@ -154,19 +133,19 @@ class LevelDBStore(SegmentedView):
         appends, self._appends = self._appends, []
         if appends and not others and sync and self._unsynced_bytes < UNSYNCED_BYTES_MAX:
             return _Write(appends, sync, None, [])
-        if not (self._unwritten or self._emptied or self._postponed):
+        if not (self._unwritten or self._use.has_unneeded()):
             return self._database.batch(others, sync=sync)
         written = self._database.batch(self._referenced(others), sync=sync)
-        return _Write(appends, sync, written, self._empty())
+        return _Write(appends, sync, written, self._use.take_unneeded())
 
     def _referenced(self, others: list[Op]) -> list[Op]:
         """``others`` behind the references of all that was appended."""
         if not self._unwritten:
             return others
         ops: list[Op] = []
-        if self._named < self._active:
-            self._named = self._active
-            ops.append((keys.META_SEGMENT, b"%d" % self._active))
+        if self._named < self._use.newest:
+            self._named = self._use.newest
+            ops.append((keys.META_SEGMENT, b"%d" % self._named))
         for key, reference in self._unwritten.items():
             ops.append((key, reference.encode()))
             ops.append((keys.segment_key(reference.segment, key), b""))
@@ -186,23 +165,14 @@ class LevelDBStore(SegmentedView):
 
     def _place(self, key: bytes, chunk: bytes) -> None:
         """Append ``chunk`` to the newest segment, or to a new one."""
-        size = len(chunk)
-        if self._end + size > SEGMENT_BYTES:
-            self._mark_if_empty(self._active, newest=0)
-            self._active += 1
-            self._end = len(FILE_HEADER)
-        reference = Reference(self._active, self._end, size, crc32(chunk))
+        number, offset = self._use.place(key, len(chunk))
         last = self._appends[-1] if self._appends else None
-        if last is not None and last.segment == self._active:
+        if last is not None and last.segment == number:
             last.chunks.append(chunk)
         else:
-            self._appends.append(Append(self._active, self._end, [chunk]))
-        self._end += size
-        self._unsynced_bytes += size
-        self._unwritten[key] = reference
-        self._living[self._active] += 1
-        self._firsts += key.endswith(FIRST)
-        self._sizes[self._active] = self._end
+            self._appends.append(Append(number, offset, [chunk]))
+        self._unsynced_bytes += len(chunk)
+        self._unwritten[key] = Reference(number, offset, len(chunk), crc32(chunk))
 
     def _forget(self, key: bytes, others: list[Op]) -> None:
         """The chunk of ``key`` is removed: so is what its segment is kept for."""
@@ -218,26 +188,7 @@ class LevelDBStore(SegmentedView):
                 self._freed_bytes += 0 if key.endswith(FIRST) else len(value)
                 return
             others.append((keys.segment_key(reference.segment, key), None))
-        self._release(reference.segment, key)
-
-    def _release(self, number: int, key: bytes) -> None:
-        self._living[number] -= 1
-        self._firsts -= key.endswith(FIRST)
-        self._mark_if_empty(number, newest=self._active)
-
-    def _mark_if_empty(self, number: int, newest: int) -> None:
-        if self._living[number] <= 0 and number != newest and number in self._sizes:
-            self._emptied.add(number)
-
-    def _empty(self) -> list[int]:
-        """The segments to remove once the batch is written: none while a frozen view may read them."""
-        if self._pins:
-            return []
-        emptied, self._emptied = sorted(self._emptied), set()
-        for number in emptied:
-            del self._sizes[number], self._living[number]
-        postponed, self._postponed = self._postponed, []
-        return postponed + emptied
+        self._use.release(reference.segment, key)
 
     def write(self, batch: Any) -> None:
         """Write all of ``batch`` or nothing. Raises QueueUnavailable."""
@@ -253,11 +204,9 @@ class LevelDBStore(SegmentedView):
             raise QueueUnavailable(f"{self._files.directory}: {exc}") from exc
         if batch.batch is not None:
             self._database.write(batch.batch)
-        if self._pins:  # a view that has begun since the batch was made may read what it removes
-            self._postponed += batch.emptied
-            return
-        for number in batch.emptied:
-            self._remove(number)
+        if not self._use.postpone(batch.unneeded):
+            for number in batch.unneeded:
+                self._remove(number)
 
     def _remove(self, number: int) -> None:
         """Remove a segment that no key needs: the database is asked, the count is not enough to delete mail."""
@@ -275,19 +224,11 @@ class LevelDBStore(SegmentedView):
 
     def is_sparse(self) -> bool:
         """Return whether MOVE_CHUNKS has something to do."""
-        return self._sparsest() is not None
-
-    def _sparsest(self) -> int | None:
-        """A segment of which less than a tenth is needed."""
-        for number, size in self._sizes.items():
-            used = self._living[number] * keys.CHUNK_BYTES
-            if 0 < used * SPARSE_PART < size and number not in self._damaged and number != self._active:
-                return number
-        return None
+        return self._use.sparsest() is not None
 
     def _move(self, others: list[Op]) -> None:
         """Append some chunks of a sparse segment anew. ``others``: of the same batch, which may remove chunks."""
-        number = self._sparsest()
+        number = self._use.sparsest()
         if number is None:
             return
         prefix = keys.segment_prefix(number)
@@ -302,9 +243,9 @@ class LevelDBStore(SegmentedView):
                     raise QueueCorrupt(f"{segment_key!r}: the chunk is not there")
                 self._place(key, chunk)
                 others.append((segment_key, None))
-                self._release(number, key)
+                self._use.release(number, key)
         except QueueCorrupt as exc:
-            self._damaged.add(number)
+            self._use.mark_damaged(number)
             log.error("segment %d cannot be emptied, check the queue: %s", number, exc)
 
     # ---- the whole store
@@ -320,7 +261,7 @@ class LevelDBStore(SegmentedView):
 
     def size_bytes(self) -> int:
         """Return the approximate size of the database and of the segments."""
-        return self._database.size_bytes() + sum(self._sizes.copy().values())
+        return self._database.size_bytes() + self._use.size_bytes()
 
     def is_behind(self) -> bool:
         """Return whether so much compaction is pending that LevelDB will soon stop all writes."""
