@@ -16,10 +16,10 @@ from zonemta_py.sink.server import Sink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from zonemta_py.pipeline.jobs.plan import PlanManifest
     from zonemta_py.pipeline.jobs.report import ReportRequest
     from zonemta_py.pipeline.jobs.send import SendCounts
     from zonemta_py.pipeline.spark.event_log import EventLog
+    from zonemta_py.pipeline.spark.plan_manifest import PlanManifest
 
 
 LETTER = b"From: n@example.com\r\nSubject: hi\r\n\r\nhello\r\n"

@@ -83,9 +83,10 @@ def _lists(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     output = directory / "segments"
     make_segments(spark, SegmentRequest(str(opens), str(listed), str(output), policy), no_progress)
     reports = _read(spark, directory / "mail", "reports")
+    providers = spark.createDataFrame([("x.example", "google")], "domain string, provider string")
     return {
         "dsn/reports": reports,
-        "report/complaints": reports.transform(complaint_counts),
+        "report/complaints": reports.transform(complaint_counts(providers)),
         "segment/segments": _read(spark, output, "segments").drop("email"),
         "segment/left_out": _read(spark, output, "left_out"),
     }

@@ -12,9 +12,11 @@ from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, outcomes, settle
 from zonemta_py.core.model import AGES_MIN, OutcomeKind
 from zonemta_py.queue import census as census_module
+from zonemta_py.queue import census_scan
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import WriteBatch
-from zonemta_py.queue.census import OTHER, TOTAL, Census, count_all, differences
+from zonemta_py.queue.census import OTHER, TOTAL, Census, differences
+from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import CensusLabels, DeliveryOptions, RecipientState
@@ -74,7 +76,7 @@ async def test_what_happens_beside_the_scan_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old mail moves in front of the scan and behind it, and new mail comes."""
-    monkeypatch.setattr(census_module, "SLICE", 3)
+    monkeypatch.setattr(census_scan, "SLICE", 3)
     async with opened(tmp_path) as queue:
         old = [await accept(queue, f"r{i}@x.example", f"s{i}@y.example") for i in range(20)]
     queue = make_queue(tmp_path, Clock())

@@ -18,7 +18,8 @@ from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, events, everything, make_queue, outcomes, problems
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
-from zonemta_py.queue.census import count_all, differences
+from zonemta_py.queue.census import differences
+from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting

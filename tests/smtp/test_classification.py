@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
 from zonemta_py.smtp.classification import (
     NAMES,
-    SEARCHED_MAX,
     ReplyClass,
     ReplyClassifier,
     ReplyRule,
     classified_row,
     code_matches,
-    read_reply,
     status_matches,
 )
+from zonemta_py.smtp.reply_text import SEARCHED_MAX, read_reply
 from zonemta_py.smtp.rule_lint import examples_of, lint_rules
 
 REPLIES = Path(__file__).with_name("replies")

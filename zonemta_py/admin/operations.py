@@ -36,7 +36,8 @@ from zonemta_py.admin.view_operations import SLICE_ROWS, ViewOperations, no_mess
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.events.history import MESSAGE
-from zonemta_py.queue.census import count_all, differences
+from zonemta_py.queue.census import differences
+from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.format.keys import (
     META_EXPORTED,
     OUTBOX,

@@ -22,7 +22,8 @@ from zonemta_py.admin.requests import (
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import LocalError, NotFound
 from zonemta_py.core.model import AGES_MIN, STATES
-from zonemta_py.queue.census import TOTAL, Census, count_all
+from zonemta_py.queue.census import TOTAL, Census
+from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import mark_key, meta_key, waiting_key
 from zonemta_py.queue.format.records import RecipientState, read_meta

@@ -29,7 +29,8 @@ from zonemta_py.config.units import (
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.patterns import PatternSet, problem_of
 from zonemta_py.core.similar import meant
-from zonemta_py.smtp.classification import ReplyClass, plain_words, searched
+from zonemta_py.smtp.classification import ReplyClass
+from zonemta_py.smtp.reply_text import plain_words, searched
 
 SHIPPED = "shaping.yaml"
 LONGEST_S = 31 * DAY  # of ``for`` and of the window of a threshold

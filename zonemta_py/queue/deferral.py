@@ -14,9 +14,10 @@ from itertools import islice
 from zonemta_py.core.clock import monotonic_s, wait_event
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue import transitions
-from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting, read_meta, read_waiting
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.windows import ReadyWindows
 from zonemta_py.storage.interface import Store

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import islice
 
-from zonemta_py.queue.batch import CommitFuture, GroupCommit, WriteBatch
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, read_submitted
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.storage.interface import Store
 
 DIGEST_BYTES = 16

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules, Subject
 from zonemta_py.config.units import HOUR, Rate
 from zonemta_py.core.sliding_window import SlidingWindow
-from zonemta_py.queue.batch import CommitFuture, GroupCommit, WriteBatch
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.storage.interface import Store
 
 SWEEP_EVERY_S = 3600.0

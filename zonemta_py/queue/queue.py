@@ -22,14 +22,16 @@ from zonemta_py.events.schema import Event, Rejected, first_seq
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
 from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
-from zonemta_py.queue.batch import CommitFuture, GroupCommit, WriteBatch
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.bodies import Bodies
-from zonemta_py.queue.census import Census, CensusScan
+from zonemta_py.queue.census import Census
+from zonemta_py.queue.census_scan import CensusScan
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds, last_id_before
 from zonemta_py.queue.format.records import starts
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.intake_limits import IntakeLimiter
 from zonemta_py.queue.options import QueueOptions, Reports

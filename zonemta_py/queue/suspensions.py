@@ -13,9 +13,10 @@ from urllib.parse import parse_qsl, urlencode
 
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.events.schema import Event
-from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Meta
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.storage.interface import Store
 
 USER = "user:"  # in front of the name of a user; tenants have no colon in theirs

@@ -5,9 +5,10 @@ from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple
 
 from zonemta_py.core.codec import pack, unpacker
-from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.storage.interface import Store
 
 TenantDomain = tuple[str, str]  # the name of a tenant, and a domain without "*."

@@ -16,12 +16,18 @@ from typing import Any, NamedTuple
 
 from zonemta_py.core.patterns import PatternSet
 from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase
-from zonemta_py.smtp.reply import Reply, make_reply
+from zonemta_py.smtp.reply_text import (
+    SAID,
+    SEARCHED_MAX,
+    embedded_status,
+    plain_words,
+    quoted_reply,
+    read_reply,
+    searched,
+)
 
-SEARCHED_MAX = 1024  # characters of a reply that patterns see
 CACHED_MAX = 2048  # replies whose class is remembered
 UNKNOWN = "unknown"  # the phase of a reply that is classified without one
-SAID = " said: "  # between a host and its reply, in the text of a session that could not be opened
 
 
 class ReplyClass(StrEnum):
@@ -153,22 +159,6 @@ def status_matches(wanted: str, status: str) -> bool:
 
 _CODE = re.compile(r"[2-5]([0-9][0-9x]|xx)\Z")
 _STATUS = re.compile(r"([245*](\.(\d{1,3}|\*)){2})?\Z")
-_REPLY = re.compile(r"([2-5]\d\d)(?:[ -]+|\Z)(.*)\Z", re.DOTALL)
-_LINKS = re.compile(r"<?(?:https?://|www\.)[^\s<>]*>?")
-_ADDRESSES = re.compile(  # and what Postfix writes before a reason
-    r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
-    re.IGNORECASE,
-)
-_COURTESY = re.compile(  # what servers explain with each refusal, and what a log adds
-    r"(?:for (?:more|further) information\b|to (?:best )?protect our users from spam\b"
-    r"|to reduce the amount of spam sent to \w+|if you (?:believe|think|feel) (?:that )?(?:this|it)\b"
-    r"|(?:please )?contact (?:your|the|our) (?:\w+ )?(?:administrator|postmaster|support|provider|help ?desk)\b)[^.;]*"
-    r"|\(in reply to [^)]*\)|-? ?(?:please )?(?:see|visit) <>|your ip(?: address)?: \[?[\d.]+\]?",
-    re.IGNORECASE,
-)
-_LONG = re.compile(r"[^\s<>()\[\],;:]{14,}")
-ID_DIGITS_MIN = 4  # of a long word that is the id of a message or a session
-_EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
 
 
 def is_code_pattern(text: str) -> bool:
@@ -179,27 +169,6 @@ def is_code_pattern(text: str) -> bool:
 def is_status_pattern(text: str) -> bool:
     """Whether ``text`` can be one of the statuses of a rule."""
     return _STATUS.match(text) is not None
-
-
-def searched(code: int, status: str, text: str) -> str:
-    """What patterns are searched in: ``CODE STATUS TEXT``, cut, with single spaces and plain apostrophes."""
-    words = str(Reply(code, status, text[:SEARCHED_MAX])).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    return " ".join(words.split())[:SEARCHED_MAX]
-
-
-def plain_words(text: str, *, links: bool = False) -> str:
-    """``text`` without addresses, ids, what Postfix writes before a reason, and unless ``links`` without URLs and
-    the sentences that go with them.
-
-    A server's reply to other recipients is the same then.
-    """
-    if not links:
-        text = _COURTESY.sub("", _LINKS.sub("<>", text)).rstrip(" .,;-")
-    return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text))
-
-
-def _without_id(word: re.Match[str]) -> str:
-    return "~" if sum(map(str.isdigit, word[0])) >= ID_DIGITS_MIN and "/" not in word[0] else word[0]
 
 
 class Classified(NamedTuple):
@@ -234,10 +203,10 @@ class ReplyClassifier:
 
     def _explain(self, phase: str, code: int, status: str, text: str) -> Classified:
         if not code and phase == Phase.CONNECT and SAID in text:
-            code, status, text = _quoted(text)
+            code, status, text = quoted_reply(text)
         if not code:
             return Classified(_local_class(phase, status), None)
-        status = status or _embedded(code, text)
+        status = status or embedded_status(code, text)
         whole = searched(code, status, text)
         words, with_links = plain_words(whole), plain_words(whole, links=True)
         first = self._first(words, phase, code, status, default=len(self.rules))
@@ -274,23 +243,6 @@ class ReplyClassifier:
 NO_RULES = ReplyClassifier(())
 
 
-def read_reply(text: str) -> Reply:
-    """The reply in a line of a log, or in the lines of a dialogue. Raises ValueError for one without a code."""
-    after = text.rpartition(SAID)[2].strip()
-    lines = [_REPLY.match(line.strip()) for line in after.splitlines()]
-    first = lines[0] if lines else None
-    if first is None:
-        raise ValueError("a reply begins with its code, such as 550 or 421")
-    words = [
-        line.strip() if match is None else match[2]
-        for match, line in zip(lines, after.splitlines(), strict=True)
-    ]
-    status = _EMBEDDED.match(words[0])
-    if status is not None:
-        words[1:] = [word.removeprefix(status[0]).strip() for word in words[1:]]
-    return make_reply(int(first[1]), " ".join(words))
-
-
 def classified_row(classifier: ReplyClassifier, text: str, phase: str = "") -> dict[str, Any]:
     """What ``zonemta classify`` and the API say of a reply. Raises ValueError for one without a code.
 
@@ -316,14 +268,6 @@ def classified_row(classifier: ReplyClassifier, text: str, phase: str = "") -> d
     }
 
 
-def _embedded(code: int, text: str) -> str:
-    """The status of RFC 3463 that a server wrote into the text, as qmail does: ``(#5.1.1)``; empty without one."""
-    for found in _EMBEDDED.findall(text):
-        if found[0] == str(code)[0]:
-            return str(found)
-    return ""
-
-
 def _local_class(phase: str, status: str) -> ReplyClass:
     """The class of a reason of this relay, whose status is that of ``delivery.mx``, ``endpoints``, ``transports``."""
     if phase == "operator":
@@ -333,10 +277,3 @@ def _local_class(phase: str, status: str) -> ReplyClass:
     if phase == Phase.CONNECT and status[2:] == "7.0":  # credentials that cannot be used
         return _C.POLICY
     return _LOCAL.get(status[2:], _C.OTHER)
-
-
-def _quoted(text: str) -> Reply:
-    """The server's reply in the text of a session that could not be opened."""
-    reply = text.partition(SAID)[2]
-    code, _, rest = reply.partition(" ")
-    return make_reply(int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 0, rest)

@@ -61,6 +61,7 @@ def record(rng: random.Random, node: str, seq: int) -> dict[str, Any]:
         "tags": rng.choice([[], ["sale"], ["sale", "shoes"]]), "attempt": 1, "created_ms": time_ms - int(rng.expovariate(1e-5)),
         "phase": "dot", "code": code, "status": status, "reply": text.format(rng.randrange(10_000)), "mx": "m", "mx_ip": "192.0.2.1",
         "source_ip": f"203.0.113.{seq % 4}", "tls": True, "duration_ms": 7,
+        "provider": rng.choice(["", "google", f"mx.{domain}"]) if domain.endswith(".example") else "",
     }  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def test_every_table(spark: "SparkSession", tmp_path: Path) -> None:
     connection.create_function("provider_of", provider_of, ["VARCHAR"], "VARCHAR")
     connection.create_function("masked", masked, ["VARCHAR"], "VARCHAR")
     connection.execute(f"""
-        CREATE TABLE attempts AS SELECT *, provider_of(domain) AS provider, source_ip AS address,
+        CREATE TABLE attempts AS SELECT * EXCLUDE (provider), coalesce(nullif(provider, ''), provider_of(domain)) AS provider, source_ip AS address,
             time_ms // {HOUR_MS} * {HOUR_MS // 1000} AS hour_s, time_ms // {24 * HOUR_MS} AS day_number
         FROM read_json('{tmp_path}/unique.jsonl', format = 'newline_delimited', union_by_name = true, sample_size = -1)
         WHERE event IN ('delivered', 'deferred', 'bounced', 'expired')

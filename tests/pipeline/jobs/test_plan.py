@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.campaigns import PERSONAL, plan, write_list
-from zonemta_py.config.load import parse_config
+from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.pipeline.rules.selection import Selection, parse_variants
 from zonemta_py.pipeline.rules.submission_keys import submission_key
@@ -177,7 +177,7 @@ def test_a_bad_list(
     with pytest.raises((LocalError, ConfigError), match=problem):
         plan(spark, tmp_path / name, tmp_path / "plan")
     with pytest.raises(LocalError, match="there is no plan here"):
-        from zonemta_py.pipeline.jobs.plan import read_manifest
+        from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 
         read_manifest(spark, str(tmp_path / "plan"))
 
@@ -307,6 +307,24 @@ def test_caps_per_day(spark: "SparkSession", tmp_path: Path) -> None:
     assert not today & after
     fields = {r["address"]: r["fields"]["name"] for e in envelopes(spark, tmp_path / "next") for r in e["recipients"]}  # fmt: skip
     assert all(name == f"G{address.partition('@')[0]}" for address, name in fields.items())
+
+
+def test_the_providers_of_the_configuration(spark: "SparkSession", tmp_path: Path) -> None:
+    """Domains belong to the providers of its file, too."""
+    listed = write_list(
+        tmp_path / "list.csv", [[f"{n}@{d}.example", "x"] for n in range(20) for d in "ab"]
+    )
+    (tmp_path / "providers.yaml").write_text("providers: {acme: {domains: [a.example, b.example]}}")
+    (tmp_path / "z.yaml").write_text("providers: {file: providers.yaml}")
+    selection = Selection("june", caps={"acme": 30})
+    config = load_config(tmp_path / "z.yaml")
+    manifest = plan(spark, listed, tmp_path / "plan", selection=selection, config=config)
+    assert (manifest.planned, manifest.postponed) == (30, 10)
+    plan(spark, listed, tmp_path / "all", config=config, recipients_per_message=2)
+    assert {e["provider"] for e in envelopes(spark, tmp_path / "all")} == {"acme"}
+    (tmp_path / "providers.yaml").write_text("providers: {acme: {domains: [A.example]}}")
+    with pytest.raises(LocalError, match=r"providers\.yaml.*A\.example"):
+        plan(spark, listed, tmp_path / "other", config=config)
 
 
 def test_times_of_sending(spark: "SparkSession", tmp_path: Path) -> None:

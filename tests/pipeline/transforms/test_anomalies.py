@@ -37,7 +37,7 @@ def attempts(deferred_of_100: list[int]) -> list[dict[str, Any]]:
 
 def found_in(sums: "pa.Table", **thresholds: Any) -> list[dict[str, Any]]:
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, explained, unusual_hours
-    from zonemta_py.pipeline.transforms.attempt_sums import part_of
+    from zonemta_py.pipeline.transforms.sums import part_of
 
     unusual = unusual_hours(part_of(sums, "provider_hours"), AnomalyThresholds(**thresholds))
     rows: list[dict[str, Any]] = explained(unusual, part_of(sums, "replies")).to_pylist()

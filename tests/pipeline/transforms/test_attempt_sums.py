@@ -14,7 +14,8 @@ from zonemta_py.pipeline.rules.templates import masked
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 pc = pytest.importorskip("pyarrow.compute")
-sums = pytest.importorskip("zonemta_py.pipeline.transforms.attempt_sums")
+attempts_module = pytest.importorskip("zonemta_py.pipeline.transforms.attempt_sums")
+sums = pytest.importorskip("zonemta_py.pipeline.transforms.sums")
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=50))
@@ -44,8 +45,8 @@ EVENTS = [
 
 
 def table(parts: list[bytes]) -> Any:
-    tasks = sums.TaskSums()
-    for attempts in sums.decode_attempts(parts):
+    tasks = attempts_module.TaskSums()
+    for attempts in attempts_module.decode_attempts(parts):
         tasks.add(attempts)
     return pa.concat_tables([sums.SUMS.empty_table(), *tasks.tables(7)])
 
@@ -76,6 +77,26 @@ def test_sums() -> None:
         ("bounced", "<address> unknown"): (1, "<a@x.example> unknown"),
         ("expired", "timeout"): (1, "timeout"),
     }
+
+
+def test_the_provider_that_an_event_names() -> None:
+    """The relay knows it by the hosts; an event of an earlier version, or without a look-up, has none."""
+    events = [
+        delivered(1, domain="company.example", provider="google"),
+        delivered(2, domain="company.example", provider="google"),
+        delivered(3, domain="company.example", provider="mx.company.example"),  # before it moved
+        delivered(4, domain="company.example"),
+        delivered(5, domain="gmail.com", provider=""),
+    ]
+    found = table([lines(events)])
+    rates = {(row["dimension"], row["value"]): row["delivered"] for row in rows("rates", found)}
+    assert {value: count for (name, value), count in rates.items() if name == "provider"} == {
+        "google": 3, "mx.company.example": 1, "company.example": 1,
+    }  # fmt: skip
+    named = sums.providers_of(sums.part_of(found, "domains")).to_pylist()
+    assert {row["domain"]: row["provider"] for row in named} == {
+        "company.example": "google", "gmail.com": "google",
+    }  # fmt: skip
 
 
 def test_a_field_of_another_type() -> None:
@@ -126,5 +147,5 @@ def test_quantiles(ages: list[int]) -> None:
 @given(st.lists(st.text("ab1290 <>@.-é", max_size=24), max_size=6))
 def test_kinds_of_replies(replies: list[str]) -> None:
     """Digits are made equal before replies are masked, which makes no difference."""
-    found = sums.reply_kinds(pa.array(replies, pa.string())).to_pylist()
-    assert found == [masked(each)[: sums.KIND_MAX] for each in replies]
+    found = attempts_module.reply_kinds(pa.array(replies, pa.string())).to_pylist()
+    assert found == [masked(each)[: attempts_module.KIND_MAX] for each in replies]

@@ -21,7 +21,9 @@ pytest.importorskip("pyspark")
 envelopes = pytest.importorskip("zonemta_py.pipeline.transforms.envelopes")
 
 CONFIG = "zones: {default: {}, news: {}}\nrouting: [{recipient_domain: n.example, zone: news}]\n"
-PACKING = envelopes.Packing(make_router(parse_config(CONFIG, Path("z.yaml"))), "example.com", 3)
+PACKING = envelopes.Packing(
+    make_router(parse_config(CONFIG, Path("z.yaml"))), "example.com", 3, {"gmail.com": "google"}
+)
 
 
 @given(

@@ -41,8 +41,8 @@ def test_warmup_compliance() -> None:
 def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     """One row for all attempts and one for each value; rates are of final outcomes or of attempts."""
     from zonemta_py.pipeline.spark.attempts import attempt_sums
-    from zonemta_py.pipeline.transforms.attempt_sums import part_of
     from zonemta_py.pipeline.transforms.report_tables import rates_table
+    from zonemta_py.pipeline.transforms.sums import part_of
 
     labels = {"tenant": "acme", "campaign": "spring", "tags": ["sale", "shoes"]}
     events = [delivered(n, domain="gmail.com", **labels) for n in range(3)]

@@ -23,7 +23,7 @@ from zonemta_py.core.clock import monotonic_s
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from zonemta_py.pipeline.jobs.plan import PlanManifest
+    from zonemta_py.pipeline.spark.plan_manifest import PlanManifest
     from zonemta_py.pipeline.spark.progress import Progress
 
 DRAIN_TIMEOUT_S = 600.0

@@ -21,7 +21,8 @@ from zonemta_py.pipeline.rules.selection import Selection, parse_share, parse_va
 from zonemta_py.smtp.address import AddressError, normalise
 
 if TYPE_CHECKING:
-    from zonemta_py.pipeline.jobs.plan import PlanManifest, PlanRequest
+    from zonemta_py.pipeline.jobs.plan import PlanRequest
+    from zonemta_py.pipeline.spark.plan_manifest import PlanManifest
     from zonemta_py.pipeline.spark.suppression import Suppression
 
 

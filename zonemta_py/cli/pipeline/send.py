@@ -118,8 +118,8 @@ def _send(
     **options: Any,
 ) -> None:
     from zonemta_py.pipeline.envelope import SubmitOptions
-    from zonemta_py.pipeline.jobs.plan import read_manifest, read_message
     from zonemta_py.pipeline.jobs.send import key_warnings, read_ledger, send_plan
+    from zonemta_py.pipeline.spark.plan_manifest import read_manifest, read_message
 
     values = _submit_values(**options)
     with spark.job() as (session, progress):

@@ -13,7 +13,7 @@ from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in
 from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, explained, unusual_hours
-from zonemta_py.pipeline.transforms.attempt_sums import part_of
+from zonemta_py.pipeline.transforms.sums import part_of
 
 FILE = "rows.parquet"
 

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from zonemta_py.config.providers import load_providers
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.provider import listed_domains
 from zonemta_py.pipeline.rules.selection import Selection
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.plain_lists import PlainList, plain_list
+from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
 from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
@@ -43,8 +45,6 @@ from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.submit.merge import Template
 
-VERSION = 3
-READ_VERSIONS = (1, 2, VERSION)  # a plan of version 1 has no id; its keys are in its envelopes
 ID_BYTES = 16
 PLAN, CAMPAIGN = "plan", "campaign"  # what a recipient gets the message once per
 SLOT_ROWS_MIN = 1000  # recipients; a smaller list has fewer slots
@@ -78,29 +78,6 @@ class PlanRequest:
     once_per: str = PLAN
     overwrite: bool = False
     reader_options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PlanManifest:
-    """The row of ``tables.MANIFEST``."""
-
-    version: int
-    campaign: str
-    sender: str
-    personal: bool
-    slots: int
-    made_ms: int
-    input: int
-    planned: int
-    rejected: int
-    duplicate: int
-    suppressed: int
-    envelopes: int
-    id: str | None = None
-    once_per: str | None = None
-    not_sampled: int | None = 0
-    other_variant: int | None = 0
-    postponed: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +173,13 @@ def _pack(
     """The rows of ``pack_rows``, stored; the rows of the list by kind; and the number of rows read."""
     read = Observation("list")
     selection = request.selection or Selection(request.campaign)
+    config = request.config
     alone = personal or request.once_per == CAMPAIGN
     packing = Packing(
-        make_router(request.config),
+        make_router(config),
         domain_of(request.sender),
         None if alone else request.recipients_per_message,
+        listed_domains(load_providers(config.providers.file, shipped=config.providers.shipped)),
     )
     classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
     blocks = _blocks(request, listed, suppression)
@@ -297,22 +276,3 @@ def _count_envelopes(envelopes: DataFrame, rows_read: int, counts: Mapping[str, 
 
 def _write_row(spark: SparkSession, path: str, row: tuple[Any, ...], kind: StructType) -> None:
     spark.createDataFrame([row], kind).coalesce(1).write.parquet(path)
-
-
-def read_manifest(spark: SparkSession, plan: str) -> PlanManifest:
-    """The manifest of ``plan``. Raises LocalError when there is none, or one of another version."""
-    try:
-        row = spark.read.schema(tables.MANIFEST).parquet(f"{plan}/manifest").collect()[0]
-    except (AnalysisException, IndexError) as exc:
-        raise LocalError(f"{plan}: there is no plan here; make one with: zonemta pipeline plan") from exc
-    if row["version"] not in READ_VERSIONS:
-        raise LocalError(f"{plan}: a plan of version {row['version']}, this version reads {VERSION}")
-    return PlanManifest(**row.asDict())
-
-
-def read_message(spark: SparkSession, plan: str) -> bytes:
-    """The message of a plan, header and body."""
-    message: bytearray = (
-        spark.read.schema(tables.MESSAGE).parquet(f"{plan}/message").collect()[0]["octets"]
-    )
-    return bytes(message)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, plan_outcomes
 

@@ -39,7 +39,6 @@ from zonemta_py.pipeline.transforms.anomalies import (
     hours_of,
     unusual_hours,
 )
-from zonemta_py.pipeline.transforms.attempt_sums import part_of
 from zonemta_py.pipeline.transforms.bounces import complaint_counts
 from zonemta_py.pipeline.transforms.report_tables import (
     days_table,
@@ -48,6 +47,7 @@ from zonemta_py.pipeline.transforms.report_tables import (
     replies_table,
     warmup_table,
 )
+from zonemta_py.pipeline.transforms.sums import part_of, providers_of
 
 PAGE = "report.html"  # written last
 TABLES = ("rates", "hours", "days", "replies", "anomalies", "warmup", "complaints")
@@ -216,7 +216,10 @@ def _tables(request: ReportRequest, sums: ReportSums) -> dict[str, pa.Table]:
         for each in mail[1:]:
             found = found.unionByName(each)
         with spark_errors(", ".join(request.reports)):
-            tables["complaints"] = found.transform(complaint_counts).toArrow()
+            providers = sums.spark.createDataFrame(
+                providers_of(sums.totals("domains")), "domain string, provider string"
+            )
+            tables["complaints"] = found.transform(complaint_counts(providers)).toArrow()
     return tables
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from zonemta_py.pipeline.page.content import PageHeader, PageRows, busiest_providers, page_content
 from zonemta_py.pipeline.page.page_tables import COMPLAINED, ROWS_MAX
 from zonemta_py.pipeline.page.rendering import render
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS
 
 __all__ = ["PageHeader", "page"]
 

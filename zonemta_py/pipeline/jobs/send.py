@@ -20,9 +20,9 @@ from zonemta_py.core.durations import span
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED, SubmitOptions, envelope_of
-from zonemta_py.pipeline.jobs.plan import PlanManifest, read_manifest
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
+from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.submission import EnvelopeSubmitter, key_windows

@@ -24,7 +24,6 @@ from pyspark.sql.types import (
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.rules.prediction import (
     LIMITS,
     SHARES,
@@ -41,6 +40,7 @@ from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.transforms.load import peer_answers, peer_model, planned_load, recorded_load

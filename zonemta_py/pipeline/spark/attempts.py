@@ -14,14 +14,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from zonemta_py.pipeline.rules.coverage import Range
 from zonemta_py.pipeline.spark.event_log import EventLog, lines_of
 from zonemta_py.pipeline.spark.events import read_events
-from zonemta_py.pipeline.transforms.attempt_sums import (
-    ATTEMPTS,
-    FIELDS,
-    SUMS,
-    TaskSums,
-    add_sums,
-    decode_attempts,
-)
+from zonemta_py.pipeline.transforms.attempt_sums import FIELDS, TaskSums, decode_attempts
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS, SUMS, add_sums
 
 BLOCK_ROWS = 500_000  # of sums, in one row of Spark
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.pipeline.spark.arrow_files import read_table, write_table
 from zonemta_py.pipeline.spark.storage import names_in, remove
-from zonemta_py.pipeline.transforms.attempt_sums import DAY_MS, SUMS, add_sums, part_of, totals_of
+from zonemta_py.pipeline.transforms.sums import DAY_MS, SUMS, add_sums, part_of, totals_of
 
 TOTAL = "total"
 
@@ -48,9 +48,9 @@ class ReportSums:
             remove(self.spark, f"{self.directory}/{name}")
 
     def totals(self, part: str) -> pa.Table:
-        """The rows of ``rates``, or of ``replies`` without their hours."""
+        """The rows of ``rates`` or ``domains``, or of ``replies`` without their hours."""
         if self.held is not None:
-            return part_of(self.held if part == "rates" else totals_of(self.held), part)
+            return part_of(totals_of(self.held) if part == "replies" else self.held, part)
         return part_of(self._read(TOTAL), part) if TOTAL in self.files else SUMS.empty_table()
 
     def timed(self, parts: Sequence[str], hours: pa.Array | None = None) -> pa.Table:

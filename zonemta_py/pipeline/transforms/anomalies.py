@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS, HOUR_MS
 from zonemta_py.pipeline.transforms.replies import REPLY, ReplyKind, reasons_of, templates_of
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS, HOUR_MS
 
 MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
 MAD_TO_SIGMA = 1.4826

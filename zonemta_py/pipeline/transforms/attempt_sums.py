@@ -1,14 +1,12 @@
-"""Sums of attempts: what a report counts, from the JSON lines of segments or from rows of events, by Arrow.
+"""Makes sums of attempts, what a report counts, from the JSON lines of segments or from rows of events, by Arrow.
 
-A task makes the sums of all that it reads, so that Spark moves and adds sums instead of events. Sums of two parts of a log can be
-added; those of times are histograms (``age_bucket``).
+A task makes the sums of all that it reads, so that Spark moves and adds sums instead of events.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -16,41 +14,34 @@ import pyarrow.json as pj
 from zonemta_py.core.codec import from_json
 from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.rules.templates import masked
+from zonemta_py.pipeline.transforms.sums import (
+    ATTEMPTS,
+    DAY_MS,
+    HOUR_MS,
+    KEYS,
+    SUMS,
+    Numbers,
+    add_sums,
+    age_bucket,
+    as_sums,
+    codes_of,
+    grouped_sums,
+)
 
-ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
 DIMENSIONS = ("zone", "provider", "domain", "address", "campaign", "tenant")
 TAG = "tag"  # a dimension, too: an attempt counts for each of its tags
-HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 KIND_MAX = 200  # characters of a masked reply
 BLOCK_BYTES = 4 << 20  # of JSON that is decoded at once
 COUNT_ROWS = (
     400_000  # that are counted at once: fewer have as many different values, and so almost as many sums
 )
 MERGE_ROWS = 2_000_000  # of sums that a task keeps before it adds them
-BITS = 7  # of an age that are exact: buckets are at most 1/128 wide
 
 _S, _I = pa.string(), pa.int64()
 FIELDS = {
     "event": _S, "time_ms": _I, "zone": _S, "domain": _S, "source_ip": _S, "tenant": _S, "campaign": _S,
-    "tags": pa.list_(_S), "created_ms": _I, "phase": _S, "code": _I, "status": _S, "reply": _S,
+    "provider": _S, "tags": pa.list_(_S), "created_ms": _I, "phase": _S, "code": _I, "status": _S, "reply": _S,
 }  # fmt: skip
-COUNTS = tuple((name, _I) for name in ATTEMPTS)
-KEYS: Mapping[str, Mapping[str, pa.DataType]] = {
-    "rates": {"dimension": _S, "value": _S},
-    "hours": {"at_ms": _I, "zone": _S},
-    "provider_hours": {"at_ms": _I, "provider": _S},
-    "days": {"at_ms": _I, "address": _S, "provider": _S},
-    "replies": {"at_ms": _I, "provider": _S, "event": _S, "phase": _S, "code": _S, "status": _S, "kind": _S},
-}  # fmt: skip
-SUMS = pa.schema(
-    [
-        ("part", _S), ("dimension", _S), ("value", _S), ("at_ms", _I), ("zone", _S), ("address", _S), ("provider", _S), ("event", _S),
-        ("phase", _S), ("code", _S), ("status", _S), ("kind", _S), ("example", _S), *COUNTS, ("count", _I),
-        ("ages", pa.list_(_I)), ("age_counts", pa.list_(_I)),
-    ]
-)  # fmt: skip
-
-Numbers = npt.NDArray[np.int64]
 
 
 def decode_attempts(blocks: Iterable[bytes]) -> Iterator[pa.Table]:
@@ -130,53 +121,38 @@ def sums_of(attempts: pa.Table) -> pa.Table:
     found = [_rates("all", pa.array([""]), np.zeros(len(event), dtype=np.int64), event, bucket)]
     for name in DIMENSIONS:
         encoded = columns[name].dictionary_encode()
-        found.append(_rates(name, encoded.dictionary, _codes(encoded), event, bucket))
+        found.append(_rates(name, encoded.dictionary, codes_of(encoded), event, bucket))
     tags = columns["tags"]
     if len(tags.flatten()):
         rows = pc.list_parent_indices(tags).to_numpy()
         encoded = tags.flatten().dictionary_encode()
-        found.append(_rates(TAG, encoded.dictionary, _codes(encoded), event[rows], bucket[rows]))
+        found.append(_rates(TAG, encoded.dictionary, codes_of(encoded), event[rows], bucket[rows]))
     counts = dict(
         zip(ATTEMPTS, (pa.array((event == n).astype(np.int64)) for n in range(4)), strict=True)
     )
     timed = {"hours": hour, "provider_hours": hour, "days": day}
     for part, at in timed.items():
         keys = {name: columns[name] for name in KEYS[part] if name != "at_ms"}
-        found.append(_grouped(part, pa.table({"at_ms": pa.array(at), **keys, **counts})))
+        found.append(grouped_sums(part, pa.table({"at_ms": pa.array(at), **keys, **counts})))
+    found.append(grouped_sums("domains", pa.table({"value": columns["domain"], "provider": columns["provider"], **counts})))  # fmt: skip
     found.append(_replies(columns, event, hour))
     return pa.concat_tables(found)
 
 
-def _codes(encoded: pa.DictionaryArray) -> Numbers:
-    codes: Numbers = encoded.indices.to_numpy().astype(np.int64)
-    return codes
-
-
 def _named(attempts: pa.Table) -> dict[str, pa.Array]:
-    """The columns of FIELDS as arrays, with ``provider`` and ``address``; texts that are missing are empty."""
+    """The columns of FIELDS as arrays, with ``address``; texts that are missing are empty.
+
+    ``provider``: that of the event, which the relay knew by the hosts of the domain; else that of ``rules.provider``.
+    """
     columns = {name: attempts.column(name).combine_chunks() for name in FIELDS}
     for name in ("zone", "domain", "source_ip", "tenant", "campaign"):
         columns[name] = columns[name].fill_null("")
     domains = columns["domain"].dictionary_encode()
-    providers = pa.array(list(map(provider_of, domains.dictionary.to_pylist())), _S)
-    columns["provider"] = providers.take(domains.indices)
+    listed = pa.array(list(map(provider_of, domains.dictionary.to_pylist())), _S).take(domains.indices)
+    is_named = pc.not_equal(columns["provider"].fill_null(""), "")
+    columns["provider"] = pc.if_else(is_named, columns["provider"], listed)
     columns["address"] = columns["source_ip"]
     return columns
-
-
-def age_bucket(ages_ms: Numbers) -> Numbers:
-    """The number of the bucket of each age: of numbers with the same first BITS + 1 bits. Ages below 2^BITS have one of their own."""
-    exponent = np.maximum(np.frexp(ages_ms.astype(np.float64))[1] - 1 - BITS, 0).astype(np.int64)
-    bucket: Numbers = (exponent << BITS) + (ages_ms >> exponent)
-    return bucket
-
-
-def bucket_age_ms(buckets: Numbers) -> Numbers:
-    """The middle of each bucket."""
-    exponent = np.maximum((buckets >> BITS) - 1, 0)
-    low = (buckets - (exponent << BITS)) << exponent
-    middle: Numbers = low + ((1 << exponent) >> 1)
-    return middle
 
 
 def _rates(dimension: str, values: pa.Array, code: Numbers, event: Numbers, bucket: Numbers) -> pa.Table:
@@ -193,7 +169,7 @@ def _rates(dimension: str, values: pa.Array, code: Numbers, event: Numbers, buck
         "ages": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(pairs & 0xFFFFFFFF)),
         "age_counts": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers)),
     }
-    return _as_sums("rates", columns, size)
+    return as_sums("rates", columns, size)
 
 
 def _replies(columns: Mapping[str, pa.Array], event: Numbers, hour: Numbers) -> pa.Table:
@@ -207,7 +183,7 @@ def _replies(columns: Mapping[str, pa.Array], event: Numbers, hour: Numbers) -> 
     summed = grouped.aggregate([([], "count_all"), ("reply", "min")])
     renamed = {"count": summed.column("count_all"), "example": summed.column("reply_min")}
     keys = {name: summed.column(name) for name in KEYS["replies"]}
-    return _as_sums("replies", {**keys, **renamed}, summed.num_rows)
+    return as_sums("replies", {**keys, **renamed}, summed.num_rows)
 
 
 def reply_kinds(replies: pa.Array) -> pa.Array:
@@ -218,97 +194,3 @@ def reply_kinds(replies: pa.Array) -> pa.Array:
     encoded = pc.replace_substring_regex(replies, r"[0-9]", "0").dictionary_encode()
     kinds = pa.array([masked(text)[:KIND_MAX] for text in encoded.dictionary.to_pylist()], _S)
     return kinds.take(encoded.indices)
-
-
-def _grouped(part: str, rows: pa.Table) -> pa.Table:
-    summed = rows.group_by(list(KEYS[part])).aggregate([(name, "sum") for name in ATTEMPTS])
-    counts = {name: summed.column(f"{name}_sum") for name in ATTEMPTS}
-    keys = {name: summed.column(name) for name in KEYS[part]}
-    return _as_sums(part, {**keys, **counts}, summed.num_rows)
-
-
-def _as_sums(part: str, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
-    """``columns`` as rows of SUMS; the others are null."""
-    named = {"part": pa.array([part], _S).take(pa.array(np.zeros(rows, dtype=np.int64))), **columns}
-    return pa.table(
-        [named[each.name] if each.name in named else pa.nulls(rows, each.type) for each in SUMS],
-        schema=SUMS,
-    )
-
-
-def add_sums(sums: pa.Table) -> pa.Table:
-    """Rows of SUMS, those with the same keys added."""
-    found = []
-    for part, keys in KEYS.items():
-        rows = sums.filter(pc.equal(sums.column("part"), part))
-        if not rows.num_rows:
-            continue
-        if part == "rates":
-            found.append(add_rates(rows))
-        elif part == "replies":
-            summed = rows.group_by(list(keys)).aggregate([("count", "sum"), ("example", "min")])
-            renamed = {"count": summed.column("count_sum"), "example": summed.column("example_min")}
-            columns = {name: summed.column(name) for name in keys}
-            found.append(_as_sums(part, {**columns, **renamed}, summed.num_rows))
-        else:
-            found.append(_grouped(part, rows))
-    return pa.concat_tables(found) if found else SUMS.empty_table()
-
-
-def part_of(sums: pa.Table, part: str) -> pa.Table:
-    """The rows of one part."""
-    return sums.filter(pc.equal(sums.column("part"), part))
-
-
-def totals_of(sums: pa.Table) -> pa.Table:
-    """The rows without a time: those of ``rates``, and those of ``replies``, which are added."""
-    replies = part_of(sums, "replies")
-    at = replies.schema.get_field_index("at_ms")
-    replies = replies.set_column(at, "at_ms", pa.nulls(replies.num_rows, _I))
-    return add_sums(pa.concat_tables([part_of(sums, "rates"), replies]))
-
-
-def add_rates(rows: pa.Table) -> pa.Table:
-    """Rows of the part ``rates``, those of the same dimension and value added."""
-    names = pc.binary_join_element_wise(rows.column("dimension"), rows.column("value"), "\0")
-    encoded = names.combine_chunks().dictionary_encode()
-    code, size = _codes(encoded), len(encoded.dictionary)
-    _, first = np.unique(code, return_index=True)
-    counts = {name: pa.array(_sum_by(code, rows.column(name).to_numpy(), size)) for name in ATTEMPTS}
-    ages, numbers = (rows.column(name).combine_chunks() for name in ("ages", "age_counts"))
-    owner = code[pc.list_parent_indices(ages).to_numpy()]
-    pairs, inverse = np.unique((owner << 32) + ages.flatten().to_numpy(), return_inverse=True)
-    added = _sum_by(inverse, numbers.flatten().to_numpy(), len(pairs))
-    offsets = pa.array(np.searchsorted(pairs >> 32, np.arange(size + 1)), pa.int32())
-    columns = {
-        "dimension": rows.column("dimension").take(pa.array(first)),
-        "value": rows.column("value").take(pa.array(first)),
-        **counts,
-        "ages": pa.ListArray.from_arrays(offsets, pa.array(pairs & 0xFFFFFFFF)),
-        "age_counts": pa.ListArray.from_arrays(offsets, pa.array(added)),
-    }
-    return _as_sums("rates", columns, size)
-
-
-def _sum_by(code: Numbers, values: Numbers, size: int) -> Numbers:
-    """The sums of ``values`` by their code, exact below 2^53."""
-    return np.bincount(code, weights=values, minlength=size).astype(np.int64)
-
-
-def quantiles_ms(rates: pa.Table, shares: Sequence[float]) -> list[pa.Array]:
-    """For each share the age that this share of the delivered recipients has at most; null without any."""
-    ages, numbers = (rates.column(name).combine_chunks() for name in ("ages", "age_counts"))
-    owner = pc.list_parent_indices(ages).to_numpy()
-    middle = bucket_age_ms(ages.flatten().to_numpy())
-    count = numbers.flatten().to_numpy()
-    total = _sum_by(owner, count, rates.num_rows)
-    # The running sum within each row: buckets are in order.
-    running = np.cumsum(count)
-    before = np.concatenate([[0], np.cumsum(total)[:-1]]) if rates.num_rows else total
-    found = []
-    for share in shares:
-        rank = before + np.maximum(np.ceil(share * total).astype(np.int64), 1)
-        at = np.minimum(np.searchsorted(running, rank), max(len(running) - 1, 0))
-        values = middle[at] if len(middle) else np.zeros(rates.num_rows, dtype=np.int64)
-        found.append(pa.array(values, _I, mask=total == 0))
-    return found

@@ -98,13 +98,23 @@ def complaints(since_ms: int, days: int) -> Transform:
     return transform
 
 
-def complaint_counts(reports: DataFrame) -> DataFrame:
-    """``day``, ``provider``, ``campaign`` and ``complaints``, from reports received by mail; only those that match a ledger."""
-    rows = reports.where((F.col("kind") == COMPLAINT) & (F.col("address") != ""))
-    domain = rows.withColumn("domain", F.substring_index("address", "@", -1))
-    return domain.groupBy(
-        F.to_date(F.timestamp_millis("time_ms")).alias("day"), provider("domain").alias("provider"), "campaign"
-    ).agg(F.count("*").alias("complaints"))  # fmt: skip
+def complaint_counts(providers: DataFrame) -> Transform:
+    """``day``, ``provider``, ``campaign`` and ``complaints``, from reports received by mail; only those that match a ledger.
+
+    ``providers``: ``domain`` and ``provider``, as events name them; of other domains that of ``rates.provider``.
+    """
+
+    def transform(reports: DataFrame) -> DataFrame:
+        rows = reports.where((F.col("kind") == COMPLAINT) & (F.col("address") != ""))
+        domain = F.lower(F.substring_index("address", "@", -1))
+        named = rows.withColumn("domain", domain).join(F.broadcast(providers), "domain", "left")
+        return named.groupBy(
+            F.to_date(F.timestamp_millis("time_ms")).alias("day"),
+            F.coalesce("provider", provider("domain")).alias("provider"),
+            "campaign",
+        ).agg(F.count("*").alias("complaints"))
+
+    return transform
 
 
 def _day(time_ms: str) -> Column:

@@ -4,7 +4,7 @@ The recipients of one provider share envelopes; those of small domains share env
 because otherwise each of a million domains would need a message of its own.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.transforms.classify import PLANNED, domains_of
 from zonemta_py.pipeline.transforms.normalise import FIELDS, SEND_AT
 from zonemta_py.routing import Router
@@ -30,11 +29,18 @@ class Packing:
     """How recipients are packed.
 
     ``per_envelope``: recipients of an envelope; None: one, with its ``fields``. ``sender_domain``: for the routes.
+    ``providers``: of domains; any other is its own.
     """
 
     router: Router
     sender_domain: str
     per_envelope: int | None
+    providers: Mapping[str, str]
+
+    def provider_and_zone(self, domain: str) -> tuple[str, str]:
+        """Those of the recipients in ``domain``."""
+        zone = self.router.route(domain, self.sender_domain, "", {})
+        return self.providers.get(domain, domain), zone
 
 
 @dataclass(slots=True)
@@ -65,7 +71,9 @@ class BlockPacker:
     def _envelopes(self, planned: pa.Table) -> Iterator[pa.RecordBatch]:
         addresses = planned.column("address").combine_chunks()
         domains = domains_of(addresses).dictionary_encode()
-        pairs = [self._provider_and_zone(domain) for domain in domains.dictionary.to_pylist()]
+        pairs = [
+            self._domains.get(domain) or self._note(domain) for domain in domains.dictionary.to_pylist()
+        ]
         providers, zones = (pa.array([pair[part] for pair in pairs], pa.string()) for part in (0, 1))
         domain = domains.indices.to_numpy()
         names = _extra(planned)
@@ -111,11 +119,8 @@ class BlockPacker:
         ]
         yield from pa.table(arrays, schema=self.schema).to_batches(max_chunksize=BATCH_ROWS)
 
-    def _provider_and_zone(self, domain: str) -> tuple[str, str]:
-        found = self._domains.get(domain)
-        if found is None:
-            zone = self.packing.router.route(domain, self.packing.sender_domain, "", {})
-            found = self._domains[domain] = provider_of(domain), zone
+    def _note(self, domain: str) -> tuple[str, str]:
+        found = self._domains[domain] = self.packing.provider_and_zone(domain)
         return found
 
 

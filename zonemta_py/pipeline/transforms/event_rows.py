@@ -12,7 +12,7 @@ import pyarrow.json as pj
 
 from zonemta_py.core.codec import fields_of, from_json, to_json
 from zonemta_py.events.schema import EVENTS
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS
 
 BLOCK_BYTES = 4 << 20  # of JSON that is decoded at once
 OTHER_LINES = 5000  # that are decoded at once

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from zonemta_py.pipeline.transforms.attempt_sums import HOUR_MS
+from zonemta_py.pipeline.transforms.sums import HOUR_MS
 
 GROUP_ROWS = 100_000  # that are read or left out together
 WAITING_ROWS = 1_000_000  # in memory, of all hours

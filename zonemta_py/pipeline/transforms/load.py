@@ -9,9 +9,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.rules.prediction import ATTEMPTS_MAX, PeerModel
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
 from zonemta_py.pipeline.transforms.pack import TURNS
 from zonemta_py.pipeline.transforms.recorded_replies import is_of_sender
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS
 
 TIMES = 40  # quantiles of the time of a transaction
 PEERS_MAX = 2000  # destinations with a model of their own

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.rules.submission_keys import KEY_DIGITS
 from zonemta_py.pipeline.spark.tables import RECIPIENT
 from zonemta_py.pipeline.transforms.blocks import Blocks
@@ -59,7 +58,7 @@ def pack_rows(
             packed = partial(_classified_and_packed, classifier, packing, schema)
             return rows.mapInArrow(lambda each: packed(read(each)), schema)
         classified = StructType([*CLASSIFIED, *extra])
-        marked = partial(_classified, classifier, classified)
+        marked = partial(_classified, classifier, packing.providers, classified)
         return (
             rows.mapInArrow(lambda each: marked(read(each)), classified)
             .transform(_postpone(caps))
@@ -105,11 +104,15 @@ def _classified_and_packed(
 
 
 def _classified(
-    classifier: Classifier, schema: StructType, batches: Iterator[pa.RecordBatch]
+    classifier: Classifier,
+    providers: Mapping[str, str],
+    schema: StructType,
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     for block in classifier.blocks(batches):
         domains = domains_of(block.column("address").combine_chunks()).dictionary_encode()
-        names = pa.array(list(map(provider_of, domains.dictionary.to_pylist())), pa.string())
+        found = [providers.get(domain, domain) for domain in domains.dictionary.to_pylist()]
+        names = pa.array(found, pa.string())
         named = block.append_column("provider", names.take(domains.indices))
         yield from named.select(schema.names).to_batches(max_chunksize=BATCH_ROWS)
 

@@ -6,8 +6,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.rules.provider import PROVIDERS
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
 from zonemta_py.pipeline.transforms.replies import mask_reply
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -25,7 +25,7 @@ def attempt_rows(campaigns: DataFrame | None) -> Transform:
             "recipient",
             "zone",
             "domain",
-            provider("domain").alias("provider"),
+            named_provider().alias("provider"),
             F.col("source_ip").alias("address"),
             F.timestamp_millis("time_ms").alias("time"),
             "attempt",
@@ -52,6 +52,11 @@ def attempt_rows(campaigns: DataFrame | None) -> Transform:
         )
 
     return transform
+
+
+def named_provider() -> Column:
+    """The provider of an event: the one that it names, which the relay knew by the hosts; else that of its domain."""
+    return F.coalesce(F.nullif("provider", F.lit("")), provider("domain"))
 
 
 def provider(domain: str) -> Column:

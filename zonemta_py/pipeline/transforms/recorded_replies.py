@@ -15,9 +15,9 @@ from zonemta_py.pipeline.rules.reply_model import (
     ReplyModel,
 )
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
-from zonemta_py.pipeline.transforms.rates import provider
+from zonemta_py.pipeline.transforms.rates import named_provider, provider
 from zonemta_py.pipeline.transforms.replies import mask_reply
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS
 from zonemta_py.schedule.controller import OF_SENDER
 
 DOMAINS_MAX = 200_000  # whose provider is known from events, the busiest
@@ -58,11 +58,10 @@ def recorded_replies(events: DataFrame) -> DataFrame:
     ``event`` is delivered, deferred or bounced. Replies that differ in numbers and addresses only are one, with an example.
     """
     way = ["provider", "address", "minute"]
-    named = F.coalesce(F.nullif("provider", F.lit("")), provider("domain"))
     event = F.when(F.col("event") == "expired", DEFERRED).otherwise(F.col("event"))
     is_failure = F.col("event") != DELIVERED
     each = events.where(F.col("event").isin(*ATTEMPTS)).select(
-        named.alias("provider"),
+        named_provider().alias("provider"),
         F.col("source_ip").alias("address"),
         F.floor(F.col("time_ms") / _MINUTE_MS).alias("minute"),
         event.alias("event"),

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS, DAY_MS, quantiles_ms
 from zonemta_py.pipeline.transforms.replies import REPLY, ReplyKind, reasons_of, templates_of
+from zonemta_py.pipeline.transforms.sums import ATTEMPTS, DAY_MS, quantiles_ms
 
 QUANTILES = (0.5, 0.95, 0.99)
 QUANTILE_NAMES = tuple(f"p{round(100 * share)}_ms" for share in QUANTILES)

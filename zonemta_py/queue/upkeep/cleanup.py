@@ -12,9 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_open
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.storage.interface import MOVE_CHUNKS, Store
 
 CHUNKS_AT_ONCE = 256

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.events.schema import boot_of
-from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_inflight
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
 from zonemta_py.storage.interface import Access, Store

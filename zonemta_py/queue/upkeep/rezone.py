@@ -6,9 +6,10 @@ from collections.abc import Set
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.events.schema import Moved
-from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_meta, read_waiting
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.storage.interface import Store
 

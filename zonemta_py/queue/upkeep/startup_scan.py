@@ -10,9 +10,10 @@ from itertools import islice
 
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.spill import SpillKey
 from zonemta_py.queue.submitter_queues import QueuedRecipient, rank_of
 from zonemta_py.queue.windows import ReadyWindows
