@@ -7,6 +7,8 @@ from zonemta_py.delivery.endpoints import Candidates, Endpoint
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply, printable
+from zonemta_py.smtp.reply_text import SAID
+from zonemta_py.transports.connect import SessionRefused
 from zonemta_py.transports.pipelining import SmtpSession, TransactionResult
 
 
@@ -44,15 +46,42 @@ def attempts_of(
 def no_session(
     request: DeliveryRequest, exc: DestinationFailed, began_s: float, *, has_idle: bool = False
 ) -> DeliveryResult:
-    """A temporary failure for every recipient, whatever the peer's status, unless ``exc`` is permanent."""
-    attempt = Attempt(
-        phase=Phase.CONNECT.value,
-        code=0,
-        status=exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}",
-        text=printable(exc.text),
-        duration_ms=_since_ms(began_s),
-    )
+    """A temporary failure for every recipient, whatever the peer's status, unless ``exc`` is permanent.
+
+    A peer that refused the session has the code and the text of its reply in the attempt.
+    """
+    duration_ms = _since_ms(began_s)
+    if isinstance(exc, SessionRefused) and exc.reply.code >= 400:
+        reply = exc.reply
+        attempt = Attempt(
+            phase=Phase.CONNECT.value,
+            code=reply.code,
+            status=reply.status,
+            text=reply.text,
+            mx=exc.host,
+            mx_ip=exc.ip,
+            source_ip=exc.source,
+            duration_ms=duration_ms,
+        )
+    else:
+        status = exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}"
+        text = printable(exc.text)
+        attempt = Attempt(Phase.CONNECT.value, 0, status, text, duration_ms=duration_ms)
     return DeliveryResult([attempt] * len(request.recipients), attempt, exc.permanent, has_idle)
+
+
+def reason_of(failure: Attempt) -> str:
+    """A failure to open a session, with the peer and its reply if it gave one."""
+    if not failure.code:
+        return failure.text
+    peer = f"{failure.mx}[{failure.mx_ip}]{SAID}" if failure.mx_ip else ""
+    return f"{peer}{Reply(failure.code, failure.status, failure.text)}"
+
+
+def of_others(failure: Attempt) -> Attempt:
+    """A failure to open a session, for mail that was not tried: no server said anything of it."""
+    status = f"4{failure.status[1:]}" if failure.status else "4.4.0"
+    return Attempt(failure.phase, 0, status, reason_of(failure)) if failure.code else failure
 
 
 def all_unreachable(endpoints: Candidates) -> str:

@@ -12,6 +12,7 @@ from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.delivery.ways import SMARTHOST, Way, Ways
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.active import Lease
+from zonemta_py.queue.format.records import Waiting
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitter_queues import QueuedRecipient
@@ -24,6 +25,7 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
 from zonemta_py.schedule.sources import BY_SYSTEM, ranked, source_name
 from zonemta_py.smtp.classification import ReplyClass
+from zonemta_py.smtp.classify import Phase
 
 KEPT_MS = 60_000  # how long a greylisted recipient waits for its address, at most
 AGAIN_MS = 2_000  # when a message is tried again for which no address had room
@@ -102,21 +104,24 @@ class MessageEgress:
         record = lease.recipients[0].record
         if settings.fallback_pool is None or not record.attempts:
             return way.pool
-        if record.attempts >= settings.fallback_after or self._last_class(lease) is ReplyClass.BLOCKED:
+        if record.attempts >= settings.fallback_after or self._last_class(lease) == ReplyClass.BLOCKED:
             return settings.fallback_pool
         return way.pool
 
-    def _last_class(self, lease: Lease) -> ReplyClass:
-        record = lease.recipients[0].record
-        classifier = self._egress.queue.classifier
-        return classifier.classify("", record.code, record.status, record.text)
+    def _last_class(self, lease: Lease) -> str:
+        return self._class_of(lease.recipients[0].record)
+
+    def _class_of(self, record: Waiting) -> str:
+        """The class of the last reply; records of earlier versions do not have it, nor the phase that it depends on."""
+        classify = self._egress.queue.classifier.classify
+        return record.reply_class or classify("", record.code, record.status, record.text)
 
     def not_sent(self, lease: Lease, recipient: QueuedRecipient, reason: str) -> Attempt:
         """What is said of a recipient to which nothing may be sent for ``reason``, with its last reply and the class of that."""
         record, provider = recipient.record, self._ways.provider(lease.destination)
         if not record.text:
             return Attempt("", 0, "4.3.0", reason, reply_class=ReplyClass.EXPIRED, provider=provider)
-        about = self._egress.queue.classifier.classify("", record.code, record.status, record.text)
+        about = self._class_of(record)
         text = f"{reason}; last: {record.text}"
         return Attempt("", 0, "4.3.0", text, reply_class=about, provider=provider)
 
@@ -130,9 +135,9 @@ class MessageEgress:
         egress, last = self._egress, lease.recipients[0].record.source
         about = self._last_class(lease) if last else None
         every = sources
-        if about is ReplyClass.BLOCKED and len(sources) > 1:
+        if about == ReplyClass.BLOCKED and len(sources) > 1:
             sources = [each for each in sources if source_name(each) != last]
-        kept = [each for each in sources if about is ReplyClass.GREYLISTED and source_name(each) == last]
+        kept = [each for each in sources if about == ReplyClass.GREYLISTED and source_name(each) == last]
         if slot.permit is FREE:
             free = [each for each in kept or sources if egress.refusal(provider, each, now_ms) is None]
             if free and not egress.is_limited(provider, free[0]):
@@ -188,7 +193,11 @@ class MessageEgress:
         """The request has ended. Returns what is to be stored with its settle."""
         if result.hosts is not None and not lease.destination.startswith(ALL):
             self._egress.learn(lease.destination, result.hosts)
-        sent = sum(1 for each in result.attempts if each is not None and each.code)
+        sent = sum(
+            1
+            for each in result.attempts
+            if each is not None and each.code and each.phase != Phase.CONNECT
+        )
         opened = int(result.failure is not None)  # a session that was not opened may have been tried
         return self._egress.end(slot.permit, sent, opened)
 

@@ -9,6 +9,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.errors import AgentLost
 from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.delivery.attempts import of_others
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress_store import Puts
@@ -209,7 +210,7 @@ class Worker:
 
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:
         """Settle ``lease`` with a failure that another lease of its destination met."""
-        return await self._settle(lease, [failure] * len(lease.recipients))
+        return await self._settle(lease, [of_others(failure)] * len(lease.recipients))
 
     async def defer_after_defect(self, lease: Lease) -> CommitFuture:
         """Defer the recipients of ``lease``: a defect of the relay prevented the attempt."""

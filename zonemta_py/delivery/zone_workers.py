@@ -10,6 +10,7 @@ from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.core.repeats import RepeatedLines
+from zonemta_py.delivery.attempts import reason_of
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import next_token_in_s
 from zonemta_py.delivery.message_egress import MessageEgress
@@ -286,8 +287,8 @@ class ZoneWorkers:
         zone = self.scheduler.table.settings(destination.name)
         delay_s = self._worker.first_delay_s(destination.name)
         if not destination.failing:
-            self._log(destination, f"is suspended: {_reason(failure)}")
-        self.scheduler.failed(destination, delay_s, now_s, _reason(failure))
+            self._log(destination, f"is suspended: {reason_of(failure)}")
+        self.scheduler.failed(destination, delay_s, now_s, reason_of(failure))
         queue.windows.suspend(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
         if await fail_old(queue, self._worker, (self.name, destination.name), zone, failure):
@@ -320,11 +321,3 @@ class ZoneWorkers:
         destination.answered()
         self._context.queue.windows.zone(self.name).resume(destination.name)
         self.ready(destination.name)
-
-
-def _reason(failure: Attempt) -> str:
-    """A failure to open a session, with the peer and its code if it replied."""
-    if not failure.code:
-        return failure.text
-    peer = f"{failure.mx}[{failure.mx_ip}] said: " if failure.mx_ip else ""
-    return f"{peer}{failure.code} {failure.status} {failure.text}"

@@ -210,6 +210,7 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
         status=attempt.status,
         text=attempt.text,
         source=attempt.source_ip,
+        reply_class=attempt.reply_class,
     )
 
 

@@ -19,7 +19,7 @@ import aiosmtplib
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.smtp.dialogue_lines import SECRET
-from zonemta_py.smtp.reply import make_reply
+from zonemta_py.smtp.reply import Reply, make_reply
 from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
 from zonemta_py.transports.tracing import SessionTrace
 
@@ -77,6 +77,15 @@ def _verifying(ca_file: Path | None, changed_ns: int) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=ca_file)
 
 
+class SessionRefused(DestinationFailed):
+    """A peer refused the session by ``reply``, at ``host`` and ``ip``, which was asked from ``source``."""
+
+    def __init__(self, reply: Reply, target: Target, source: str) -> None:
+        super().__init__(reply.code, reply.status or "4.4.0", f"{_where(target)} said: {reply}")
+        self.reply = reply
+        self.host, self.ip, self.source = target.host, target.ip, source
+
+
 class LoopsBack(DestinationFailed):
     """The peer calls itself what this relay calls itself: it is this relay."""
 
@@ -120,7 +129,8 @@ async def open_session(
         return session
     except aiosmtplib.SMTPResponseException as exc:
         client.close()
-        raise _refused(exc, target) from exc
+        reply = make_reply(exc.code if 200 <= exc.code < 600 else 0, exc.message)
+        raise SessionRefused(reply, target, options.source or "") from exc
     except (aiosmtplib.SMTPException, OSError, ValueError) as exc:
         client.close()
         sock.close()
@@ -280,11 +290,6 @@ async def _encrypt(
         await _greet(client, lmtp=options.lmtp)  # some peers break at the first encrypted command
     except (aiosmtplib.SMTPException, OSError) as exc:
         raise TlsFailed(0, "4.7.5", f"{_where(target)}: STARTTLS failed: {exc}") from exc
-
-
-def _refused(exc: aiosmtplib.SMTPResponseException, target: Target) -> DestinationFailed:
-    reply = make_reply(exc.code if 200 <= exc.code < 600 else 0, exc.message)
-    return DestinationFailed(reply.code, reply.status or "4.4.0", f"{_where(target)} said: {reply}")
 
 
 def _where(target: Target) -> str:

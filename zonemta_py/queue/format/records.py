@@ -12,8 +12,8 @@ from zonemta_py.core.codec import unpacker
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format.keys import HELD_MS, created_ms
 
-FORMAT = 6
-READABLE = (1, 2, 3, 4, 5, 6)
+FORMAT = 7
+READABLE = (1, 2, 3, 4, 5, 6, 7)
 LANE_SEPARATOR = " @"  # between the parts of a lane
 TENANT_LANE = "tenant:"  # in front of the name; no user has a colon in theirs
 PRIORITIES = ("urgent", "normal", "nonurgent")  # RFC 2156
@@ -125,7 +125,7 @@ class Waiting(NamedTuple):
     TENANT_LANE and the tenant, else the user, else the address of the client; the second is the user in a
     tenant, or without a user the domain of the sender; the last URGENT_LANE or NONURGENT_LANE, if it has that priority.
     ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received. ``source``: from which address the
-    last attempt was made.
+    last attempt was made; ``reply_class``: the class of its reply.
     """
 
     version: int
@@ -142,6 +142,7 @@ class Waiting(NamedTuple):
     notify: int
     orcpt: str
     source: str = ""  # since version 6
+    reply_class: str = ""  # since version 7
 
     @property
     def submitter(self) -> str:
