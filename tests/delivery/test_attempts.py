@@ -7,13 +7,15 @@ import pytest
 from tests.delivery.agents import HEADER
 from tests.delivery.agents import request as make_request
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.delivery.attempts import attempts_of, no_session
+from zonemta_py.delivery.attempts import attempts_of, no_session, of_others, reason_of
 from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports.connect import SessionRefused, Target
 from zonemta_py.transports.pipelining import LmtpSession, SmtpSession, TransactionResult
 
 ENDPOINT = Endpoint("mx.a.example", "192.0.2.1", 25, "192.0.2.9")
+TARGET = Target("mx.a.example", "192.0.2.1", 25)
 OK = (Phase.DOT, Reply(250, "2.0.0", "ok"))
 NO = (Phase.RCPT, Reply(550, "5.1.1", "no"))
 
@@ -46,7 +48,9 @@ def test_one_attempt_for_each_answer(kind: type[SmtpSession], final: bool) -> No
 @pytest.mark.parametrize(
     ("failure", "status"),
     [
-        (DestinationFailed(554, "5.7.1", "go away"), "4.7.1"),
+        (DestinationFailed(554, "5.7.1", "not by a peer"), "4.7.1"),
+        (SessionRefused(Reply(554, "5.7.1", "go away"), TARGET, "192.0.2.9"), "5.7.1"),
+        (SessionRefused(Reply(0, "", "Malformed greeting"), TARGET, ""), "4.4.0"),
         (DestinationFailed(0, "4.4.1", "timed out"), "4.4.1"),
         (DestinationFailed(0, "5.1.2", "no such domain", permanent=True), "5.1.2"),
     ],
@@ -59,3 +63,15 @@ def test_without_a_session_a_failure_is_temporary_unless_it_is_permanent(
     assert result.failure is not None
     assert result.failure.status == status
     assert result.permanent == failure.permanent
+
+
+def test_a_refused_session_is_an_attempt_of_one_message_only() -> None:
+    """The mail that fails with it was not tried: its attempt has the reply as a text."""
+    refused = SessionRefused(Reply(554, "5.7.1", "go away"), TARGET, "192.0.2.9")
+    failure = no_session(make_request("x@a.example", header=HEADER), refused, 0.0).failure
+    assert failure is not None
+    assert (failure.code, failure.mx_ip, failure.source_ip) == (554, "192.0.2.1", "192.0.2.9")
+    assert reason_of(failure) == "mx.a.example[192.0.2.1] said: 554 5.7.1 go away"
+    others = of_others(failure)
+    assert (others.code, others.status, others.text) == (0, "4.7.1", reason_of(failure))
+    assert of_others(others) is others

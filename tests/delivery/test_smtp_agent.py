@@ -24,6 +24,7 @@ from zonemta_py.delivery import session_opener
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.delivery.endpoints import Endpoint, EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.outcome import verdict_of
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.delivery.session_opener import SmtpResources
@@ -32,6 +33,7 @@ from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.transaction import MessageForm, MessageForms
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.script import Rule, Step
+from zonemta_py.smtp.classify import Verdict
 from zonemta_py.transports.pipelining import DsnOptions, SmtpSession
 
 BOUNDARY = 'Content-Type: multipart/mixed; boundary="é"\r\n'.encode()
@@ -321,17 +323,15 @@ async def test_the_next_host_is_tried(directory: Path) -> None:
 
 
 async def test_no_session(directory: Path) -> None:
-    """The failure is temporary, whatever the server said, and there is no session to count."""
+    """The failure is temporary, whatever the server said, which is in the attempt; and there is no session to count."""
     async with sending(directory, Rule(Step.CONNECT, reply="554 5.7.1 go away")) as made:
         context = Context()
         result = await made.deliver("x@a.example", "y@a.example", context=context)
         assert result.failure is not None
-        assert (result.failure.phase, result.failure.code, result.failure.status) == (
-            "connect",
-            0,
-            "4.7.1",
-        )
-        assert "go away" in result.failure.text
+        failure = result.failure
+        assert (failure.phase, failure.code, failure.status) == ("connect", 554, "5.7.1")
+        assert (failure.text, failure.mx, failure.mx_ip) == ("go away", "mx.a.example", "127.0.1.1")
+        assert verdict_of(failure) is Verdict.DEFERRED
         assert result.attempts == [result.failure] * 2
         assert (result.permanent, result.has_idle, context.opened) == (False, False, 0)
 

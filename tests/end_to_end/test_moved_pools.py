@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, logged_events, relaying, staged
 from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
@@ -25,9 +26,9 @@ RULE = {
 }
 
 
-def moving(stage: Stage) -> Config:
+def moving(stage: Stage, for_: str = "1h") -> Config:
     (stage.directory / "providers.yaml").write_text("providers: {big: {mx: ['*.big.example']}}\n")
-    (stage.directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": [RULE]}))
+    (stage.directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": [RULE | {"for": for_}]}))
     return stage.config(
         providers={"file": "providers.yaml", "shipped": False},
         shaping={"file": "shaping.yaml", "shipped": False, "controller": {"enabled": False}},
@@ -74,6 +75,34 @@ async def test_an_operator_ends_it(directory: Path, running: bool) -> None:
             await empty(relay)
             assert len(provider.clients[FIRST].accepted) == 1
         changes = [(each["from"], each["to"]) for each in logged_events(directory, "shaped")]
-        assert changes == [("default", "other"), ("other", "default")]
+        assert changes[0][0] == "default"
+        assert changes[0][1].startswith("other until ")
+        assert changes[1:] == [("other", "default")]
         replayed = await zonemta("shaping", "replay", "-c", config.path, "--compare")
         assert replayed.startswith("3 replies, 1 changes; of 1 that were")
+
+
+@pytest.mark.parametrize("at", ["mail", "connect"])
+async def test_its_time_is_over(directory: Path, at: str) -> None:
+    """That is an event, too, at the time that the first one names; a restart beside it changes nothing."""
+    async with staged(directory) as stage:
+        provider = await stage.provider("big", ["a.example"], block={"at": at})
+        config = moving(stage, "1s")
+        async with relaying(config) as relay:
+            provider.block(FIRST, "450 4.7.1 Client host blocked using zen.example")
+            await relay.enqueue("s@sender.example", ["x@a.example"], TEXT)
+            await empty(relay)
+            provider.unblock(FIRST)
+        async with relaying(config) as relay:
+            egress = relay._delivery.egress
+            await until(lambda: egress.pool_of("big", "default") == "default", "the own pool")
+            await relay.enqueue("s@sender.example", ["y@a.example"], TEXT)
+            await empty(relay)
+            assert len(provider.clients[FIRST].accepted) == 1
+        begin, end = logged_events(directory, "shaped")
+        assert (begin["from"], begin["to"]) == ("default", f"other until {end['time_ms']}")
+        assert (end["from"], end["to"], end["cause"]) == ("other", "default", "its time is over")
+        async with relaying(config) as relay:
+            assert not relay._delivery.egress.shaper.engine.reroutes
+        replayed = await zonemta("shaping", "replay", "-c", config.path, "--compare")
+        assert "2 changes; of 2 that were recorded 0" in replayed, replayed

@@ -124,9 +124,12 @@ async def test_a_long_window_holds_over_a_restart(directory: Path, processes: tu
         kept(big, 20)
 
 
-@pytest.mark.parametrize("processes", PROCESSES)
+@pytest.mark.parametrize(
+    ("processes", "at"),
+    [((0, 0), "mail"), ((2, 2), "mail"), ((0, 0), "connect"), ((2, 2), "connect")],
+)
 async def test_a_blocked_address_is_left_at_once(
-    directory: Path, processes: tuple[int, int], caplog: pytest.LogCaptureFixture
+    directory: Path, processes: tuple[int, int], at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing leaves from it to that provider from the next lease on; after the pause it comes back by steps."""
     domains = [f"d{n}.example" for n in range(4)]
@@ -134,7 +137,7 @@ async def test_a_blocked_address_is_left_at_once(
     rules = [{"name": "block", "class": "blocked", "action": "suspend", "for": time_limit(3)}]
     (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": rules}))
     async with staged(directory) as stage:
-        big = await stage.provider("big", domains)
+        big = await stage.provider("big", domains, block={"at": at})
         other = await stage.provider("other", ["o.example"])
         config = shaped(
             stage, processes, {}, shaping={
@@ -187,20 +190,64 @@ async def test_a_greylisted_recipient_keeps_its_address(directory: Path) -> None
     assert set.union(*addresses.values()) == set(ADDRESSES)
 
 
-async def test_the_fallback_pool(directory: Path) -> None:
-    """After as many deferrals as the zone says, and at once after a block."""
+BLOCKED = "554 5.7.1 your IP is blocked for its bad reputation"
+
+
+@pytest.mark.parametrize(
+    ("at", "reply", "attempt"),
+    [
+        ("mail", "451 4.3.2 try again later", 3),
+        ("mail", "451 4.7.1 your IP is blocked for its bad reputation", 2),
+        ("connect", BLOCKED, 2),
+    ],
+)
+@pytest.mark.parametrize("addresses", [1, 2])
+async def test_the_fallback_pool(
+    directory: Path, at: str, reply: str, attempt: int, addresses: int
+) -> None:
+    """After as many deferrals as the zone says, and at once after a block, at whatever step it is said."""
     last = "127.0.0.33"
     async with staged(directory) as stage:
-        big = await stage.provider("big", ["d.example"])
+        big = await stage.provider("big", ["d.example"], block={"at": at})
         for address in ADDRESSES:
-            big.block(address, "451 4.3.2 try again later")
+            big.block(address, reply)
         zone = {"fallback_pool": "last", "fallback_after": 2, "retry": {"delays": ["50ms"]}}
-        config = shaped(stage, (0, 0), {}, pools={"last": [{"address": last}]}, zones={"default": zone})
+        pools = {
+            "default": [{"address": each} for each in ADDRESSES[:addresses]],
+            "last": [{"address": last}],
+        }
+        config = shaped(
+            stage, (0, 0), {}, pools=pools, zones={"default": zone},
+            shaping={"shipped": False, "controller": {"enabled": False}},
+        )  # fmt: skip
         async with relaying(config) as relay:
             await fill(relay, ["d.example"], 5)
             await empty(relay)
         assert big.account(last).messages == 5
-    assert {each["attempt"] for each in logged_events(directory, "delivered")} == {3}
+    assert {each["attempt"] for each in logged_events(directory, "delivered")} == {attempt}
+
+
+@pytest.mark.parametrize("at", ["mail", "connect"])
+async def test_a_blocked_message_leaves_its_address(directory: Path, at: str) -> None:
+    """Without rules and controller, too: the next attempt is made from another address of the pool."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], block={"at": at})
+        big.block(ADDRESSES[0], BLOCKED.replace("554 5", "451 4"))
+        config = shaped(
+            stage, (0, 0), {}, zones={"default": {"retry": {"delays": ["50ms"]}}},
+            shaping={"shipped": False, "controller": {"enabled": False}},
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 20)
+            await empty(relay)
+        assert big.account(ADDRESSES[1]).messages == 20
+    refused = logged_events(directory, "deferred")
+    assert 0 < len(refused) == len({each["recipient"] for each in refused}), "nothing twice"
+    phase = "connect" if at == "connect" else "mail"
+    assert {(each["source_ip"], each["code"], each["class"], each["phase"]) for each in refused} == {
+        (ADDRESSES[0], 451, "blocked", phase)
+    }
+    assert all(each["mx"] == "mx.big.example" and each["mx_ip"] for each in refused)
 
 
 async def test_what_rules_make_of_a_recipient(directory: Path) -> None:

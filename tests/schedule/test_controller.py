@@ -99,6 +99,75 @@ def test_lowered_until_a_time() -> None:
     assert made.advance(KEY, until_ms)[0].after == "20 sessions, 210/m"
 
 
+def test_replies_lower_it_while_a_rule_keeps_it_down() -> None:
+    """The floor in minutes, and up by no step before the end of the rule."""
+    made = controller()
+    until_ms = BEGIN_MS + 60 * MINUTE_MS
+    made.lower(KEY, until_ms, BEGIN_MS, (None, 500, "rule slow"))
+    for minute in range(1, 12):
+        replies(made, ["blocked"] * 30, BEGIN_MS + minute * MINUTE_MS)
+    assert (made.paces[KEY].sessions, made.paces[KEY].rate) == (1, 1)
+    assert made.due_ms(KEY) == until_ms
+    [step] = made.advance(KEY, until_ms)
+    assert step.after == "3 sessions, 61/m"
+
+
+def test_a_rule_that_begins_again_is_a_change() -> None:
+    """Its new end is stored and recorded, as the end of a pause is; replies that follow at once are of the same."""
+    made = controller()
+    hour_ms = 60 * MINUTE_MS
+    first = made.lower(KEY, BEGIN_MS + hour_ms, BEGIN_MS, (5, None, "rule slow"))
+    assert first is not None
+    assert first.after == f"5 sessions, 600/m until {BEGIN_MS + hour_ms}"
+    assert made.lower(KEY, BEGIN_MS + hour_ms + 500, BEGIN_MS + 500, (5, None, "rule slow")) is None
+    assert made.due_ms(KEY) == BEGIN_MS + hour_ms, "what is not recorded has no effect"
+    again = made.lower(KEY, BEGIN_MS + 2 * hour_ms, BEGIN_MS + hour_ms, (5, None, "rule slow"))
+    assert again is not None
+    assert (again.before, again.after) == (
+        first.after,
+        f"5 sessions, 600/m until {BEGIN_MS + 2 * hour_ms}",
+    )
+    assert made.due_ms(KEY) == BEGIN_MS + 2 * hour_ms
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 90_000),
+            st.sampled_from(["", "blocked", "lower", "pause"]),
+            st.integers(1, 300_000),
+        ),
+        max_size=60,
+    )
+)
+def test_no_change_without_a_record(steps: list[tuple[int, str, int]]) -> None:
+    """Whoever knows the changes knows the words of the pace; and a pace always comes up again."""
+    made, now_ms, words = controller(interval=Seconds(60.0), attempts=5), BEGIN_MS, FULL
+    for wait_ms, what, for_ms in steps:
+        now_ms += wait_ms
+        changes = made.advance(KEY, now_ms)
+        found: ShapingChange | None = None
+        if what == "lower":
+            found = made.lower(KEY, now_ms + for_ms, now_ms, (3, 60, "rule"))
+        elif what == "pause":
+            found = made.pause(KEY, now_ms + for_ms, now_ms, "rule")
+        else:
+            changes += made.attempt(KEY, what, now_ms)
+        for change in [*changes, *([found] if found is not None else [])]:
+            if change.what == "pace":
+                assert change.before == words or "pause" in words
+                words = change.after
+            else:
+                words = "pause"
+        if KEY not in made.paces:
+            assert words == FULL
+        elif words != "pause":
+            assert str(made.paces[KEY]) == words
+    made.advance(KEY, now_ms + 24 * 60 * MINUTE_MS)
+    assert KEY not in made.paces
+
+
 def test_an_operator_ends_it() -> None:
     made = controller()
     replies(made, ["blocked"], BEGIN_MS)

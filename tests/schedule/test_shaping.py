@@ -48,20 +48,25 @@ def test_the_rules_of_a_provider(directory: Path) -> None:
     )
     assert made.reply(reply("policy"), BEGIN_MS) == []
     [change] = made.reply(reply("policy", text="[TS03] no"), BEGIN_MS)
-    assert change.after == "20 sessions, 150/m"
+    assert change.after == f"20 sessions, 150/m until {BEGIN_MS + HOUR_MS}"
     [change] = made.reply(reply("policy", "other"), BEGIN_MS)
-    assert change.after == "2 sessions, 600/m"
+    assert change.after == f"2 sessions, 600/m until {BEGIN_MS + HOUR_MS}"
 
 
 def test_another_pool_for_a_time(directory: Path) -> None:
     made = engine(directory, "name: p, class: blocked, action: pool, pool: second, for: 1h")
     [change] = made.reply(reply("blocked"), BEGIN_MS)
-    assert (change.before, change.after) == ("default", "second")
+    assert (change.before, change.after) == ("default", f"second until {BEGIN_MS + HOUR_MS}")
     assert made.pool_of("big", "default", BEGIN_MS + 1) == "second"
     assert made.reply(reply("blocked"), BEGIN_MS + HOUR_MS // 2) == [], "it has moved already"
     assert made.pool_of("big", "default", BEGIN_MS + HOUR_MS) == "default"
     assert made.pool_of("other", "default", BEGIN_MS + 1) == "default"
-    assert made.forget_old(BEGIN_MS + HOUR_MS) == [("big", "default")]
+    assert made.end_reroutes(BEGIN_MS + HOUR_MS - 1) == []
+    [over] = made.reply(reply("mailbox_full"), BEGIN_MS + HOUR_MS + 5)
+    assert over == (
+        BEGIN_MS + HOUR_MS, "big", "", "pool", "second", "default", "its time is over", True
+    )  # fmt: skip
+    assert made.end_reroutes(BEGIN_MS + 2 * HOUR_MS) == []
 
 
 def test_what_becomes_of_the_recipient(directory: Path) -> None:

@@ -13,7 +13,7 @@ from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.controller import Key, Pace
+from zonemta_py.schedule.controller import PACE_VERSION, Key, Pace
 from zonemta_py.schedule.permits import Stored
 from zonemta_py.schedule.shaping import Reroute
 from zonemta_py.schedule.warmup import Warming, WarmupState
@@ -70,7 +70,9 @@ def use_puts(stored: Stored) -> Puts:
 
 def pace_put(key: Key, pace: Pace | None) -> tuple[bytes, bytes]:
     """The pace of an address at a provider."""
-    return keys.sending_state_key(PACE, *key), b"" if pace is None else pack(pace)
+    return keys.sending_state_key(PACE, *key), b"" if pace is None else pack(
+        pace._replace(version=PACE_VERSION)
+    )
 
 
 def reroute_put(key: Key, reroute: Reroute | None) -> tuple[bytes, bytes]:

@@ -59,7 +59,8 @@ class MessageEgress:
             return None
         pool = self._pool(lease, way)
         family = egress.providers.table.settings(way.provider).family
-        if slot.permit is FREE and pool == way.own_pool and family == "both":
+        is_usual = slot.permit is FREE and pool == way.own_pool and family == "both"
+        if is_usual and not self._is_blocked(lease):
             return None
         now_ms = egress.now_ms()
         usable = self._ways.sources(way._replace(pool=pool), lease.destination)
@@ -107,6 +108,10 @@ class MessageEgress:
         if record.attempts >= settings.fallback_after or self._last_class(lease) == ReplyClass.BLOCKED:
             return settings.fallback_pool
         return way.pool
+
+    def _is_blocked(self, lease: Lease) -> bool:
+        """Whether the address of the last attempt was refused."""
+        return bool(lease.recipients[0].record.source) and self._last_class(lease) == ReplyClass.BLOCKED
 
     def _last_class(self, lease: Lease) -> str:
         return self._class_of(lease.recipients[0].record)
@@ -178,11 +183,18 @@ class MessageEgress:
         return now_ms + max(1000, min(refusal.until_ms - self._egress.now_ms(), 3_600_000))
 
     def has_others(self, lease: Lease, attempt: Attempt) -> bool:
-        """Whether a refused session says something of our address only, and its pool has other ones."""
+        """Whether a refused session says something of our address only, and mail may leave from other ones."""
         way = self._ways.of(lease.destination)
         if way is None or attempt.reply_class not in OF_SENDER:
             return False
-        return len(self._ways.sources(way, lease.destination)) > 1
+        fallback = self._ways.table.settings(lease.destination).fallback_pool
+        pools = {way.pool, fallback or way.pool}
+        found = {
+            source_name(each)
+            for pool in pools
+            for each in self._ways.sources(way._replace(pool=pool), lease.destination)
+        }
+        return len(found) > 1
 
     def begin(self, slot: WorkerSlot, opened: int) -> None:
         """The message of the worker is sent now, in a session that is new if ``opened``."""

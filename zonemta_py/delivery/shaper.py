@@ -54,7 +54,7 @@ class Shaper:
         self._on_change = on_change
         self.engine = ShapingEngine()
         self.last_classes: dict[Key, deque[str]] = {}
-        self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
+        self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap; some are too early
 
     @property
     def controller(self) -> Controller:
@@ -78,14 +78,13 @@ class Shaper:
 
     def forget_old(self, now_ms: int) -> None:
         """Drop what counts no more."""
-        over = self.engine.forget_old(now_ms)
+        self.engine.forget_old(now_ms)
+        if over := self.engine.end_reroutes(now_ms):
+            self.write(*self.apply(over))
         counted = {key for key, _, _ in self.controller.counts(now_ms)} | set(self.controller.paces)
         for key in [key for key in self.last_classes if key not in counted]:
             del self.last_classes[key]
         self._permits.forget_unused()
-        if over:
-            self.write((), [reroute_put(key, None) for key in over])
-            self._on_change()
 
     @property
     def due_ms(self) -> int | None:
@@ -119,10 +118,17 @@ class Shaper:
     def apply(self, changes: Sequence[ShapingChange]) -> tuple[list[Event], Puts]:
         """Let the permits follow the controller, and its changes slow down the warm-up of their addresses."""
         puts: Puts = []
+        reroutes = self.engine.reroutes
         if any(change.what == POOL for change in changes):
-            puts += [reroute_put(key, each) for key, each in self.engine.reroutes.items()]
+            over = [
+                (each.provider, each.after) for each in changes if each.what == POOL and each.is_raise
+            ]
+            puts += [reroute_put(key, None) for key in over if key not in reroutes]
+            puts += [reroute_put(key, each) for key, each in reroutes.items()]
         events: list[Event] = [event_of(change) for change in changes]
-        for key in dict.fromkeys((change.provider, change.address) for change in changes):
+        for key in dict.fromkeys(
+            (change.provider, change.address) for change in changes if change.address
+        ):
             self._follow(key)
             puts.append(pace_put(key, self.controller.paces.get(key)))
         for change in changes:

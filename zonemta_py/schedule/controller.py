@@ -19,7 +19,7 @@ OF_SENDER = frozenset(
 )  # fmt: skip
 BLOCKED = "blocked"
 APART = 10  # a decrease is not repeated within this part of an interval: its replies were under way
-SAME_PAUSE = 100  # a pause that is longer by this part of it is the same
+SAME_PERIOD = 100  # a pause, or a rule, that is longer by this part of it is the same
 MINUTE_S = 60.0
 
 
@@ -27,7 +27,7 @@ class Pace(NamedTuple):
     """What is allowed from an address to a provider, as stored: ``rate`` is messages a minute.
 
     It was changed at ``changed_ms``, and comes up to ``top_sessions`` and ``top_rate``. Nothing is sent before
-    ``paused_ms``.
+    ``paused_ms``; a rule keeps it down until ``kept_ms``. Replies have lowered it last at ``lowered_ms``.
     """
 
     version: int
@@ -38,9 +38,15 @@ class Pace(NamedTuple):
     changed_ms: int
     paused_ms: int
     cause: str
+    kept_ms: int = 0  # this and what follows: since version 2
+    lowered_ms: int = 0
 
     def __str__(self) -> str:
-        return f"{self.sessions} sessions, {self.rate}/m"
+        until = f" until {self.kept_ms}" if self.kept_ms else ""
+        return f"{self.sessions} sessions, {self.rate}/m{until}"
+
+
+PACE_VERSION = 2
 
 
 class ShapingChange(NamedTuple):
@@ -90,9 +96,8 @@ class Controller:
         if not (self._settings.enabled and is_bad):
             return changes
         pace = self.paces.get(key)
-        if pace is not None and now_ms < max(
-            pace.paused_ms, pace.changed_ms + self._interval_ms // APART
-        ):
+        apart_ms = self._interval_ms // APART
+        if pace is not None and now_ms < max(pace.paused_ms, pace.lowered_ms + apart_ms):
             return changes
         if reply_class == BLOCKED:
             changes.append(self._decrease(key, now_ms, "the class of a reply was blocked"))
@@ -119,7 +124,7 @@ class Controller:
             observed = shortest.events / shortest.per_s * MINUTE_S
         rate = max(1, round(observed))
         sessions = limits.sessions_per_address or limits.sessions or self._settings.sessions
-        return Pace(1, sessions, rate, sessions, rate, now_ms, 0, "")
+        return Pace(PACE_VERSION, sessions, rate, sessions, rate, now_ms, 0, "")
 
     def _decrease(self, key: Key, now_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
@@ -128,7 +133,7 @@ class Controller:
         return self._set(
             key, pace._replace(
                 sessions=max(1, int(pace.sessions * part)), rate=max(1, int(pace.rate * part)),
-                changed_ms=now_ms, cause=cause,
+                changed_ms=max(pace.changed_ms, now_ms), lowered_ms=now_ms, cause=cause,
             ), now_ms, cause,
         )  # fmt: skip
 
@@ -142,17 +147,22 @@ class Controller:
     ) -> ShapingChange | None:
         """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps.
 
-        None: no more was allowed before.
+        None: no more was allowed before, and about as long.
         """
         sessions, rate, cause = to
         pace = self.paces.get(key) or self._top(key, now_ms)
+        is_no_more = (sessions is None or pace.sessions <= sessions) and (
+            rate is None or pace.rate <= rate
+        )
+        if is_no_more and _is_as_long(pace.kept_ms, until_ms, now_ms):
+            return None
         lowered = pace._replace(
             sessions=pace.sessions if sessions is None else max(1, min(pace.sessions, sessions)),
             rate=pace.rate if rate is None else max(1, min(pace.rate, rate)),
-            changed_ms=max(pace.changed_ms, until_ms - self._interval_ms), cause=cause,
+            changed_ms=max(pace.changed_ms, until_ms - self._interval_ms), kept_ms=max(pace.kept_ms, until_ms),
+            cause=cause,
         )  # fmt: skip
-        change = self._set(key, lowered, now_ms, cause)
-        return change if change.before != change.after else None
+        return self._set(key, lowered, now_ms, cause)
 
     def top(self, key: Key, now_ms: int) -> Pace:
         """The pace that is full, for rules that lower it to a share."""
@@ -161,12 +171,12 @@ class Controller:
     def pause(self, key: Key, until_ms: int, now_ms: int, cause: str) -> ShapingChange | None:
         """Send nothing until ``until_ms``, then come up from the floor; None: that is so already."""
         pace = self.paces.get(key) or self._top(key, now_ms)
-        if pace.paused_ms + (until_ms - now_ms) // SAME_PAUSE >= until_ms:
-            return None  # of replies that follow at once
+        if _is_as_long(pace.paused_ms, until_ms, now_ms):
+            return None
         before = "sending" if pace.paused_ms <= now_ms else f"paused until {pace.paused_ms}"
         self.paces[key] = pace._replace(
             sessions=1, rate=max(1, pace.top_rate * self._settings.step // 100),
-            changed_ms=until_ms, paused_ms=until_ms, cause=cause,
+            changed_ms=until_ms, paused_ms=until_ms, lowered_ms=until_ms, cause=cause,
         )  # fmt: skip
         return ShapingChange(now_ms, *key, PAUSE, before, f"paused until {until_ms}", cause)
 
@@ -183,7 +193,9 @@ class Controller:
     def due_ms(self, key: Key) -> int | None:
         """When the pace comes up by a step."""
         pace = self.paces.get(key)
-        return None if pace is None else max(pace.changed_ms + self._interval_ms, pace.paused_ms)
+        if pace is None:
+            return None
+        return max(pace.changed_ms + self._interval_ms, pace.paused_ms, pace.kept_ms)
 
     def advance(self, key: Key, now_ms: int) -> list[ShapingChange]:
         """Come up by the steps that are due."""
@@ -192,7 +204,7 @@ class Controller:
             pace = self.paces[key]
             raised = pace._replace(
                 sessions=min(pace.top_sessions, pace.sessions + self._step(pace.top_sessions)),
-                rate=min(pace.top_rate, pace.rate + self._step(pace.top_rate)), changed_ms=due_ms,
+                rate=min(pace.top_rate, pace.rate + self._step(pace.top_rate)), changed_ms=due_ms, kept_ms=0,
             )  # fmt: skip
             cause = f"quiet for {self._settings.interval:g} s"
             if (raised.sessions, raised.rate) == (pace.top_sessions, pace.top_rate):
@@ -255,6 +267,11 @@ class _Counts:
             self.attempts + self.attempts_before * left_ms // interval_ms,
             self.bad + self.bad_before * left_ms // interval_ms,
         )
+
+
+def _is_as_long(until_ms: int, new_ms: int, now_ms: int) -> bool:
+    """Whether what ends at ``new_ms`` is what ends at ``until_ms``: the replies followed at once."""
+    return until_ms + (new_ms - now_ms) // SAME_PERIOD >= new_ms
 
 
 def rate_of(pace: Pace) -> tuple[Rate, ...]:

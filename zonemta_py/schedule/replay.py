@@ -135,6 +135,7 @@ class ShapingReplay:
         last_ms = max((each.time_ms for each in self.recorded), default=0)
         until_ms = max(self._newest_ms - LATE_MS, last_ms) if now_ms is None else now_ms
         for node in self._nodes.values():
+            self._keep(node.engine.end_reroutes(until_ms))
             for key in list(node.engine.controller.paces):
                 self._keep(node.engine.controller.advance(key, until_ms))
         self.changes.sort()

@@ -15,6 +15,7 @@ from zonemta_py.schedule.controller import MINUTE_S, Controller, Key, ShapingCha
 
 POOL = "pool"
 OPERATOR = "an operator"  # the cause of what an operator changes
+OVER = "its time is over"  # the cause of the end of a reroute
 
 
 class ReplyAbout(NamedTuple):
@@ -108,7 +109,8 @@ class ShapingEngine:
 
     def reply(self, about: ReplyAbout, now_ms: int) -> list[ShapingChange]:
         """A recipient has its reply; ``reply_class`` is empty if it was accepted. Returns what changed."""
-        changes = self.controller.attempt(about.key, about.reply_class, now_ms)
+        changes = self.end_reroutes(now_ms) if self.reroutes else []
+        changes += self.controller.attempt(about.key, about.reply_class, now_ms)
         for rule in self._matching(about):
             if rule.action in _SENDING and self._reaches_threshold(rule, about.key, now_ms):
                 change = self._act(rule, about, now_ms)
@@ -156,18 +158,25 @@ class ShapingEngine:
         if before == rule.pool:
             return None  # after its time the own pool is tried again
         self.reroutes[about.provider, about.pool] = Reroute(1, rule.pool, until_ms)
+        after = f"{rule.pool} until {until_ms}"
         return ShapingChange(
-            now_ms, about.provider, about.address, POOL, before, rule.pool, f"rule {rule.name}"
+            now_ms, about.provider, about.address, POOL, before, after, f"rule {rule.name}"
         )
 
-    def forget_old(self, now_ms: int) -> list[tuple[str, str]]:
-        """Drop what counts no more; returns the reroutes that are over."""
+    def end_reroutes(self, now_ms: int) -> list[ShapingChange]:
+        """Forget the reroutes whose time is over; returns these changes, at the time of each."""
+        over = [(key, each) for key, each in self.reroutes.items() if each.until_ms <= now_ms]
+        for key, _ in over:
+            del self.reroutes[key]
+        return [
+            ShapingChange(each.until_ms, provider, "", POOL, each.pool, pool, OVER, is_raise=True)
+            for (provider, pool), each in over
+        ]
+
+    def forget_old(self, now_ms: int) -> None:
+        """Drop what counts no more."""
         self.controller.forget_idle(now_ms)
         self._counts = {key: count for key, count in self._counts.items() if count.used(now_ms)}
-        over = [key for key, each in self.reroutes.items() if each.until_ms <= now_ms]
-        for key in over:
-            del self.reroutes[key]
-        return over
 
 
 _SENDING = ("suspend", "lower_rate", "lower_sessions", "pool")

@@ -90,6 +90,7 @@ def test_records_are_frozen() -> None:
                 6,
                 "rfc822;x",
                 "192.0.2.9",
+                "blocked",
             ),
             read_waiting,
         ),
@@ -181,6 +182,16 @@ def test_version_5_is_read() -> None:
     assert read_mark(mark).version == 5
     assert read_meta(meta).options.priority == "urgent"
     assert (read_waiting(waiting).orcpt, read_waiting(waiting).source) == ("rfc822;x", "")
+
+
+def test_version_6_is_read() -> None:
+    """What the sixth wrote: all but the class of the last reply."""
+    mark, meta, waiting, *_ = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-6.hex").read_text().split()
+    )
+    assert read_mark(mark).version == 6
+    assert read_meta(meta).campaign == "spring"
+    assert (read_waiting(waiting).source, read_waiting(waiting).reply_class) == ("192.0.2.9", "")
 
 
 def test_options_may_be_missing() -> None:

@@ -147,7 +147,8 @@ class SimulatedEgress(Allowance):
         """As ``delivery.shaper`` does: the permits follow, and a pace that was lowered slows down the warm-up."""
         for change in changes:
             self.limits.changed(change)
-            self._follow((change.provider, change.address))
+            if change.address:
+                self._follow((change.provider, change.address))
             if change.what == POOL:
                 for each in self.engine.reroutes.values():
                     self.clock.at_ms(each.until_ms, self._changed)
