@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+import yaml
+
 from tests.kit.deadlines import until
 from tests.kit.relay import empty, relaying, sound, staged
 from zonemta_py.queue.upkeep.inspect import recipient_rows
+from zonemta_py.schedule.gates import Gates
 
 TEXT = b"Subject: hi\r\n\r\nbody\r\n"
 DOMAINS = 400
@@ -54,3 +58,38 @@ async def test_a_pause_ends_for_all(directory: Path) -> None:
             assert sound(relay)
         assert 1 < most <= 6
         assert big.most_sessions <= 6
+
+
+async def test_a_change_at_one_provider_wakes_no_other(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever waits: a provider that refuses mail makes no work for the mail of others."""
+    names = [f"p{n}" for n in range(12)]
+    own = {name: {"mx": [f"*.{name}.example"], "limits": {"rate": ["1/h"]}} for name in names}
+    (directory / "providers.yaml").write_text(yaml.safe_dump({"providers": own}))
+    async with staged(directory) as stage:
+        for name in names:
+            await stage.provider(name, [f"{name}-d.example"])
+        config = stage.config(
+            providers={"file": "providers.yaml", "shipped": False},
+            pools={"default": [{"address": "127.0.0.31"}]},
+            processes={"receivers": 0, "senders": 0},
+        )
+        async with relaying(config) as relay:
+            for name in names * 3:
+                await relay.enqueue("s@sender.example", [f"x@{name}-d.example"], TEXT)
+            egress = relay._delivery.egress
+            await until(lambda: len(egress.gates.all()) == len(names), "all providers to wait")
+            woken: list[str] = []
+            wake = Gates.room_at
+
+            def room_at(gates: Gates, provider: str) -> None:
+                woken.append(provider)
+                wake(gates, provider)
+
+            monkeypatch.setattr(Gates, "room_at", room_at)
+            now_ms = egress.now_ms()
+            changes = egress.shaper.controller.attempt(("p7", "127.0.0.31"), "blocked", now_ms)
+            egress.shaper.write(*egress.shaper.apply(changes))
+            assert woken == ["p7"]
+            assert sound(relay)

@@ -6,7 +6,7 @@ under ``meta/sending/``, and the events ``shaped``.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
@@ -76,7 +76,7 @@ class Egress(Allowance):
         self._suspensions = 0  # the version that ``_free`` is about
         self._timer: asyncio.TimerHandle | None = None
         self.look_ups = LookUps(self.learn)
-        self.shaper = Shaper(queue, self.permits, self.warmup, self.now_ms, self.changed)
+        self.shaper = Shaper(queue, self.permits, self.warmup, self.now_ms, self._shaped)
         self._closed = False
         stored = read_stored(queue.store)
         self.configure(config, read_egress(config), stored.warmups)
@@ -110,6 +110,13 @@ class Egress(Allowance):
         self._arm()
         for gate in self.gates.all():
             self.gates.room_at(gate.provider)
+
+    def _shaped(self, providers: Collection[str]) -> None:
+        """Paces or pools of ``providers`` have changed."""
+        self._free.clear()
+        self._arm()
+        for provider in providers:
+            self.gates.room_at(provider)
 
     # ---- what the zones ask
 

@@ -5,7 +5,7 @@ Decisions are those of ``schedule.controller``. Here they become limits of the p
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class EgressFiles(NamedTuple):
 
 
 class Shaper:
-    """Applies what replies change. ``on_change`` is called when the permits have other limits."""
+    """Applies what replies change. ``on_change`` is called with the providers to which other limits apply."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Shaper:
         permits: Permits,
         warmup: WarmUp,
         now_ms: Callable[[], int],
-        on_change: Callable[[], None],
+        on_change: Callable[[Collection[str]], None],
     ) -> None:
         self._queue = queue
         self._permits = permits
@@ -139,7 +139,7 @@ class Shaper:
                 if each.slow(change.time_ms):
                     puts.append(warmup_put(each))
                     events.append(_slowed(change))
-        self._on_change()
+        self._on_change({change.provider for change in changes})
         return events, puts
 
     def _follow(self, key: Key) -> None:

@@ -4,7 +4,7 @@ Permits, gates, controller, rules of shaping and warm-up are the relay's own cod
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -143,7 +143,7 @@ class SimulatedEgress(Allowance):
         if changes:
             self._apply(changes)
 
-    def _apply(self, changes: Iterable[ShapingChange]) -> None:
+    def _apply(self, changes: Collection[ShapingChange]) -> None:
         """As ``delivery.shaper`` does: the permits follow, and a pace that was lowered slows down the warm-up."""
         for change in changes:
             self.limits.changed(change)
@@ -151,7 +151,7 @@ class SimulatedEgress(Allowance):
                 self._follow((change.provider, change.address))
             if change.what == POOL:
                 for each in self.engine.reroutes.values():
-                    self.clock.at_ms(each.until_ms, self._changed)
+                    self.clock.at_ms(each.until_ms, self._end_reroutes)
             if change.is_raise:
                 continue
             for warming in self.warmup.of(change.address, change.provider):
@@ -163,19 +163,20 @@ class SimulatedEgress(Allowance):
                             change.time_ms, change.provider, change.address, "warmup", *steps, cause
                         )
                     )
-        self._changed()
+        self._free.clear()
+        self._arm()
+        for provider in {change.provider for change in changes}:
+            self.gates.room_at(provider)
+
+    def _end_reroutes(self) -> None:
+        if changes := self.engine.end_reroutes(self.clock.now_ms):
+            self._apply(changes)
 
     def _follow(self, key: Key) -> None:
         self.permits.path(*key).ceiling.follow(self.engine.controller.paces.get(key))
         due_ms = self.engine.controller.due_ms(key)
         if due_ms is not None:
             heappush(self._steps, (due_ms, key))
-
-    def _changed(self) -> None:
-        self._free.clear()
-        self._arm()
-        for gate in self.gates.all():
-            self.gates.room_at(gate.provider)
 
     # ---- time
 
