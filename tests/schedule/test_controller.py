@@ -142,7 +142,7 @@ def test_a_rule_that_begins_again_is_a_change() -> None:
     )
 )
 def test_no_change_without_a_record(steps: list[tuple[int, str, int]]) -> None:
-    """Whoever knows the changes knows the words of the pace; and a pace always comes up again."""
+    """The changes give the words of the pace; and a pace always comes up again."""
     made, now_ms, words = controller(interval=Seconds(60.0), attempts=5), BEGIN_MS, FULL
     for wait_ms, what, for_ms in steps:
         now_ms += wait_ms
