@@ -149,6 +149,7 @@ def test_groups() -> None:
     """Nine grids of sessions; every scenario has its own name."""
     assert len(set(GROUPS["all"])) == len(SCENARIOS)
     assert len(GROUPS["sessions"]) == 9
+    assert len(GROUPS["limits"]) == 6
     assert set(GROUPS["standard"]) < set(GROUPS["all"])
 
 
@@ -156,7 +157,7 @@ def test_groups() -> None:
     ("name", "processes"),
     [
         ("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto"), ("dkim-ed25519", "0/0"),
-        ("deep", "auto/auto"), ("dead", "0/1"), ("auth", "1/0"), ("sessions-1000x10000", "0/0"),
+        ("deep", "auto/auto"), ("dead", "0/1"), ("auth", "1/0"), ("connect-limits", "0/0"), ("list50-mx", "0/1"), ("sessions-1000x10000", "0/0"),
     ],
 )  # fmt: skip
 def test_scenarios_and_arrangements(directory: Path, name: str, processes: str) -> None:

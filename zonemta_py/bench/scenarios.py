@@ -27,6 +27,7 @@ class Scenario:
     dead: int = 0  # domains that do not answer, a message for each queued at the start
     domains: int = 0  # of the recipients, each a destination of its own; 0: one smarthost
     auth: bool = False  # with AUTH on each connection
+    limited: bool = False  # a pool, limits of the provider and of the addresses, and a warm-up, none of which is reached
 
     @property
     def for_peers(self) -> bool:
@@ -58,8 +59,20 @@ def _sessions(connections: int, domains: int) -> Scenario:
     )
 
 
+LIMITED = ("kept", "connect", "list50")
+
+
+def _by_mx(name: str, *, limited: bool) -> Scenario:
+    """A named scenario with the domain found in DNS instead of a smarthost, which limits of providers do not concern."""
+    base = next(each for each in _UNLIMITED if each.name == name)
+    end, title = ("limits", "limits") if limited else ("mx", "by MX")
+    return replace(
+        base, name=f"{name}-{end}", title=f"{base.title}, {title}", domains=1, limited=limited
+    )
+
+
 SESSIONS = tuple(_sessions(c, d) for c in (100, 1_000, 10_000) for d in (1, 10_000, 50_000))
-SCENARIOS = (
+_UNLIMITED = (
     Scenario("kept", "4 KB, kept sessions", 20_000, 30),
     Scenario("connect", "4 KB, one connection each", 10_000, 30, keep=False),
     Scenario("auth", "4 KB, a connection with AUTH each", 10_000, 30, keep=False, auth=True),
@@ -106,10 +119,15 @@ SCENARIOS = (
     ),
     Scenario("churned", "4 KB, 5 million came and went", 20_000, 30, churn=5_000_000),
     Scenario("soak", "1,000 a second, over time", 60_000, 30, per_second=1000, soak=True),
+)
+SCENARIOS = (
+    *_UNLIMITED,
+    *(_by_mx(name, limited=limited) for name in LIMITED for limited in (False, True)),
     *SESSIONS,
 )
 GROUPS = {
     "standard": ("kept", "connect", "list50", "64k", "20m"),
+    "limits": tuple(each.name for each in SCENARIOS if each.name.endswith(("-mx", "-limits"))),
     "sessions": tuple(scenario.name for scenario in SESSIONS),
     "all": tuple(scenario.name for scenario in SCENARIOS),
 }

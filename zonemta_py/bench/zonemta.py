@@ -26,10 +26,29 @@ zones:
   default: {{{route}, connections: {connections}}}
   blocked: {{smarthost: null, port: 9, connections: 100}}
 {dkim}
+{limits}
 """
 SETTLE_TIMEOUT_S = 300.0
 TLS = ", tls: {mode: implicit, certificate_file: tls.pem, key_file: tls.key}"
 AUTH = ", trusted_networks: [], senders: any, auth: {users_file: users, require_tls: false}"
+LIMITS = """\
+providers: {file: providers.yaml}
+warmup: {file: warmup.yaml}
+pools:
+  default:
+    - {address: 127.0.0.31, limits: {sessions: 2000, rate: [1000000/s, 1000000000/d]}}
+    - {address: 127.0.0.32, limits: {sessions: 2000, rate: [1000000/s, 1000000000/d]}}
+"""
+FILES_OF_LIMITS = {
+    "providers.yaml": """\
+providers:
+  bench:
+    mx: ["*.sink.example"]
+    limits:
+      {sessions: 4000, sessions_per_address: 2000, messages_per_session: 100000, rate: [1000000/s, 1000000000/d], connect_rate: 1000000/m}
+""",
+    "warmup.yaml": "- {address: 127.0.0.31, begins: 2026-01-01, daily: [1000000000], provider: bench}\n",
+}
 DKIM = "dkim: {keys: [{domain: source.example, selector: bench, key_file: dkim.pem}]}"
 
 
@@ -74,6 +93,7 @@ class ZonemtaRelay:
                 dkim=DKIM if scenario.dkim else "",
                 tls=TLS if scenario.tls else "",
                 auth=AUTH if scenario.auth else "",
+                limits=LIMITS if scenario.limited else "",
                 processes=f"{{receivers: {receivers}, senders: {senders}}}",
             )
         )
@@ -113,6 +133,8 @@ def _prepare(directory: Path, scenario: Scenario) -> None:
         churn_queue(directory / "queue", scenario.churn)
     if scenario.dead:
         fill_dead(directory / "queue", scenario.dead)
+    for name, text in FILES_OF_LIMITS.items() if scenario.limited else ():
+        (directory / name).write_text(text)
     if scenario.auth:
         name, _, password = LOGIN.partition(":")
         add_user(directory / "users", name, hash_password(password))

@@ -164,7 +164,7 @@ class AdminService:
         scheme = "https" if self._config.admin.tls.certificate_file is not None else "http"
         places = zip(self._config.admin.address, server.ports, strict=True)
         hosts = [(_host(each, self._hostname), port) for each, port in places if port]
-        code = page.logins.new_link()
+        code = page.new_link()
         urls = [f"{scheme}://{host}:{port}/login?code={code}" for host, port in hosts]
         return {"urls": urls, "valid_s": int(LINK_VALID_S)}
 

@@ -1,4 +1,4 @@
-"""The page: login, views, and forms that execute operations. What a form does, a command and the API do too.
+"""The page: views, and forms that execute operations. What a form does, a command and the API do too.
 
 A view is rendered by one template, for a request and each second for those who watch: server-sent events carry the
 part that changes, and the script of the page puts it in place. All values are escaped by Jinja2; the content security policy
@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from aiohttp import web
 
@@ -17,13 +16,11 @@ from zonemta_py.admin.http_server import HttpRoute
 from zonemta_py.admin.operation_table import OPERATIONS, run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.page.charts import Charts
-from zonemta_py.admin.page.logins import Logins, PageSession
+from zonemta_py.admin.page.logins import PageSession
 from zonemta_py.admin.page.responses import (
     HEADERS,
     MINUTES,
     STATIC,
-    begin_session,
-    cookie_name,
     form_fields,
     html_page,
     local_path,
@@ -31,6 +28,7 @@ from zonemta_py.admin.page.responses import (
     read_static,
     redirect,
 )
+from zonemta_py.admin.page.sessions import PageSessions, to_login
 from zonemta_py.admin.page.views import Context, Views
 from zonemta_py.admin.permissions import restrict
 from zonemta_py.admin.tokens import Role, Token, Tokens
@@ -67,12 +65,11 @@ class Page:
     ) -> None:
         self._operations = operations
         self._charts = charts
-        self._tokens = tokens
-        self.logins = Logins()
         self._watchers = 0
         self._shared: dict[str, tuple[float, Context]] = {}  # by path, and when
         self._closing = asyncio.Event()
         self._environment = make_environment(hostname)
+        self._sessions = PageSessions(tokens, self._environment.get_template("login.html").render)
         self._files = {name: read_static(name) for name in STATIC}
         views = Views(operations)
         self._views = {
@@ -116,11 +113,13 @@ class Page:
             *routes,
             _route("GET", "/static/{name}", self._static),
             _route("GET", "/series", self._series),
-            _route("GET", "/login", self._login),
-            _route("POST", "/login", self._login_by_token),
-            _route("POST", "/logout", self._logout),
+            *(_route(*each) for each in self._sessions.routes()),
             _route("POST", "/do/{operation}", self._do),
         ]
+
+    def new_link(self) -> str:
+        """A code that opens one session (``Logins``)."""
+        return self._sessions.logins.new_link()
 
     def close(self) -> None:
         """End the streams: the relay stops."""
@@ -130,9 +129,9 @@ class Page:
 
     def _view_handler(self, view: PageView) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session = self._session(request)
+            session = self._sessions.find(request)
             if session is None:
-                return self._to_login(request)
+                return to_login(request)
             if session.token.tenant and not view.for_tenants:
                 return redirect("/search")
             if "text/event-stream" in request.headers.get("Accept", ""):
@@ -223,7 +222,7 @@ class Page:
     ) -> None:
         """Until the client has gone, the session ends, or the relay stops."""
         before, loop = "", asyncio.get_running_loop()
-        while not self._closing.is_set() and self._is_valid(session):
+        while not self._closing.is_set() and self._sessions.is_valid(session):
             text, _ = await self._rendered(request, view, session, "main.html")
             sent, before = text if text != before else "", text
             patience.reschedule(loop.time() + WRITE_S)
@@ -238,7 +237,7 @@ class Page:
 
     async def _series(self, request: web.Request) -> web.StreamResponse:
         """The columns of a chart."""
-        session = self._session(request)
+        session = self._sessions.find(request)
         if session is None or session.token.tenant:
             return web.Response(status=403, headers=HEADERS)
         minutes = request.query.get("minutes", "")
@@ -257,59 +256,11 @@ class Page:
             return web.Response(status=304, headers=headers)
         return web.Response(body=body, content_type=STATIC[name], charset="utf-8", headers=headers)
 
-    # ---- sessions
-
-    def _session(self, request: web.Request) -> PageSession | None:
-        session = self.logins.find(request.cookies.get(cookie_name(request), ""))
-        return session if session is not None and self._is_valid(session) else None
-
-    def _is_valid(self, session: PageSession) -> bool:
-        """Whether a session is open, and its token was not removed since."""
-        is_known = not session.token.digest or session.token in self._tokens()
-        return is_known and self.logins.is_open(session)
-
-    def _to_login(self, request: web.Request) -> web.StreamResponse:
-        if "text/event-stream" in request.headers.get("Accept", ""):  # a redirect would be followed
-            return web.Response(status=401, headers=HEADERS)
-        return redirect("/login?" + urlencode({"next": request.path_qs}))
-
-    async def _login(self, request: web.Request) -> web.StreamResponse:
-        """The form, or with a code a session."""
-        code, then = request.query.get("code"), local_path(request.query.get("next", "/"))
-        if code is None:
-            return self._login_form("", then)
-        session = self.logins.redeem(code)
-        if session is None:
-            text = "This link was used, or is too old. `zonemta status` prints another."
-            return self._login_form(text, then, 403)
-        return begin_session(request, session.key, "/")
-
-    async def _login_by_token(self, request: web.Request) -> web.StreamResponse:
-        fields = await form_fields(request)
-        then = local_path(fields.get("next", "/"))
-        token = self._tokens().find(fields.get("token", "").strip())
-        if token is None or not token.allows(Role.READ):
-            text = (
-                "This is no token of this relay." if token is None else "This token is not for looking."
-            )
-            return self._login_form(text, then, 403)
-        return begin_session(request, self.logins.open(token).key, then)
-
-    def _login_form(self, text: str, then: str, status: int = 200) -> web.Response:
-        template = self._environment.get_template("login.html")
-        return html_page(template.render(error=text, then=then), status)
-
-    async def _logout(self, request: web.Request) -> web.StreamResponse:
-        session, fields = self._session(request), await form_fields(request)
-        if session is not None and session.is_own_form(fields.get("csrf", "")):
-            self.logins.close(session)
-        return redirect("/login")
-
     # ---- forms
 
     async def _do(self, request: web.Request) -> web.StreamResponse:
         """Execute an operation that changes something, and return to the page of the form."""
-        session, fields = self._session(request), await form_fields(request)
+        session, fields = self._sessions.find(request), await form_fields(request)
         if session is None:
             return redirect("/login")
         if not session.is_own_form(fields.pop("csrf", "")):
