@@ -1,6 +1,6 @@
 """``pytest -p tests.kit.parallel --in-parallel DIRECTORY …``: the tests below DIRECTORY run in a pytest of their own.
 
-The option may be repeated. The reports become reports of the first process, after its own tests: one list
+The option may be repeated, also for a directory below another one. The reports become reports of the first process, after its own tests: one list
 of failures, one closing line.
 """
 
@@ -64,9 +64,9 @@ class Sender:
 
 
 class Other:
-    """A process that runs the tests of ``directory``."""
+    """A process that runs the tests of ``directory``, without those of ``others``."""
 
-    def __init__(self, directory: Path, scratch: Path) -> None:
+    def __init__(self, directory: Path, others: Sequence[Path], scratch: Path) -> None:
         self.directory = directory
         self.reports = scratch / f"{directory.name}.reports"
         self._output = (scratch / f"{directory.name}.output").open("w+b")
@@ -76,6 +76,7 @@ class Other:
             "-p",
             "tests.kit.parallel",
             f"--reports-to={self.reports}",
+            *(f"--ignore={each}" for each in others if directory in each.parents),
             str(directory),
         ]
         self.process = subprocess.Popen(
@@ -111,7 +112,7 @@ class Receiver:
         if session.config.option.collectonly:
             return (yield)
         with tempfile.TemporaryDirectory() as name:
-            others = [Other(directory, Path(name)) for directory in self._directories]
+            others = [Other(directory, self._directories, Path(name)) for directory in self._directories]
             try:
                 result = yield
                 for other in others:
