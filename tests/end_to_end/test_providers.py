@@ -13,6 +13,7 @@ from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import ListRequest, ReleaseRequest
 from zonemta_py.core import clock
+from zonemta_py.sink.nameserver import SILENT
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.sink_provider import SinkProvider
 
@@ -364,3 +365,28 @@ async def test_a_pool_without_a_usable_address(directory: Path) -> None:
         assert len(big.accepted) == 1
     [delivered] = logged_events(directory, "delivered")
     assert delivered["attempt"] == 1
+
+
+async def test_mail_waits_for_a_look_up_and_not_for_a_connection(directory: Path) -> None:
+    """The only connection of the zone serves others while a name server says nothing; then that domain has its turn."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["slow.example", *(f"d{n}.example" for n in range(3))])
+        records = dict(stage.names.records)
+        stage.names.records = {**records, "slow.example": SILENT}
+        config = shaped(
+            stage, (0, 0), {"big": {"sessions": 5}}, zones={"default": {"connections": 1}},
+            resolver={"nameservers": [f"127.0.0.1:{stage.dns_port}"], "timeout": "60s"},
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            workers = relay._delivery.zones["default"]
+            await fill(relay, ["slow.example"], 3)
+            await until(lambda: (why := workers.why("slow.example")) and why.name, "a reason")
+            await fill(relay, [f"d{n}.example" for n in range(3)], 12, "n")
+            await until(lambda: len(big.accepted) == 12, "mail to the others")
+            why = workers.why("slow.example")
+            assert why is not None
+            assert why.name == "provider_look_up"
+            stage.names.records = records
+            await empty(relay)
+        assert len(big.accepted) == 15
+    assert {each["attempt"] for each in logged_events(directory, "delivered")} == {1}
