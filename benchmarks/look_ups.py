@@ -10,8 +10,9 @@ import time
 
 import uvloop
 
+from zonemta_py.config.endpoints import HostPort, NameServer
 from zonemta_py.config.schema import Resolver
-from zonemta_py.config.units import HostPort, NameServer, Seconds
+from zonemta_py.config.units import Seconds
 from zonemta_py.delivery.mx import MxResolver
 
 AT_ONCE = 20

@@ -12,9 +12,9 @@ from functools import lru_cache
 from ipaddress import ip_address
 
 from zonemta_py.config.destinations import DestinationTable
+from zonemta_py.config.endpoints import Network
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenant
-from zonemta_py.config.units import Network
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import NotAccepted
 

@@ -15,8 +15,8 @@ from tests.kit.deadlines import scaled
 from zonemta_py.admin import http_server
 from zonemta_py.admin.http_server import HttpRoute, HttpServer
 from zonemta_py.admin.tokens import Role, Token, Tokens, digest_of
+from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Admin, AdminTls
-from zonemta_py.config.units import AdminAddress
 from zonemta_py.core.errors import LocalError
 
 LOCAL = AdminAddress("127.0.0.1", 0)

@@ -12,7 +12,7 @@ from zonemta_py.bench.sampler import Sample, Span, quantile, spans
 from zonemta_py.bench.scenarios import GROUPS, SCENARIOS, Scenario
 from zonemta_py.bench.source import Load, make_body, run
 from zonemta_py.bench.zonemta import ZonemtaRelay
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.sink.script import Rule, Script, Step, load_script
 from zonemta_py.sink.server import Sink

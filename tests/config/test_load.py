@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.config.schema import Config, ListenerTls
 from zonemta_py.config.tenants import Tenants
-from zonemta_py.config.units import HostPort, Seconds
+from zonemta_py.config.units import Seconds
 from zonemta_py.config.zones import ExponentialRetry, Retry, Zone
 from zonemta_py.core.errors import ConfigError
 

@@ -1,8 +1,8 @@
-"""Durations, sizes, rates, addresses."""
+"""Durations, sizes, rates."""
 
 import pytest
 
-from zonemta_py.config.units import HostPort, Rate, duration, host_port, rate, size
+from zonemta_py.config.units import Rate, duration, rate, size
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,3 @@ def test_rate(text: str, expected: Rate) -> None:
 def test_no_rate(bad: object) -> None:
     with pytest.raises(ValueError, match="rate"):
         rate(bad)
-
-
-def test_host_port() -> None:
-    assert host_port("127.0.0.1:25") == HostPort("127.0.0.1", 25)
-    assert host_port("[::1]:25") == HostPort("::1", 25)
-    assert host_port("ns.example", 53) == HostPort("ns.example", 53)
-    assert str(HostPort("::1", 25)) == "[::1]:25"
-    for bad in ("127.0.0.1", "a b:1", "a:99999", "", 25, None):
-        with pytest.raises(ValueError, match="host:port"):
-            host_port(bad)

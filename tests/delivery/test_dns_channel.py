@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import scaled, until
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.delivery.dns_channel import DnsChannel, NameNotFound, QueryFailed
 from zonemta_py.sink.nameserver import NameServer
 

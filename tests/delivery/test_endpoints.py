@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonemta_py.config.endpoints import HostPort, Smarthost
+from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config, Resolver
 from zonemta_py.config.sending import PoolAddress
-from zonemta_py.config.units import HostPort, Seconds, Smarthost
-from zonemta_py.config.units import NameServer as Server
+from zonemta_py.config.units import Seconds
 from zonemta_py.config.zones import SmarthostAuth, Zone
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.endpoints import EndpointResolver, choose_source, credentials, read_password

@@ -8,9 +8,10 @@ from random import Random
 import pytest
 
 from tests.kit.deadlines import scaled
+from zonemta_py.config.endpoints import HostPort
+from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.schema import Resolver
-from zonemta_py.config.units import HostPort, Seconds
-from zonemta_py.config.units import NameServer as Server
+from zonemta_py.config.units import Seconds
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.delivery.dns_channel import DnsChannel
 from zonemta_py.delivery.dns_channel import Records as DnsAnswer

@@ -14,9 +14,9 @@ from tests.delivery.agents import HEADER, Context, request
 from tests.kit.deadlines import until
 from tests.kit.dkim import verified, write_key
 from tests.kit.relay import Stage, staged
+from zonemta_py.config.endpoints import Smarthost
 from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.config.tenants import Tenants
-from zonemta_py.config.units import Smarthost
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, codec
 from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, QueueUnavailable

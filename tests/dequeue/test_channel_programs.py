@@ -44,6 +44,7 @@ from zonemta_py.dequeue import (
     dequeue,
 )
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS
 
 TENANTS = {
@@ -264,7 +265,7 @@ async def test_mixed_dispositions_make_a_new_message_09(directory: Path, size: i
         assert (after.envid, after.sender, after.header) == ("E+3D1", before.sender, before.header)
         assert after.born_ms == keys.created_ms(old)
         assert queue.channels.context.queue.store.get(keys.mark_key(old)) is None
-        await queue.channels.context.queue.deferral.flush(None, None, None)
+        await flush(queue.channels.context.queue)
 
         async def again(message: AsyncMessage) -> None:
             (recipient,) = message.recipients()
@@ -493,7 +494,7 @@ async def test_an_intermediate_channel_keeps_the_envelope_17(directory: Path) ->
         inner = queue.channels.context.queue
         await run(queue, routine)
         await until(lambda: stored(queue) == {old}, "the chunks of the aborted one to go")
-        await inner.deferral.flush(None, None, None)
+        await flush(inner)
         await run(queue, routine)
         assert stored(queue) == {row["message"] for row in rows(queue, "default")}
         await run(queue, last, "default", max_threads=1)
@@ -544,7 +545,7 @@ async def test_deferred_messages_come_when_due_19(directory: Path) -> None:
     async def routine(message: AsyncMessage) -> None:
         seen.append(message.info.id)
         if len(seen) == 3:
-            await queue.channels.context.queue.deferral.flush(None, None, None)
+            await flush(queue.channels.context.queue)
 
     async with opened(directory) as queue:
         for _ in range(3):

@@ -24,6 +24,7 @@ from zonemta_py.dequeue import (
     dequeue,
 )
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.flush import flush
 
 FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
 
@@ -122,7 +123,7 @@ async def test_cancelled_before_the_routine(directory: Path) -> None:
             seen.append(message.info.id)
             await message.finish(Disposition.DELIVERED)
 
-        await queue.channels.context.queue.deferral.flush(None, None, None)
+        await flush(queue.channels.context.queue)
         await run(queue, routine)
         assert len(seen) == 1
 
@@ -148,7 +149,7 @@ async def test_cancelled_while_mail_is_skipped(directory: Path, turns: int) -> N
             seen.append(message.info.id)
             await message.finish(Disposition.DELIVERED)
 
-        await inner.deferral.flush(None, None, None)
+        await flush(inner)
         for message in stored(queue):
             await inner.operator.release(message)
         await run(queue, routine)

@@ -12,6 +12,7 @@ from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.options import QueueOptions
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.upkeep.operator import STEP
 from zonemta_py.queue.upkeep.rezone import move_zone
 
@@ -79,7 +80,7 @@ async def test_bounded_work(directory: Path, store: str, monkeypatch: pytest.Mon
         assert await queue.operator.release(message) == COUNT
         while held := queue.lease("default", "x.example", 100):
             await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 3_600_000 + len(sizes))
-        assert await queue.deferral.flush(None, None, None) == COUNT
+        assert await flush(queue) == COUNT
         assert problems(queue.store) == []
         assert list(queue.store.keys(keys.DUE, keys.end_of(keys.DUE))) == []
         assert await queue.operator.delete(message) == (COUNT, 0)
@@ -95,9 +96,7 @@ async def test_what_moves_meanwhile(directory: Path, store: str) -> None:
         message = await accept(queue, *(f"u{number}@x.example" for number in range(COUNT)))
         while held := queue.lease("default", "x.example", 100):
             await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 3_600_000)
-        (count, busy), woken = await asyncio.gather(
-            queue.operator.hold(message), queue.deferral.flush(None, None, None)
-        )
+        (count, busy), woken = await asyncio.gather(queue.operator.hold(message), flush(queue))
         assert woken
         again, none = await queue.operator.hold(message)
         assert (count + again, busy - again, none) == (COUNT, 0, 0)

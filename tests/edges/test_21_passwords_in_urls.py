@@ -8,9 +8,9 @@ from tests.kit.deadlines import until
 from tests.kit.local_transport import local_message
 from tests.kit.queue import events
 from tests.kit.relay import ONE_PROCESS, relaying, staged
+from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import RedisSettings
-from zonemta_py.config.units import without_user_info
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.storage.redis_client import RedisClient
 from zonemta_py.transports.http import HttpTransport

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from zonemta_py.cli.common import echo
 from zonemta_py.cli.main import main
+from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.config.schema import Admin
-from zonemta_py.config.units import AdminAddress
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.relay import preflight
 from zonemta_py.relay.preflight import check_addresses, warnings

@@ -10,6 +10,7 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.storage.leveldb_store import LevelDBStore
 from zonemta_py.submit.merge import Template
 
@@ -102,7 +103,7 @@ async def test_a_clock_that_jumps(directory: Path) -> None:
         while held := queue.lease("default", "x.example", 10):
             await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1000)
         clock.ms += 10**11
-        await queue.deferral.flush(None, None, None)
+        await flush(queue)
         woken = 0
         while held := queue.lease("default", "x.example", 10):
             woken += len(held.recipients)

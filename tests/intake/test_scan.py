@@ -23,6 +23,7 @@ from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.intake.scan import MessageScanner, ScanVerdict, read_verdict
 from zonemta_py.queue.active import read_message
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.routing import make_router
 
 BODY = b"From: a@b.example\r\nSubject: x\r\n\r\nhello\r\n.\r\n"
@@ -114,7 +115,7 @@ async def test_a_message_that_is_held(tmp_path: Path, action: str, more: str) ->
             (address, f"rspamd: {action}, 7.00 of 15.00") for address in ("x@a.example", "y@a.example")
         ]
         assert queue.lease("default", "a.example", 10) is None
-        assert await queue.deferral.flush(None, None, None) == 0
+        assert await flush(queue) == 0
         assert await queue.operator.release(message) == 2
         assert queue.lease("default", "a.example", 10) is not None
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake import sockets
 from zonemta_py.intake.sockets import bound_address, listening_sockets

@@ -6,8 +6,8 @@ from aiohttp import web
 
 from zonemta_py.admin.http_server import HttpRoute, HttpServer
 from zonemta_py.admin.tokens import Role, Token, Tokens, digest_of
+from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Admin
-from zonemta_py.config.units import AdminAddress
 from zonemta_py.intake.http import NO_TOKEN, PATH, MailEndpoint
 from zonemta_py.intake.inject import Injector
 

@@ -13,10 +13,10 @@ import trustme
 
 from tests.kit.deadlines import until
 from tests.kit.queue import opened
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
-from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.intake.listener import Intake, Listener
 from zonemta_py.intake.queue_client import QueueClient

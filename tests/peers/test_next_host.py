@@ -8,6 +8,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.relay import logged_events
 from tests.peers.scripts import SENDERS, peers
+from zonemta_py.queue.upkeep.flush import flush
 
 CONNECTIONS = 5
 NEVER = {
@@ -54,7 +55,7 @@ async def test_only_who_was_not_served(directory: Path) -> None:
         await made.send("no", "later", "y", "z", sender="")
         await until(lambda: made.arrived("two"), "the backup")
         assert made.arrived("two") == ["y", "z"]
-        await made.relay.queue.deferral.flush(None, None, None)
+        await flush(made.relay.queue)
     [bounced] = logged_events(directory, "bounced")
     assert (bounced["code"], bounced["mx"]) == (550, "mx.one.example")
     assert logged_events(directory, "deferred")[0]["recipient"] == "later@peer.example"

@@ -10,6 +10,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, logged_events, relaying, send, staged
 from tests.peers.scripts import DOMAIN, SENDERS, peers
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.queue.upkeep.flush import flush
 
 NEVER = {"retry": {"delays": ["1h"], "give_up_after": "2h"}}
 
@@ -79,7 +80,7 @@ async def test_a_reload_changes_smarthosts_also_for_mail_that_waits(directory: P
             await until(lambda: relay._delivery.zones["default"].describe("*") != "", "a failure")
             smarthost = [f"127.0.1.1:{stage.port}", f"127.0.1.2:{stage.port}"]
             relay.reload(stage.config(zones={"default": {"smarthost": smarthost}}, queue=queue))
-            await relay.queue.deferral.flush(None, None, None)
+            await flush(relay.queue)
             relay._delivery.probe()
             await empty(relay)
             assert one.tally.recipients == 150

@@ -14,7 +14,7 @@ from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.pipeline.send import _submit_values, send
 from zonemta_py.cli.pipeline.simulate import CHANGES_MAX, PER_SECOND, _print_prediction
 from zonemta_py.cli.pipeline.spark import PATHS, _with_absolute_paths
-from zonemta_py.config.units import host_port
+from zonemta_py.config.endpoints import host_port
 
 COMMANDS = sorted(pipeline.commands)
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"

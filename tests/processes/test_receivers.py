@@ -10,7 +10,7 @@ import pytest
 from tests.kit.deadlines import eventually, time_limit, until
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.smtp_client import RawClient
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
 from zonemta_py.intake.sockets import listening_sockets
 from zonemta_py.processes.receivers import ReceiverChild

@@ -21,6 +21,7 @@ from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import CensusLabels, DeliveryOptions, RecipientState
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.flush import flush
 
 
 def destination_of(zone: str, domain: str) -> str:
@@ -59,7 +60,7 @@ async def test_every_verb_is_counted(tmp_path: Path) -> None:
         assert depths.zone("default")["suspended"] == 1
         assert depths.destinations("default", 5)["x.example"]["suspended"] == 1
         queue.windows.zone("default").resume("x.example")
-        await queue.deferral.flush(None, None, None)
+        await flush(queue)
         await queue.operator.release(held)
         assert depths.zone("default") == {**expected, "waiting": 3, "not_before": 1}
         await queue.operator.hold(held)

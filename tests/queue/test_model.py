@@ -23,6 +23,7 @@ from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.upkeep.flush import flush
 
 DOMAINS = ["x.example", "y.example"]
 ZONES = ["default", "bulk"]
@@ -148,7 +149,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.runner.run(self.queue.deferral.flush(None, None, None))
+        self.runner.run(flush(self.queue))
         self.waiting |= set(self.deferred)
         self.deferred.clear()
 
@@ -207,7 +208,7 @@ class QueueMachine(RuleBasedStateMachine):
         async def drain() -> None:
             for lease in self.leases:
                 await self.queue.settle(lease, outcomes(lease, OutcomeKind.DELIVERED))
-            await self.queue.deferral.flush(None, None, None)
+            await flush(self.queue)
             some = True
             while some:  # one domain may wait for the room that another takes
                 some = False

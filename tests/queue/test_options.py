@@ -13,6 +13,7 @@ from zonemta_py.queue import deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, read_waiting
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.flush import flush
 
 LATER = DeliveryOptions(Clock().ms + 3_600_000)
 URGENT = DeliveryOptions(priority="urgent")
@@ -34,8 +35,8 @@ async def test_a_message_for_later_takes_no_room_until_then(directory: Path) -> 
         await accept(queue, "a@x.example", "b@x.example", options=LATER)
         await accept(queue, "now@x.example")
         assert queue.windows.zone("default").size == 1
-        assert await queue.deferral.flush(None, None, None) == 0
-        assert await queue.deferral.flush("default", "x.example", None) == 0
+        assert await flush(queue) == 0
+        assert await flush(queue, "default", "x.example", None) == 0
         [accepted, _] = events(queue.store)
         assert accepted["not_before_ms"] == LATER.not_before_ms
     async with opened(directory, clock) as queue:
@@ -55,8 +56,8 @@ async def test_no_flush_sends_it_before_its_time(directory: Path) -> None:
         message = await accept(queue, "a@x.example", options=LATER)
         await accept(queue, "b@x.example")
         await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, LATER.not_before_ms)
-        assert await queue.deferral.flush("default", None, message) == 0
-        assert await queue.deferral.flush(None, None, None) == 1
+        assert await flush(queue, "default", None, message) == 0
+        assert await flush(queue) == 1
         assert left(queue) == ["b"]
 
 
@@ -70,7 +71,7 @@ async def test_what_is_released_waits_for_its_time(directory: Path) -> None:
         held = lease(queue, "x.example")
         await queue.settle(held, before_attempt(held.active.meta, held.recipients, clock.ms))
         assert [e["event"] for e in events(queue.store)] == ["accepted", "held", "released"]
-        assert await queue.deferral.flush(None, None, None) == 0
+        assert await flush(queue) == 0
         clock.ms = LATER.not_before_ms
         assert await queue.deferral.wake_due(clock.ms) == 1
         assert lease(queue, "x.example").recipients[0].record.attempts == 0

@@ -31,6 +31,7 @@ from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.chunks import WRITES_AHEAD
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outcome import Outcome
+from zonemta_py.queue.upkeep.flush import flush
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -175,11 +176,11 @@ async def test_flush_wakes_what_matches(directory: Path) -> None:
         for address in ("a@x.example", "b@y.example"):
             await accept(queue, address)
             await settle(queue, lease(queue, address[2:]), OutcomeKind.DEFERRED, clock.ms + 10**6)
-        assert await queue.deferral.flush(None, "y.example", None) == 1
-        assert await queue.deferral.flush("nowhere", None, None) == 0
+        assert await flush(queue, None, "y.example", None) == 1
+        assert await flush(queue, "nowhere", None, None) == 0
         assert queue.lease("default", "x.example", 1) is None
         await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
-        assert await queue.deferral.flush(None, None, None) == 1
+        assert await flush(queue) == 1
         await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 

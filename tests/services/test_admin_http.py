@@ -19,8 +19,8 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.relay import Stage, empty, http_port, relaying, send, staged
 from zonemta_py.admin import api
 from zonemta_py.admin.tokens import Role, add_token
+from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Admin
-from zonemta_py.config.units import AdminAddress
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import OutcomeKind

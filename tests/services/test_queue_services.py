@@ -31,6 +31,7 @@ from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.dequeue import AsyncMessage, Disposition
 from zonemta_py.policies import Forward, Lookup, split_by_domain, split_by_recipient
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.storage.interface import Store
@@ -90,7 +91,7 @@ async def test_stored_messages_survive_restarts_01_to_05(directory: Path, store:
     # 1, 2: envelope and body are unchanged, attempts are counted.
     for attempts in range(2):
         async with opened(directory, store) as queue:
-            await queue.channels.context.queue.deferral.flush(ZONE, "x.example", None)
+            await flush(queue.channels.context.queue, ZONE, "x.example", None)
             await run(queue, lambda message: look(message), max_threads=1)
             assert {row["attempts"] for row in rows(queue) if row["message"] == first} == {attempts + 1}
     mine = [each for each in seen if each[3] == abcd]
@@ -100,7 +101,7 @@ async def test_stored_messages_survive_restarts_01_to_05(directory: Path, store:
     # 3: a is delivered, then d after a restart; b and c are left.
     for name, left in (("a", "bcd"), ("d", "bc")):
         async with opened(directory, store) as queue:
-            await queue.channels.context.queue.deferral.flush(ZONE, "x.example", None)
+            await flush(queue.channels.context.queue, ZONE, "x.example", None)
 
             async def only(message: AsyncMessage, name: str = name) -> None:
                 await look(message, **{name: Disposition.DELIVERED})
@@ -118,7 +119,7 @@ async def test_stored_messages_survive_restarts_01_to_05(directory: Path, store:
     # 5: the damaged message is kept; every other one is listed once.
     async with opened(directory, store) as queue:
         seen.clear()
-        await queue.channels.context.queue.deferral.flush(None, None, None)
+        await flush(queue.channels.context.queue)
         await run(queue, lambda message: look(message), max_threads=1)
         assert [each[3] for each in seen] == [["b@x.example", "c@x.example"]]
         assert bad in stored(queue)

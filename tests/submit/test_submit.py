@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import LocalError
 from zonemta_py.sink.script import Rule, Script, Step
 from zonemta_py.sink.server import Sink

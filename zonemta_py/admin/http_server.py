@@ -17,8 +17,8 @@ from typing import NamedTuple
 from aiohttp import web
 
 from zonemta_py.admin.tokens import Role, Token, Tokens
+from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import HTTP_CONNECTIONS_MAX, Admin
-from zonemta_py.config.units import AdminAddress
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 

@@ -47,6 +47,7 @@ from zonemta_py.queue.format.keys import (
 )
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.upkeep.inspect import message_row, recipient_rows
 from zonemta_py.smtp.classification import classified_row
 
@@ -94,7 +95,7 @@ class Operations(
             for zone, destination in places
             for name in self._queue.windows.zone(zone).suspended()
         )
-        woken = await self._queue.deferral.flush(request.zone, request.domain, request.message)
+        woken = await flush(self._queue, request.zone, request.domain, request.message)
         for zone, destination in places:
             self._relay.zones[zone].probe(destination)
         yield {"woken": woken, "tried": suspended}

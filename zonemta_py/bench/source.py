@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from zonemta_py.config.units import HostPort, host_port
+from zonemta_py.config.endpoints import HostPort, host_port
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.loop import loop_factory
 

@@ -17,7 +17,7 @@ from zonemta_py.cli.common import EXIT_FAILED, print_table, reports_errors
 from zonemta_py.cli.demo_result import checks, history_table, receivers_table
 from zonemta_py.cli.options import DIRECTORY
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events.accounting import RecipientHistory, read_history

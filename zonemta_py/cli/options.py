@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import EXIT_USAGE, fail
+from zonemta_py.config.endpoints import host_port
 from zonemta_py.config.schema import Config
-from zonemta_py.config.units import duration, host_port, positive_duration
+from zonemta_py.config.units import duration, positive_duration
 from zonemta_py.core.errors import ConfigError, LocalError
 
 FILE = click.Path(dir_okay=False, path_type=Path)

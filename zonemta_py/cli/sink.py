@@ -9,7 +9,7 @@ import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.options import DIRECTORY, FILE, HOST_PORT
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.sink.nameserver import NameServer

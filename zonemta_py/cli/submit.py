@@ -25,7 +25,7 @@ from zonemta_py.cli.options import (
     user_option,
 )
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.smtp.address import AddressError, normalise

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NoReturn
 
+from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.schema import (
     Admin,
     Config,
@@ -17,7 +18,6 @@ from zonemta_py.config.schema import (
     QueueSettings,
 )
 from zonemta_py.config.tenants import check_tenants
-from zonemta_py.config.units import without_user_info
 from zonemta_py.config.zone_checks import check_zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise_domain
 

@@ -5,17 +5,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from zonemta_py.config.units import (
-    AUTO,
-    ByteRate,
-    Keep,
-    Percent,
-    ProcessCount,
-    Rate,
-    Seconds,
-    Size,
-    without_user_info,
-)
+from zonemta_py.config.endpoints import without_user_info
+from zonemta_py.config.units import AUTO, ByteRate, Keep, Percent, ProcessCount, Rate, Seconds, Size
 
 _UNITS_S = (("w", 604800.0), ("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))
 _UNITS_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))

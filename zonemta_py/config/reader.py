@@ -17,37 +17,39 @@ from typing import Any, NoReturn
 
 import yaml
 
-from zonemta_py.config.units import (
+from zonemta_py.config.endpoints import (
     Address,
     AdminAddress,
+    HostPort,
+    NameServer,
+    Smarthost,
+    address,
+    admin_address,
+    host_port,
+    smarthost,
+)
+from zonemta_py.config.units import (
     ByteRate,
     ExitCode,
-    HostPort,
     Keep,
     MessagesWithin,
-    NameServer,
     Percent,
     ProcessCount,
     Rate,
     Seconds,
     Size,
-    Smarthost,
     Threshold,
     Word,
-    address,
-    admin_address,
     byte_rate,
     day,
     duration,
     exit_code,
-    host_port,
     keep,
     messages_within,
     percent,
     process_count,
     rate,
     size,
-    smarthost,
     threshold,
     word,
 )

@@ -11,6 +11,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import ClassVar
 
+from zonemta_py.config.endpoints import AdminAddress, HostPort, NameServer, Network
 from zonemta_py.config.limits import ClientLimits
 from zonemta_py.config.scan import ScanSettings
 from zonemta_py.config.sending import PoolAddress, ProvidersSettings, ShapingSettings, WarmupSettings
@@ -19,11 +20,7 @@ from zonemta_py.config.units import (
     AUTO,
     DAY,
     MINUTE,
-    AdminAddress,
-    HostPort,
     Keep,
-    NameServer,
-    Network,
     ProcessCount,
     Seconds,
     Size,

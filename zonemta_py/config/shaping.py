@@ -16,16 +16,7 @@ from zonemta_py.config.load import read_document
 from zonemta_py.config.providers import NAME, ProviderTable
 from zonemta_py.config.reader import Reader
 from zonemta_py.config.shipped import shipped_file
-from zonemta_py.config.units import (
-    DAY,
-    Percent,
-    Rate,
-    Seconds,
-    Threshold,
-    Word,
-    percent,
-    rate,
-)
+from zonemta_py.config.units import DAY, Percent, Rate, Seconds, Threshold, Word, percent, rate
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.patterns import PatternSet, problem_of
 from zonemta_py.core.similar import meant

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import NoReturn
 
+from zonemta_py.config.endpoints import Network
 from zonemta_py.config.limits import NO_LIMITS, ClientLimits, IntakeLimits, LimitRules
-from zonemta_py.config.units import Network, choice, number
+from zonemta_py.config.units import choice, number
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NoReturn
 
+from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.schema import Config
-from zonemta_py.config.units import without_user_info
 from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
+from zonemta_py.config.endpoints import Smarthost
 from zonemta_py.config.units import (
     DAY,
     HOUR,
@@ -14,7 +15,6 @@ from zonemta_py.config.units import (
     Rate,
     Seconds,
     Size,
-    Smarthost,
     choice,
     number,
 )

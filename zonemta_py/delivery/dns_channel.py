@@ -11,7 +11,7 @@ from typing import Any
 
 import pycares
 
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 
 TYPES = {"A": 1, "AAAA": 28, "MX": 15, "TXT": 16}  # numbers of record types (RFC 1035, RFC 3596)
 # The first try of c-ares ends after five times what the last answers took, between 0.25 s and this share of the time of

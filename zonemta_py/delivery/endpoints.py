@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
+from zonemta_py.config.endpoints import Smarthost
 from zonemta_py.config.schema import Config
 from zonemta_py.config.sending import PoolAddress
-from zonemta_py.config.units import Smarthost
 from zonemta_py.config.zones import DeliverySettings, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct

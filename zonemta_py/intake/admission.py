@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from zonemta_py.config.units import Network
+from zonemta_py.config.endpoints import Network
 from zonemta_py.core.networks import network_of
 from zonemta_py.routing import matching_networks
 

@@ -10,7 +10,7 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from zonemta_py.config.units import host_port
+from zonemta_py.config.endpoints import host_port
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.pipeline.envelope import (

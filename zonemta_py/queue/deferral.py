@@ -244,22 +244,6 @@ class Deferral:
         value = self._store.get(keys.meta_key(message))
         return value is not None and read_meta(value).options.not_before_ms == record.due_ms
 
-    async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
-        """Wake deferred recipients before their time, except held ones; None matches all.
-
-        Mail that its submitter wants sent later is left alone. Returns how many. Raises QueueUnavailable.
-        """
-        prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
-        cursor: bytes | None = prefix
-        flush = _Flush(self, domain, message, self._now())
-        while cursor is not None:
-            cursor = flush.turn(islice(self._store.scan(cursor, keys.end_of(prefix)), WAKE_MAX))
-            if flush.batch.ops:
-                await self.commit(flush.batch, flush.woken)
-            else:
-                await asyncio.sleep(0)
-        return flush.total
-
 
 @dataclass(slots=True)
 class _Turn:
@@ -271,51 +255,6 @@ class _Turn:
     handled: int = 0  # due keys
     read: int = 0  # recipients
     resume_at: bytes = b""
-
-
-class _Flush:
-    """Wakes recipients in the order of their keys; the ``due/`` keys of a message are deleted at its end."""
-
-    def __init__(self, deferral: Deferral, domain: str | None, message: str | None, now_ms: int) -> None:
-        self._deferral = deferral
-        self._domain = domain
-        self._message = message
-        self._now_ms = now_ms
-        self._at = ("", "")  # the zone and the message that are being read
-        self._times: set[int] = set()  # due times of its recipients that were woken
-        self.batch = WriteBatch()
-        self.woken: list[QueuedRecipient] = []
-        self.total = 0
-
-    def turn(self, recipients: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Fill ``batch`` from the next keys and values; returns where to read on, None without one."""
-        self.batch, self.woken = WriteBatch(), []
-        removed: set[bytes] = set()
-        key = None
-        for key, value in recipients:
-            zone, message, address = keys.parse_recipient(key)
-            if (zone, message) != self._at:
-                self._end_message(removed)
-                self._at = zone, message
-            record = readable(key, value)
-            if record is None or key in self._deferral.moving or record.due_ms == keys.HELD_MS:
-                continue
-            if self._message in (None, message) and self._domain in (None, record.domain):
-                if record.due_ms > self._now_ms and self._deferral.is_for_later(message, record):
-                    continue
-                self.woken.append(transitions.wake(self.batch, zone, message, address, record))
-                self._times.add(record.due_ms)
-                removed.add(key)
-        self.total += len(self.woken)
-        if key is None:
-            self._end_message(removed)
-            return None
-        return key + b"\x00"
-
-    def _end_message(self, removed: set[bytes]) -> None:
-        if self._times:
-            self._deferral.delete_unused_due_keys(self.batch, *self._at, self._times, removed)
-            self._times = set()
 
 
 def readable(key: bytes, value: bytes) -> Waiting | None:

@@ -19,8 +19,8 @@ from zonemta_py.admin.tokens import (
     load_tokens,
     make_token,
 )
+from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Config
-from zonemta_py.config.units import AdminAddress
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
-from zonemta_py.config.units import HostPort
 from zonemta_py.intake.context import SessionSettings
 from zonemta_py.intake.inject import Injector
 from zonemta_py.intake.listener import Intake

@@ -9,12 +9,12 @@ from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
 
 from zonemta_py.admin.tokens import check_tokens
+from zonemta_py.config.endpoints import HostPort, Network
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.reply_rules import load_rules
 from zonemta_py.config.schema import Admin, Config
 from zonemta_py.config.tenants import Tenants
-from zonemta_py.config.units import HostPort, Network
 from zonemta_py.config.warmup import falling, read_warmups
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core import clock

@@ -3,7 +3,6 @@
 import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 from zonemta_py import __version__
@@ -11,10 +10,10 @@ from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.reasons import RunningRelay
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import load_config
-from zonemta_py.config.schema import Config, Processes
-from zonemta_py.config.units import HostPort, ProcessCount
+from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
 from zonemta_py.core.logs import set_log_level
@@ -33,6 +32,7 @@ from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.admin_service import AdminService, AdminSources
@@ -43,7 +43,7 @@ from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
 from zonemta_py.relay.reload import changed_files, changed_keys, check_reloadable, weights_of
-from zonemta_py.relay.takeover import OrphanRecovery
+from zonemta_py.relay.takeover import OrphanRecovery, takeover_config
 from zonemta_py.relay.traces import OtherProcesses, Traces
 from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router, one_zone
 from zonemta_py.schedule.retry import Backoff
@@ -234,17 +234,10 @@ class Relay:
 
     def _takeover_relay(self, store: Store, name: str) -> "Relay":
         """A relay like this one, without listeners, on the queue of another relay."""
-        config = self._config
-        directory = config.queue.directory / "taken-over" / name
-        directory.mkdir(parents=True, exist_ok=True)
+        config = takeover_config(self._config, name)
+        config.queue.directory.mkdir(parents=True, exist_ok=True)
         return Relay(
-            replace(
-                config,
-                listeners=(),
-                queue=replace(config.queue, directory=directory),
-                processes=Processes(ProcessCount(0), ProcessCount(0)),
-                admin=replace(config.admin, address=(), mail=False),
-            ),
+            config,
             self._log_level,
             backoff=self._hooks.backoff,
             bounce=self._hooks.bounce,
@@ -334,7 +327,7 @@ class Relay:
     async def flush(self) -> int:
         """Make all deferred recipients ready and probe suspended destinations; returns how many woke."""
         self._delivery.unreachable.clear()  # before mail is ready that would be refused for it
-        woken = await self._queue.deferral.flush(None, None, None)
+        woken = await flush(self._queue)
         self._delivery.probe()
         log.info("flushed: %d recipients are ready", woken)
         return woken

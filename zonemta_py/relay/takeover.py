@@ -8,9 +8,11 @@ limits of this relay apply to each partition separately.
 import asyncio
 import logging
 from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import Protocol
 
-from zonemta_py.config.schema import SharedStorageSettings
+from zonemta_py.config.schema import Config, Processes, SharedStorageSettings
+from zonemta_py.config.units import ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueLocked
 from zonemta_py.queue.format import keys
@@ -23,6 +25,18 @@ WAIT_S = 1.0  # longest wait for a notification, and so for ``close``
 RETRY_S = 60.0  # before a partition that could not be taken over, or still has mail, is tried again
 
 log = logging.getLogger(__name__)
+
+
+def takeover_config(config: Config, name: str) -> Config:
+    """``config`` for the queue of the relay ``name``: no listeners, one process, and a directory of its own."""
+    directory = config.queue.directory / "taken-over" / name
+    return replace(
+        config,
+        listeners=(),
+        queue=replace(config.queue, directory=directory),
+        processes=Processes(ProcessCount(0), ProcessCount(0)),
+        admin=replace(config.admin, address=(), mail=False),
+    )
 
 
 class TakeoverRelay(Protocol):

@@ -11,8 +11,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.schema import RedisSettings
-from zonemta_py.config.units import without_user_info
 from zonemta_py.core.errors import LocalError
 from zonemta_py.storage.interface import Space
 from zonemta_py.storage.loop_thread import LoopThread

@@ -1,7 +1,7 @@
 """The partitions of several relays in one Redis."""
 
+from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.config.units import without_user_info
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.partitions import MAIL_PREFIXES

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed, LocalError, SessionLost
 from zonemta_py.smtp.address import needs_smtputf8

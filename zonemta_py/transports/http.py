@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from zonemta_py.config.units import without_user_info
+from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.smtp.http_mapping import (
     EHLO_FIELD,
     FIELD,

@@ -10,6 +10,7 @@ from tests.kit.queue import Clock, begin, make_store, outcomes, problems
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.options import QueueOptions
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.upkeep.transfer import import_queue
 
 ARCHIVE = Path(__file__).parents[2] / "golden" / "queue-4.archive"
@@ -22,7 +23,7 @@ async def test_it_is_read_and_delivered(directory: Path, each_store: str) -> Non
     assert problems(store) == []
     queue = Queue(store, QueueOptions(), lambda zone, domain: domain, now=Clock())
     await begin(queue)
-    await queue.deferral.flush(None, None, None)
+    await flush(queue)
     delivered: dict[str, int] = {}
     while True:
         found = [queue.lease("default", f"d{n}.example", 100) for n in range(10)]

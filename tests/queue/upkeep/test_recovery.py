@@ -27,6 +27,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.cleanup import ABANDONED_MS
+from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.upkeep.interrupted import SUSPECT_DELAY_MS
 from zonemta_py.queue.upkeep.rezone import move_zone
 
@@ -82,7 +83,7 @@ async def test_a_message_that_kills_the_relay_is_held(directory: Path) -> None:
         clock.ms += 10**9
         while await again.deferral.wake_due(clock.ms):
             pass
-        await again.deferral.flush(None, None, None)
+        await flush(again)
         assert again.lease("default", "x.example", 1) is None
         assert problems(again.store) == []
         held = [e for e in events(again.store) if e["event"] == "held"]
@@ -110,7 +111,7 @@ async def test_a_finished_attempt_clears_the_suspicion(directory: Path) -> None:
         held = lease(queue, "x.example")
         assert held.recipients[0].record.uncertain == 1
         await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1)
-        await queue.deferral.flush(None, None, None)
+        await flush(queue)
         assert lease(queue, "x.example").recipients[0].record.uncertain == 0
 
 

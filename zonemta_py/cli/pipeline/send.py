@@ -19,7 +19,7 @@ from zonemta_py.cli.options import (
     user_option,
 )
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import LocalError
 
 P = ParamSpec("P")

@@ -30,7 +30,8 @@ from pyspark.sql.types import StructType
 
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
-from zonemta_py.config.units import duration, host_port
+from zonemta_py.config.endpoints import host_port
+from zonemta_py.config.units import duration
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.envelope import ACCEPTED, SubmitOptions, envelope_of
