@@ -30,7 +30,7 @@ from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.keys import HELD_MS
 from zonemta_py.queue.format.records import Meta
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.transitions import event_fields
+from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt

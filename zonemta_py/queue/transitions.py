@@ -4,21 +4,12 @@ States and keys are in docs/internals.md. Nothing here reads, waits or decides: 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from zonemta_py.core.codec import pack
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.schema import (
-    Accepted,
-    AcceptedRecipient,
-    Bounced,
-    Deferred,
     Deleted,
-    Delivered,
-    Expired,
     Held,
-    Lapsed,
-    Requeued,
 )
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
@@ -33,6 +24,7 @@ from zonemta_py.queue.format.records import (
     starts,
 )
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome
+from zonemta_py.queue.recipient_events import event_fields, record_accepted, record_outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 _KINDS = {
@@ -58,35 +50,7 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
         batch.delete(keys.open_key(message))
     if new.key is not None:
         batch.put(keys.submitted_key(new.key[0]), pack(new.key[1]))
-    origin = meta.origin
-    batch.record(
-        Accepted(
-            time_ms=now_ms,
-            message=message,
-            sender=meta.sender,
-            recipients=tuple(
-                AcceptedRecipient(r.record.recipient_index, r.address, r.zone) for r in new.recipients
-            ),
-            size_bytes=len(meta.header) + 2 + mark.size,
-            message_id=new.message_id,
-            listener=origin.listener,
-            client_ip=origin.client_ip,
-            helo=origin.helo,
-            user=origin.user,
-            submitter=origin.submitter,
-            tenant=origin.tenant,
-            campaign=meta.campaign,
-            tags=meta.tags,
-            not_before_ms=meta.options.not_before_ms,
-            expires_ms=meta.options.expires_ms,
-            priority=meta.options.priority,
-            protocol=origin.protocol,
-            report_for=meta.report_for,
-        )
-    )
-    for recipient in new.recipients if new.hold else ():
-        held = event_fields(meta, recipient.key, recipient.record, now_ms)
-        batch.record(Held(**held, reason=new.hold))
+    record_accepted(batch, new, now_ms)
 
 
 def start(
@@ -136,7 +100,7 @@ def settle(
             _defer(batch, outcome, now_ms)
         else:
             left.append(recipient)
-        _record(batch, meta, outcome, report, now_ms, created_ms)
+        record_outcome(batch, meta, outcome, report, now_ms, created_ms)
     _count(batch, meta, left, enter=False)
 
 
@@ -214,56 +178,6 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
     )
 
 
-def _record(
-    batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int, created_ms: int
-) -> None:
-    recipient, attempt = outcome.recipient, outcome.attempt
-    if outcome.kind is OutcomeKind.LAPSED:
-        own = event_fields(meta, recipient.key, recipient.record, now_ms)
-        expires_ms = meta.options.expires_ms
-        batch.record(Lapsed(**own, expires_ms=expires_ms, reply=attempt.text, report=report))
-        return
-    if not outcome.attempted and outcome.kind is OutcomeKind.DEFERRED:
-        return
-    fields: dict[str, Any] = {
-        "time_ms": now_ms,
-        "message": recipient.message,
-        "index": recipient.record.recipient_index,
-        "recipient": recipient.address,
-        "zone": recipient.zone,
-        "domain": recipient.record.domain,
-        "sender": meta.sender,
-        "submitter": meta.origin.submitter,
-        "tenant": meta.origin.tenant,
-        "campaign": meta.campaign,
-        "tags": meta.tags,
-        "attempt": recipient.record.attempts + outcome.attempted,
-        "created_ms": created_ms,
-        "phase": attempt.phase,
-        "code": attempt.code,
-        "status": attempt.status,
-        "reply": attempt.text,
-        "mx": attempt.mx,
-        "mx_ip": attempt.mx_ip,
-        "source_ip": attempt.source_ip,
-        "tls": attempt.tls,
-        "duration_ms": attempt.duration_ms,
-        "reply_class": attempt.reply_class,
-        "provider": attempt.provider,
-    }
-    if outcome.kind is OutcomeKind.DELIVERED:
-        batch.record(Delivered(**fields))
-    elif outcome.kind is OutcomeKind.DEFERRED:
-        batch.record(Deferred(**fields, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
-    elif outcome.kind is OutcomeKind.REQUEUED:
-        message, index = outcome.again
-        batch.record(Requeued(**fields, due_ms=outcome.due_ms, new_message=message, new_index=index))
-    elif outcome.kind is OutcomeKind.BOUNCED:
-        batch.record(Bounced(**fields, report=report))
-    else:
-        batch.record(Expired(**fields, report=report))
-
-
 def delete(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -> None:
     """S2 → S2: an operator removes a recipient. ``key`` is its waiting or deferred key."""
     batch.kinds.append("delete")
@@ -287,26 +201,6 @@ def hold(
     batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
     batch.record(Held(**event_fields(meta, key, record, now_ms), reason=reason))
     return held
-
-
-def event_fields(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, Any]:
-    """The fields of every event about a recipient; ``attempt`` is the number of those that ended."""
-    zone, message, address = keys.parse_recipient(key)
-    return {
-        "time_ms": now_ms,
-        "message": message,
-        "index": record.recipient_index,
-        "recipient": address,
-        "zone": zone,
-        "domain": record.domain,
-        "sender": meta.sender,
-        "submitter": meta.origin.submitter,
-        "tenant": meta.origin.tenant,
-        "campaign": meta.campaign,
-        "tags": meta.tags,
-        "attempt": record.attempts,
-        "created_ms": starts(meta, message),
-    }
 
 
 def note(batch: WriteBatch, message: str, failure: Note) -> None:

@@ -14,6 +14,7 @@ from zonemta_py.queue.active import Lease, recipients_of
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Inflight, Meta, Waiting, read_meta, read_waiting
+from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.storage.interface import Store
 
@@ -59,7 +60,7 @@ class InterruptedDeliveries:
         self, batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, attempt: int
     ) -> tuple[bytes, Waiting]:
         zone, message, address = keys.parse_recipient(key)
-        fields = transitions.event_fields(meta, key, record, self._now_ms)
+        fields = event_fields(meta, key, record, self._now_ms)
         batch.record(Uncertain(**{**fields, "attempt": attempt}))
         before, record = record, record._replace(version=FORMAT, uncertain=record.uncertain + 1)
         if record.uncertain >= self._poison_after:

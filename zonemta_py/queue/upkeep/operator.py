@@ -21,6 +21,7 @@ from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Waiting
 from zonemta_py.queue.ready import ReadyWindow
+from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.upkeep.changes import Change, Deletion, Hold, Return, Withdrawal
 
@@ -115,7 +116,7 @@ class Operator:
                     held[key] = record.due_ms
                     if suspension:
                         batch.delete(keys.held_key(suspension, key))
-                    batch.record(Released(**transitions.event_fields(active.meta, key, record, now_ms)))
+                    batch.record(Released(**event_fields(active.meta, key, record, now_ms)))
                 if woken and selected is None and active.meta.options.quarantined:
                     options = active.meta.options._replace(quarantined=False)
                     active.meta = active.meta._replace(version=FORMAT, options=options)

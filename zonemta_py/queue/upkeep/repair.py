@@ -25,7 +25,7 @@ from zonemta_py.queue.format.records import (
     read_waiting,
 )
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import event_fields
+from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.upkeep.repair_keys import remove_other_keys, scan_space
 from zonemta_py.smtp.address import domain_of
 

@@ -1,0 +1,125 @@
+"""The events of messages and their recipients, from records of the queue; they are written in the batch of their transition."""
+
+from typing import Any
+
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.events.schema import (
+    Accepted,
+    AcceptedRecipient,
+    Bounced,
+    Deferred,
+    Delivered,
+    Expired,
+    Held,
+    Lapsed,
+    Requeued,
+)
+from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Meta, Waiting, starts
+from zonemta_py.queue.outcome import AcceptedMessage, Outcome
+
+
+def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
+    """The event of a message, and those of its recipients if they are held."""
+    message, mark, meta = new.message, new.mark, new.meta
+    origin = meta.origin
+    batch.record(
+        Accepted(
+            time_ms=now_ms,
+            message=message,
+            sender=meta.sender,
+            recipients=tuple(
+                AcceptedRecipient(r.record.recipient_index, r.address, r.zone) for r in new.recipients
+            ),
+            size_bytes=len(meta.header) + 2 + mark.size,
+            message_id=new.message_id,
+            listener=origin.listener,
+            client_ip=origin.client_ip,
+            helo=origin.helo,
+            user=origin.user,
+            submitter=origin.submitter,
+            tenant=origin.tenant,
+            campaign=meta.campaign,
+            tags=meta.tags,
+            not_before_ms=meta.options.not_before_ms,
+            expires_ms=meta.options.expires_ms,
+            priority=meta.options.priority,
+            protocol=origin.protocol,
+            report_for=meta.report_for,
+        )
+    )
+    for recipient in new.recipients if new.hold else ():
+        held = event_fields(meta, recipient.key, recipient.record, now_ms)
+        batch.record(Held(**held, reason=new.hold))
+
+
+def record_outcome(
+    batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int, created_ms: int
+) -> None:
+    """The event of an outcome; a recipient that is deferred without an attempt has none."""
+    recipient, attempt = outcome.recipient, outcome.attempt
+    if outcome.kind is OutcomeKind.LAPSED:
+        own = event_fields(meta, recipient.key, recipient.record, now_ms)
+        expires_ms = meta.options.expires_ms
+        batch.record(Lapsed(**own, expires_ms=expires_ms, reply=attempt.text, report=report))
+        return
+    if not outcome.attempted and outcome.kind is OutcomeKind.DEFERRED:
+        return
+    fields: dict[str, Any] = {
+        "time_ms": now_ms,
+        "message": recipient.message,
+        "index": recipient.record.recipient_index,
+        "recipient": recipient.address,
+        "zone": recipient.zone,
+        "domain": recipient.record.domain,
+        "sender": meta.sender,
+        "submitter": meta.origin.submitter,
+        "tenant": meta.origin.tenant,
+        "campaign": meta.campaign,
+        "tags": meta.tags,
+        "attempt": recipient.record.attempts + outcome.attempted,
+        "created_ms": created_ms,
+        "phase": attempt.phase,
+        "code": attempt.code,
+        "status": attempt.status,
+        "reply": attempt.text,
+        "mx": attempt.mx,
+        "mx_ip": attempt.mx_ip,
+        "source_ip": attempt.source_ip,
+        "tls": attempt.tls,
+        "duration_ms": attempt.duration_ms,
+        "reply_class": attempt.reply_class,
+        "provider": attempt.provider,
+    }
+    if outcome.kind is OutcomeKind.DELIVERED:
+        batch.record(Delivered(**fields))
+    elif outcome.kind is OutcomeKind.DEFERRED:
+        batch.record(Deferred(**fields, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
+    elif outcome.kind is OutcomeKind.REQUEUED:
+        message, index = outcome.again
+        batch.record(Requeued(**fields, due_ms=outcome.due_ms, new_message=message, new_index=index))
+    elif outcome.kind is OutcomeKind.BOUNCED:
+        batch.record(Bounced(**fields, report=report))
+    else:
+        batch.record(Expired(**fields, report=report))
+
+
+def event_fields(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, Any]:
+    """The fields of every event about a recipient; ``attempt`` is the number of those that ended."""
+    zone, message, address = keys.parse_recipient(key)
+    return {
+        "time_ms": now_ms,
+        "message": message,
+        "index": record.recipient_index,
+        "recipient": address,
+        "zone": zone,
+        "domain": record.domain,
+        "sender": meta.sender,
+        "submitter": meta.origin.submitter,
+        "tenant": meta.origin.tenant,
+        "campaign": meta.campaign,
+        "tags": meta.tags,
+        "attempt": record.attempts,
+        "created_ms": starts(meta, message),
+    }
