@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.campaigns import no_progress, open_log
-from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, accepted, delivered, write_segment
+from tests.pipeline.segments import (
+    HOUR_BEGINS_MS,
+    HOUR_MS,
+    accepted,
+    delivered,
+    write_log,
+    write_segment,
+)
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
@@ -64,6 +71,23 @@ def test_a_damaged_segment(spark: "SparkSession", tmp_path: Path) -> None:
     assert compacted(spark, events, output) == (0, list(range(1000)))
     path.write_bytes(complete)
     assert compacted(spark, events, output) == (1000, list(range(2000)))
+
+
+def test_a_gap_is_there_until_the_segment_is(spark: "SparkSession", tmp_path: Path) -> None:
+    """Also a run that finds nothing new names what is missing, until it arrives."""
+    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
+    from zonemta_py.pipeline.spark.event_log import damage_counts
+
+    request = CompactRequest(str(tmp_path / "events"), str(tmp_path / "lake"))
+    paths = write_log(tmp_path / "events", 3)
+    missing = paths[1].rename(tmp_path / "aside")
+
+    def gaps() -> int:
+        return damage_counts(compact(spark, request, no_progress).log)["gaps"]
+
+    assert [gaps(), gaps()] == [1, 1]
+    missing.rename(paths[1])
+    assert [gaps(), gaps()] == [0, 0]
 
 
 @pytest.mark.parametrize("moment", ["moving.json", "state.json", "first file"])

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.pipeline.campaigns import open_log, report
-from tests.pipeline.segments import HOUR_BEGINS_MS, delivered
+from tests.pipeline.segments import HOUR_BEGINS_MS, LENGTH, delivered, write_log
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
@@ -18,22 +18,6 @@ from zonemta_py.events.segments import Segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-LENGTH = 20  # records of a segment, in two frames
-
-
-def write_log(directory: Path, segments: int = 4) -> list[Path]:
-    """A chain of sealed segments by the relay's own writer."""
-    paths = []
-    for first in range(1, segments * LENGTH, LENGTH):
-        segment = Segment(directory, "abcdef", first, previous=first - 1)
-        for start in (first, first + LENGTH // 2):
-            seqs = range(start, start + LENGTH // 2)
-            segment.append(b"".join(to_json(delivered(seq)) + b"\n" for seq in seqs), seqs[-1])
-        path = segment.seal(HOUR_BEGINS_MS)
-        assert path is not None
-        paths.append(path)
-    return paths
 
 
 def damage(spark: "SparkSession", directory: Path) -> list[str]:
@@ -54,12 +38,12 @@ def test_a_whole_log(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_a_cut_segment(spark: "SparkSession", tmp_path: Path) -> None:
-    """Cut behind its first frame, which Spark reads without an error."""
+    """Cut behind its first frame, which Spark reads without an error: what is behind it is missing."""
     _, cut, *_ = write_log(tmp_path)
     os.truncate(cut, cut.stat().st_size // 2)
     problems = damage(spark, tmp_path)
     assert f"{cut.name}: damaged at byte " in problems[0]
-    assert "events between 0000000000000014 and 0000000000000029" in problems[1]
+    assert "events between 000000000000001e and 0000000000000029" in problems[1]
 
 
 def test_flipped_and_missing(spark: "SparkSession", tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ first, by tasks, and the damaged ones are read frame by frame, also behind the d
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ _NUMBERS = ("at", "records", "previous", "first", "last")
 _SEGMENT = StructType(
     [StructField(name, StringType()) for name in ("path", "problem", "node")]
     + [StructField(name, LongType()) for name in _NUMBERS]
-    + [StructField("frames", ArrayType(LongType()))]  # first and last SEQ of each, of a damaged segment
+    + [StructField("runs", ArrayType(LongType()))]  # of a damaged segment: SEQs of whole frames
 )
 _LINE = StructType([StructField(name, StringType()) for name in ("path", "line")])
 
@@ -115,17 +115,14 @@ def open_log(
         listed = EventLog(path, new, known=len(found) - len(new))
         rows = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
     damage: list[Damage] = []
-    nodes: defaultdict[str, list[tuple[Trailer, Path]]] = defaultdict(list)
     parts: dict[str, Sequence[Range]] = {}
     records = 0
     for row in sorted(rows, key=lambda row: (row["first"], row["path"])):
         node = row["node"]
         if row["problem"]:
             damage.append(Damage(row["problem"], row["path"], row["at"], row["records"]))
-            ranges = list(zip(row["frames"][::2], row["frames"][1::2], strict=True))
+            ranges = list(zip(row["runs"][::2], row["runs"][1::2], strict=True))
         else:
-            trailer = Trailer(row["records"], row["previous"], row["first"], row["last"])
-            nodes[node].append((trailer, Path(row["path"])))
             ranges = [(row["first"], row["last"])]
         missing = [part for first, last in ranges for part in read.missing(node, first, last)]
         if missing != ranges or row["problem"]:
@@ -135,13 +132,27 @@ def open_log(
         for first, last in ranges:
             # There are no events between the segment before and this one.
             read.add(node, min(first, row["previous"] + 1) if row["previous"] else first, last)
-    for node, trailers in sorted(nodes.items()):
-        ranges_known = [(Trailer(0, 0, a, b), Path(path)) for a, b in known.ranges.get(node, ())]
-        damage += map(Damage, missing_between(node, [*trailers, *ranges_known]))
-    damage.sort(key=lambda each: (not each.path, each.path))
+    damage.sort(key=lambda each: each.path)
+    damage += map(Damage, _gaps(path, found, read))
     segments = [row["path"] for row in rows if parts.get(row["path"], True)]
     whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
     return EventLog(path, segments, parts, read, damage, records, len(found) - len(segments), whole)
+
+
+def _gaps(path: str, segments: Iterable[str], read: Coverage) -> Iterator[str]:
+    """A text for each place where events are missing between those that were read, now or before."""
+    named = sorted(
+        (name[1], int(name[2], 16), each)
+        for each in segments
+        if (name := _NAME.match(each.rpartition("/")[2]))
+    )
+    for node, ranges in sorted(read.ranges.items()):
+        listed = []
+        for first, last in ranges:
+            at = bisect_left(named, (node, first, ""))  # the segment behind the gap may be removed
+            behind = named[at][2] if at < len(named) and named[at][:2] <= (node, last) else path
+            listed.append((Trailer(0, 0, first, last), Path(behind)))
+        yield from missing_between(node, listed)
 
 
 def _lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
@@ -186,9 +197,15 @@ def _row(path: str, content: bytes) -> tuple[object, ...]:
     try:
         trailer = verify_segment(content, Path(path))
     except SegmentDamaged as exc:
-        frames = list(whole_frames(content, Path(path)))
-        readable = sum(frame.lines.count(b"\n") for frame in frames)
-        ends = [end for frame in frames for end in (frame.first, frame.last)]
+        readable, behind = 0, -1
+        ends: list[int] = []
+        for frame in whole_frames(content, Path(path)):
+            readable += frame.lines.count(b"\n")
+            if frame.start == behind:  # no event is missing between the two
+                ends[-1] = frame.last
+            else:
+                ends += (frame.first, frame.last)
+            behind = frame.end
         return (
             path,
             str(exc),
