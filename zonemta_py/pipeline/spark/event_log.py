@@ -4,14 +4,12 @@ Spark's own reader ends at a cut frame without an error, and fails at a frame wi
 first, by tasks, and the damaged ones are read frame by frame, also behind the damage.
 """
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -26,10 +24,14 @@ from zonemta_py.pipeline.rules.coverage import Coverage, Range
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.listing import local_files
 from zonemta_py.pipeline.spark.lists import TABLE
-from zonemta_py.pipeline.spark.storage import remove, write_text
+from zonemta_py.pipeline.spark.quarantine import Damage, read_quarantine
+from zonemta_py.pipeline.spark.read_state import ReadState, names_read, read_state
 from zonemta_py.pipeline.spark.tables import record_batch
 
-QUARANTINE = "quarantine"  # in the output of a job: which segments are damaged, and where
+EVENTS, READ = (
+    "events",
+    "read",
+)  # in the output of ``compact``: the Parquet files, and what has been read
 GLOB = "*.jsonl.zst"
 # Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
 OF_SEGMENTS = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
@@ -45,27 +47,13 @@ _SEGMENT = StructType(
 _LINE = StructType([StructField(name, StringType()) for name in ("path", "line")])
 
 
-class Damage(NamedTuple):
-    """A damaged segment, or a place where segments are missing: then ``path`` is empty.
-
-    ``offset``: the byte at which the damage begins. ``readable``: the records that are in the sums all the same.
-    """
-
-    reason: str
-    path: str = ""
-    offset: int = 0
-    readable: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.readable:,} of its records are read" if self.path else self.reason
-
-
 @dataclass(frozen=True, slots=True)
 class EventLog:
     """What a job reads. ``segments``: the paths of those with new events. ``parts``: for those of which not all is read, the ranges.
 
     ``read``: what is read when this is. ``known``: how many other segments there are, with nothing new. ``names``: those that were
-    verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are no segments.
+    verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are
+    no segments, and what ``compact`` found in them is known if ``is_verified``.
     """
 
     path: str
@@ -77,6 +65,7 @@ class EventLog:
     known: int = 0
     names: Sequence[str] = ()
     is_compacted: bool = False
+    is_verified: bool = True
 
     @property
     def damaged(self) -> list[str]:
@@ -100,16 +89,16 @@ def open_log(
 ) -> EventLog:
     """Verify the segments below ``path`` but for those in ``names``. ``known``: the events that were read before.
 
-    The output of ``compact`` is not verified. Raises LocalError when there is no event log.
+    The output of ``compact`` is not verified again. Raises LocalError when there is no event log.
     """
     known = known or Coverage()
     read = Coverage(known.ranges)
     if path.startswith(TABLE):
-        return EventLog(path, is_compacted=True)
+        return EventLog(path, is_compacted=True, is_verified=False)
     with spark_errors(path):
         lengths = _lengths(spark, path)
         if lengths is None:
-            return EventLog(path, is_compacted=True)
+            return _compacted(spark, path)
         found = {each: name_of(each, length) for each, length in lengths.items()}
         new = [each for each, name in found.items() if name not in names]
         listed = EventLog(path, new, known=len(found) - len(new))
@@ -137,6 +126,27 @@ def open_log(
     segments = [row["path"] for row in rows if parts.get(row["path"], True)]
     whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
     return EventLog(path, segments, parts, read, damage, records, len(found) - len(segments), whole)
+
+
+def open_unread(spark: SparkSession, events: str, directory: str, state: ReadState) -> EventLog:
+    """The event log with what the runs before have not read; damaged segments are verified again. Raises LocalError."""
+    log = open_log(spark, events, state.coverage, names_read(spark, directory, state.run))
+    if log.is_compacted:
+        raise LocalError(
+            f"{events}: the output of compact does not say what is new; name the directory of the segments"
+        )
+    return log
+
+
+def _compacted(spark: SparkSession, path: str) -> EventLog:
+    """The Parquet files of ``compact``, with what it found in the segments. Raises LocalError."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    output = parent or "."
+    damage = read_quarantine(spark, output) if name == EVENTS else None
+    if damage is None:
+        return EventLog(path, is_compacted=True, is_verified=False)
+    state = read_state(spark, f"{output}/{READ}")
+    return EventLog(path, damage=damage, records=state.records, known=state.segments, is_compacted=True)
 
 
 def _gaps(path: str, segments: Iterable[str], read: Coverage) -> Iterator[str]:
@@ -258,20 +268,8 @@ def _part_lines(
                 yield record_batch([(name, line) for line in lines], _LINE)
 
 
-def damage_counts(log: EventLog) -> dict[str, int]:
-    """What the ``--json`` of a job says: the number of damaged segments, and of gaps between segments."""
+def damage_counts(log: EventLog) -> dict[str, int | None]:
+    """What the ``--json`` of a job says: the number of damaged segments, and of gaps between segments; None where nothing was verified."""
+    if not log.is_verified:
+        return {"damaged_segments": None, "gaps": None}
     return {"damaged_segments": len(log.damaged), "gaps": len(log.damage) - len(log.damaged)}
-
-
-def write_quarantine(spark: SparkSession, output: str, log: EventLog) -> None:
-    """Write OUTPUT/quarantine/segments.jsonl, a line for each damage; without any, remove it."""
-    if not log.damage:
-        remove(spark, f"{output}/{QUARANTINE}")
-        return
-    lines = (
-        json.dumps(
-            {"file": each.path or None, "offset": each.offset, "reason": each.reason, "readable": each.readable}
-        )
-        for each in log.damage
-    )  # fmt: skip
-    write_text(spark, f"{output}/{QUARANTINE}/segments.jsonl", "".join(f"{line}\n" for line in lines))
