@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.pipeline.campaigns import open_log, report
-from tests.pipeline.segments import HOUR_BEGINS_MS, LENGTH, delivered, write_log
+from tests.pipeline.segments import HOUR_BEGINS_MS, LENGTH, delivered, write_log, write_segment
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
@@ -151,6 +151,20 @@ def test_repeated_segments(spark: "SparkSession", tmp_path: Path) -> None:
     assert damage(spark, tmp_path) == []
     assert seqs_read(spark, tmp_path) == [*range(1, 81)]
     assert sums_read(spark, tmp_path) == 80
+
+
+def test_a_part_of_a_segment_with_unusual_line_ends(spark: "SparkSession", tmp_path: Path) -> None:
+    """Which are part of a text in JSON."""
+    for seqs, name in ((range(3), "a"), (range(2, 6), "b")):
+        write_segment(
+            tmp_path,
+            name,
+            [delivered(seq, reply=f"ok\u2028{seq}\x85", time_ms=HOUR_BEGINS_MS) for seq in seqs],
+        )
+    from zonemta_py.pipeline.spark.events import read_events
+
+    rows = read_events(spark, open_log(spark, tmp_path)).select("seq", "reply").collect()
+    assert sorted(map(tuple, rows)) == [(seq, f"ok\u2028{seq}\x85") for seq in range(6)]
 
 
 def test_what_was_read_before(spark: "SparkSession", tmp_path: Path) -> None:

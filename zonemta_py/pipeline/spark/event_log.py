@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from zonemta_py.core.codec import from_json
@@ -21,6 +21,7 @@ from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.events.log import missing_between
 from zonemta_py.events.segments import Trailer, verify_segment, whole_frames
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
+from zonemta_py.pipeline.rules.torn_lines import whole_groups, whole_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.listing import local_files
 from zonemta_py.pipeline.spark.lists import TABLE
@@ -102,7 +103,7 @@ def open_log(
         found = {each: name_of(each, length) for each, length in lengths.items()}
         new = [each for each, name in found.items() if name not in names]
         listed = EventLog(path, new, known=len(found) - len(new))
-        rows = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
+        rows: list[Row] = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
     damage: list[Damage] = []
     parts: dict[str, Sequence[Range]] = {}
     records = 0
@@ -122,7 +123,7 @@ def open_log(
             # There are no events between the segment before and this one.
             read.add(node, min(first, row["previous"] + 1) if row["previous"] else first, last)
     damage.sort(key=lambda each: each.path)
-    damage += map(Damage, _gaps(path, found, read))
+    damage += map(Damage, _gaps(path, found, _with_damaged(read, rows)))
     segments = [row["path"] for row in rows if parts.get(row["path"], True)]
     whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
     return EventLog(path, segments, parts, read, damage, records, len(found) - len(segments), whole)
@@ -136,6 +137,15 @@ def open_unread(spark: SparkSession, events: str, directory: str, state: ReadSta
             f"{events}: the output of compact does not say what is new; name the directory of the segments"
         )
     return log
+
+
+def _with_damaged(read: Coverage, rows: Sequence[Row]) -> Coverage:
+    """``read``, and all between the ends of each damaged segment: what is missing there is no gap besides."""
+    found = Coverage(read.ranges)
+    for row in rows:
+        if row["problem"] and row["runs"]:
+            found.add(row["node"], row["first"], row["last"])
+    return found
 
 
 def _compacted(spark: SparkSession, path: str) -> EventLog:
@@ -210,12 +220,13 @@ def _row(path: str, content: bytes) -> tuple[object, ...]:
         readable, behind = 0, -1
         ends: list[int] = []
         for frame in whole_frames(content, Path(path)):
-            readable += frame.lines.count(b"\n")
-            if frame.start == behind:  # no event is missing between the two
-                ends[-1] = frame.last
-            else:
-                ends += (frame.first, frame.last)
-            behind = frame.end
+            runs, records = whole_groups(frame.lines)
+            readable += records
+            found = [end for run in runs for end in run]
+            if frame.start == behind and ends and runs and runs[0][0] == frame.first:
+                ends[-1:], found = found[1:2], found[2:]  # no event is missing between the two
+            ends += found
+            behind = frame.end if runs and runs[-1][1] == frame.last else -1
         return (
             path,
             str(exc),
@@ -242,12 +253,7 @@ def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) ->
         if wanted is None or any(a <= frame.first and frame.last <= b for a, b in wanted):
             yield frame.lines
         else:
-            lines = frame.lines.splitlines(keepends=True)
-            yield b"".join(line for line in lines if _is_in(from_json(line)["seq"], wanted))
-
-
-def _is_in(seq: int, ranges: Sequence[Range]) -> bool:
-    return any(first <= seq <= last for first, last in ranges)
+            yield whole_lines(frame.lines, wanted)
 
 
 def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
@@ -264,8 +270,8 @@ def _part_lines(
         for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
             name = path.as_py()
             for block in lines_of(content.as_py(), name, parts):
-                lines = block.decode(errors="replace").splitlines()
-                yield record_batch([(name, line) for line in lines], _LINE)
+                lines = block.splitlines()  # a text has more line ends than JSON lines have
+                yield record_batch([(name, line.decode(errors="replace")) for line in lines], _LINE)
 
 
 def damage_counts(log: EventLog) -> dict[str, int | None]:
