@@ -19,6 +19,7 @@ PARTITIONS = 64  # of a list that one task had to read
 JSON = ("jsonl", "json", "ndjson")
 KINDS = frozenset((*JSON, "parquet", "orc", "csv", "tsv", "txt"))
 COMPRESSIONS = ("gz", "bz2", "zst")
+JDBC = "jdbc:"
 TABLE = "table:"  # before the name of a table of a catalog of the session
 POSITION = "#position"  # an added column: orders the rows as the list does
 
@@ -31,8 +32,8 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
     reader = spark.read.options(**options)
     position = F.monotonically_increasing_id().alias(POSITION)
     try:
-        if source.startswith("jdbc:"):
-            return reader.format("jdbc").option("url", source).load().select("*", position)
+        if source.startswith(JDBC):
+            return _read_database(spark, source, options).select("*", position)
         if source.startswith(TABLE):
             return analysed(reader.table(source.removeprefix(TABLE)).select("*", position))
         kind = _kind(spark, source)
@@ -54,6 +55,16 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
         return numbered.repartition(PARTITIONS) if spans else numbered
     except AnalysisException as exc:
         raise LocalError(f"{source}: {error_line(str(exc))}") from exc
+
+
+def _read_database(spark: SparkSession, url: str, options: Mapping[str, str]) -> DataFrame:
+    if not {"dbtable", "query"}.intersection(map(str.lower, options)):
+        raise ConfigError(
+            f"{url}: name its table with dbtable=NAME or query=SELECT… "
+            "(LIST: --option; a list beside it: --list-option; a suppression list: --suppress-option)"
+        )
+    with spark_errors(url):
+        return spark.read.options(**options).format("jdbc").option("url", url).load()
 
 
 def _kind(spark: SparkSession, source: str) -> str:
