@@ -108,6 +108,20 @@ def test_a_directory(spark: "SparkSession", tmp_path: Path) -> None:
     assert set(read(spark, tmp_path)[0]) == {"a@x.example", "b@x.example"}
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_directory_of_a_table(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
+    """As LIST: what its files are counts, not its name."""
+    table = spark.createDataFrame([("a@x.example",)], "email string")
+    table.write.parquet(str(tmp_path / "unsubscribed"))
+    table.write.parquet(str(tmp_path / "s.parquet"))
+    table.write.json(str(tmp_path / "lines"))
+    for name in ("unsubscribed", "unsubscribed/", "s.parquet/", "lines"):
+        assert set(read(spark, f"{scheme}{tmp_path}/{name}")[0]) == {"a@x.example"}, name
+    (tmp_path / "lines" / "more.csv").write_text("b@x.example\n")
+    with pytest.raises(ConfigError, match="contains files of several kinds: csv, json"):
+        read(spark, f"{scheme}{tmp_path}/lines")
+
+
 def test_a_database(spark: "SparkSession", tmp_path: Path) -> None:
     url = f"jdbc:derby:{tmp_path}/db;create=true"
     rows = spark.createDataFrame([("A@x.example", "asked"), ("@y.example", None)], "email string, reason string")  # fmt: skip

@@ -69,16 +69,27 @@ def _read_database(spark: SparkSession, url: str, options: Mapping[str, str]) ->
 
 def _kind(spark: SparkSession, source: str) -> str:
     """The suffix of a list without that of its compression, of a directory that of its files. Raises ConfigError."""
-    found = suffix_of(source.rstrip("/"))
-    if found not in KINDS:
-        kinds = {suffix_of(name) for name in _files_in(spark, source)}
-        if len(kinds) > 1:
-            raise ConfigError(f"{source}: contains files of several kinds: {', '.join(sorted(kinds))}")
-        found = kinds.pop() if kinds else found
+    found = only_kind(source, kinds_of(spark, source))
     if found not in KINDS:
         raise ConfigError(
             f"{source}: found '{found}', expected .{', .'.join(sorted(KINDS))}, table:NAME or jdbc:"
         )
+    return found
+
+
+def kinds_of(spark: SparkSession, source: str) -> set[str]:
+    """The suffixes of the files of a directory that has none of KINDS itself; else its own."""
+    own = suffix_of(source.rstrip("/"))
+    if own in KINDS:
+        return {own}
+    return {suffix_of(name) for name in _files_in(spark, source)} or {own}
+
+
+def only_kind(source: str, kinds: set[str]) -> str:
+    """The one of ``kinds``. Raises ConfigError for several."""
+    if len(kinds) > 1:
+        raise ConfigError(f"{source}: contains files of several kinds: {', '.join(sorted(kinds))}")
+    (found,) = kinds
     return found
 
 

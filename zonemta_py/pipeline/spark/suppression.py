@@ -30,7 +30,7 @@ from zonemta_py.pipeline.rules.suppression import (
     split_line,
 )
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.lists import JDBC, TABLE, read_list, suffix_of
+from zonemta_py.pipeline.spark.lists import JDBC, TABLE, kinds_of, only_kind, read_list
 from zonemta_py.smtp.address import AddressError
 from zonemta_py.submit.recipients import BLANKS
 
@@ -149,7 +149,7 @@ def _checked_columns(source: str, scopes: Sequence[str], today: date) -> list[Co
 
 def _read(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataFrame:
     """Rows of _KEYED. Raises LocalError and ConfigError."""
-    if source.startswith((TABLE, JDBC)) or suffix_of(source) in TABLES:
+    if source.startswith((TABLE, JDBC)) or _is_table(spark, source):
         columns = read_list(spark, source, options)
     else:
         header = header_of(_first_line(spark, source))
@@ -171,6 +171,12 @@ def _read(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataF
         ),
     )
     return raw.mapInArrow(_map_columns, _KEYED)
+
+
+def _is_table(spark: SparkSession, source: str) -> bool:
+    """Whether these are files of TABLES. Raises ConfigError for a directory that has others besides."""
+    kinds = kinds_of(spark, source)
+    return not kinds.isdisjoint(TABLES) and only_kind(source, kinds) in TABLES
 
 
 def _first_line(spark: SparkSession, source: str) -> str:
