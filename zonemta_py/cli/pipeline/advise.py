@@ -8,6 +8,7 @@ import click
 from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
 from zonemta_py.cli.pipeline.spark import (
     SparkOptions,
+    overwrite_option,
     relay_config_option,
     rows_option,
     spark_options,
@@ -17,6 +18,7 @@ from zonemta_py.cli.pipeline.spark import (
 @click.command()
 @click.argument("events", metavar="EVENTS")
 @rows_option
+@overwrite_option
 @click.option(
     "--score",
     type=click.FloatRange(1),
@@ -42,7 +44,13 @@ from zonemta_py.cli.pipeline.spark import (
 @json_option
 @reports_errors
 def anomaly(
-    *, events: str, output: str | None, spark: SparkOptions, as_json: bool, **thresholds: Any
+    *,
+    events: str,
+    output: str | None,
+    overwrite: bool,
+    spark: SparkOptions,
+    as_json: bool,
+    **thresholds: Any,
 ) -> None:
     """List hours in which the deferrals or bounces of a provider were unusual.
 
@@ -56,7 +64,7 @@ def anomaly(
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
 
     with spark.job(events) as (session, progress):
-        request = AnomalyRequest(spark.log, AnomalyThresholds(**thresholds), output)
+        request = AnomalyRequest(spark.log, AnomalyThresholds(**thresholds), output, overwrite)
         rows = find_anomalies(session, request, progress)
     for row in rows:
         if as_json:

@@ -148,6 +148,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     metavar="DIRECTORY",
     help="Also write every recipient with its outcome into this directory, as Parquet.",
 )
+@overwrite_option
 @spark_options
 @json_option
 @reports_errors

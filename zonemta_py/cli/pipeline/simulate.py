@@ -10,6 +10,7 @@ from zonemta_py.cli.common import echo, json_option, print_json, reports_errors
 from zonemta_py.cli.options import ConfigValue
 from zonemta_py.cli.pipeline.spark import (
     SparkOptions,
+    overwrite_option,
     relay_config_option,
     rows_option,
     spark_options,
@@ -66,6 +67,7 @@ PER_SECOND = ConfigValue("RATE", _per_second)
     help="When the mail begins (UTC), which warm-up schedules need; otherwise when it did, a plan now.",
 )
 @rows_option
+@overwrite_option
 @spark_options
 @json_option
 @reports_errors
