@@ -72,9 +72,9 @@ def test_a_segment_without_a_trailer(spark: "SparkSession", tmp_path: Path) -> N
     assert f"{second.name}: damaged at byte " in problem
 
 
-def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("kept_session")
+def test_the_exit_code(tmp_path: Path) -> None:
     """The job is done, its result is printed, and then the damage: exit code 3."""
-    from zonemta_py.pipeline.spark import session as session_module
     from zonemta_py.pipeline.spark.events import read_events
 
     @click.command()
@@ -83,16 +83,6 @@ def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytes
         with spark.job(str(tmp_path)) as (session, _):
             click.echo(json.dumps({"events": read_events(session, spark.log).count()}))
 
-    class KeptSession:
-        """The session of all tests, which a command must not stop."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(spark, name)
-
-        def stop(self) -> None:
-            pass
-
-    monkeypatch.setattr(session_module, "open_session", lambda *_, **__: KeptSession())
     paths = write_log(tmp_path)
     assert CliRunner().invoke(count).exit_code == 0
     paths[1].unlink()

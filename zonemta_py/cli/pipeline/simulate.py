@@ -93,6 +93,7 @@ def simulate(
     """
     from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
     from zonemta_py.pipeline.rules.scenarios import scenarios
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
     if options["per_s"] and not options["plan"]:
         raise ConfigError("--rate needs --plan: the accepted mail in the events has its own times")
@@ -104,7 +105,7 @@ def simulate(
         rows = simulate_scenarios(session, request, progress)
     for row in rows:
         if as_json:
-            print_json(row)
+            print_json({**row, **damage_counts(spark.log)})
         else:
             _print_prediction(row)
 
