@@ -40,6 +40,27 @@ def spark() -> "Iterator[SparkSession]":
     session.stop()
 
 
+class KeptSession:
+    """The session of all tests, which a command must not stop."""
+
+    def __init__(self, session: "SparkSession") -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._session, name)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def kept_session(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in the session of all tests."""
+    from zonemta_py.pipeline.spark import session
+
+    monkeypatch.setattr(session, "open_session", lambda *_, **__: KeptSession(spark))
+
+
 @pytest.fixture(autouse=True)
 def spark_is_noisy(request: pytest.FixtureRequest) -> None:
     """Spark's client closes its sockets and files late."""

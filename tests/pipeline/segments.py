@@ -11,6 +11,7 @@ from zonemta_py.events.segments import Segment
 SUFFIX = ".jsonl.zst"
 HOUR_MS = 3_600_000
 HOUR_BEGINS_MS = 1_799_978_400_000  # 02:00 UTC
+LENGTH = 20  # records of a segment of ``write_log``, in two frames
 
 
 def delivered(seq: int, **changes: Any) -> dict[str, Any]:
@@ -38,6 +39,20 @@ def write_segment(directory: Path, name: str, events: list[dict[str, Any]]) -> P
         path = segment.seal(HOUR_BEGINS_MS)
         assert path is not None
         return Path(shutil.move(path, hour_directory / f"{path.name[: -len(SUFFIX)]}-{name}{SUFFIX}"))
+
+
+def write_log(directory: Path, segments: int = 4) -> list[Path]:
+    """A chain of sealed segments by the relay's own writer."""
+    paths = []
+    for first in range(1, segments * LENGTH, LENGTH):
+        segment = Segment(directory, "abcdef", first, previous=first - 1)
+        for start in (first, first + LENGTH // 2):
+            seqs = range(start, start + LENGTH // 2)
+            segment.append(b"".join(to_json(delivered(seq)) + b"\n" for seq in seqs), seqs[-1])
+        path = segment.seal(HOUR_BEGINS_MS)
+        assert path is not None
+        paths.append(path)
+    return paths
 
 
 def accepted(seq: int, recipients: list[str], **changes: Any) -> dict[str, Any]:

@@ -221,9 +221,11 @@ def _check_digest(data: bytes, trailer: Trailer, path: Path) -> None:
 
 def _record(line: bytes, path: Path, at: int) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = from_json(line)
+        record = from_json(line)
     except ValueError as exc:
         raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
+    if not isinstance(record, dict):
+        raise SegmentDamaged(f"{path}: damaged at byte {at}: a line is no event", at)
     return record
 
 

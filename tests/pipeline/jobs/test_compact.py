@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress, open_log
-from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, accepted, delivered, write_segment
+from tests.pipeline.campaigns import no_progress, open_log, report
+from tests.pipeline.segments import (
+    HOUR_BEGINS_MS,
+    HOUR_MS,
+    accepted,
+    delivered,
+    write_log,
+    write_segment,
+)
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
@@ -54,6 +61,20 @@ def test_no_segments(spark: "SparkSession", tmp_path: Path) -> None:
         compact(spark, CompactRequest(str(tmp_path / "missing"), str(tmp_path / "out")), no_progress)
 
 
+def test_its_own_output(spark: "SparkSession", tmp_path: Path) -> None:
+    """Is not read in parts: without segments nothing says what is new."""
+    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
+    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
+
+    write_log(tmp_path / "events", 1)
+    request = CompactRequest(str(tmp_path / "events"), str(tmp_path / "lake"))
+    compact(spark, request, no_progress)
+    with pytest.raises(LocalError, match="the output of compact"):
+        compact(spark, CompactRequest(request.lake, str(tmp_path / "again")), no_progress)
+    with pytest.raises(LocalError, match="the output of compact"):
+        update_report(spark, ReportRequest(request.lake, (), str(tmp_path / "out")), None, no_progress)
+
+
 def test_a_damaged_segment(spark: "SparkSession", tmp_path: Path) -> None:
     """Its whole frames are written once; when it is complete, the next run writes the rest."""
     events, output = tmp_path / "events", tmp_path / "lake"
@@ -64,6 +85,66 @@ def test_a_damaged_segment(spark: "SparkSession", tmp_path: Path) -> None:
     assert compacted(spark, events, output) == (0, list(range(1000)))
     path.write_bytes(complete)
     assert compacted(spark, events, output) == (1000, list(range(2000)))
+
+
+def test_a_gap_is_there_until_the_segment_is(spark: "SparkSession", tmp_path: Path) -> None:
+    """Also a run that finds nothing new names what is missing, until it arrives."""
+    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
+    from zonemta_py.pipeline.spark.event_log import damage_counts
+
+    request = CompactRequest(str(tmp_path / "events"), str(tmp_path / "lake"))
+    paths = write_log(tmp_path / "events", 3)
+    missing = paths[1].rename(tmp_path / "aside")
+
+    def gaps() -> int:
+        found = damage_counts(compact(spark, request, no_progress).log)
+        assert found["damaged_segments"] == 0
+        assert found == damage_counts(open_log(spark, request.lake))
+        return found["gaps"] or 0
+
+    assert [gaps(), gaps()] == [1, 1]
+    missing.rename(paths[1])
+    assert [gaps(), gaps()] == [0, 0]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_report_of_its_output(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Has the counts and the damage that compact found; of files without them it says that they are not verified."""
+    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
+    from zonemta_py.pipeline.jobs.report import ReportRequest
+    from zonemta_py.pipeline.spark.event_log import damage_counts
+
+    cut, *_ = write_log(tmp_path / "events", 3)
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[:-100])  # into the second of its frames
+    lake = CompactRequest(f"{scheme}{tmp_path}/events", f"{scheme}{tmp_path}/lake")
+    compact(spark, lake, no_progress)
+    request = ReportRequest(f"{lake.lake}/", (), f"{scheme}{tmp_path}/out", overwrite=True)
+
+    def page() -> str:
+        report(spark, request)
+        return (tmp_path / "out" / "report.html").read_text()
+
+    assert damage_counts(open_log(spark, request.events)) == {"damaged_segments": 1, "gaps": 1}
+    assert cut.name in page()
+    assert (tmp_path / "out" / "quarantine" / "segments.jsonl").exists()
+    cut.write_bytes(whole)
+    compact(spark, lake, no_progress)
+    found = page()
+    assert "event log: no damage found" in found
+    assert "<dt>Segments</dt><dd>4</dd>" in found, "the damaged one was read twice"
+    assert "<dt>Records read</dt><dd>70</dd>" in found
+    if not scheme:
+        with monkeypatch.context() as inside:
+            inside.chdir(tmp_path / "lake")
+            assert open_log(spark, "events").records == 70
+    (tmp_path / "lake" / "quarantine" / "segments.jsonl").unlink()  # as an earlier version left it
+    found = page()
+    assert "no damage found" not in found
+    assert "event log: not verified" in found
+    assert damage_counts(open_log(spark, request.events)) == {"damaged_segments": None, "gaps": None}
 
 
 @pytest.mark.parametrize("moment", ["moving.json", "state.json", "first file"])
@@ -98,7 +179,7 @@ def test_a_run_that_is_killed(
     _, found = compacted(spark, events, output)
     assert found == list(range(9))
     assert compacted(spark, events, output) == (0, list(range(9)))
-    assert sorted(each.name for each in output.iterdir()) == ["events", "read"]
+    assert sorted(each.name for each in output.iterdir()) == ["events", "quarantine", "read"]
 
 
 def test_sigint_stops_it_after_the_batch(spark: "SparkSession", tmp_path: Path) -> None:

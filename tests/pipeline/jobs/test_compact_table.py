@@ -62,7 +62,11 @@ def test_each_event_is_written_once(spark: "SparkSession", tmp_path: Path) -> No
     assert compacted(spark, tmp_path) == (0, list(range(12)))
     counts = sorted(row["count"] for row in spark.table(TABLE).groupBy("run").count().collect())
     assert counts == [2, 10]
-    assert {path.name for path in (tmp_path / "state").iterdir()} == {"read", "table.json"}
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {
+        "quarantine",
+        "read",
+        "table.json",
+    }
     assert {path.name.partition("=")[0] for path in (tmp_path / "warehouse" / "events").glob("[a-z]*")} == {"date"}  # fmt: skip
 
     compact(spark, CompactRequest(str(tmp_path / "log"), str(tmp_path / "files")), no_progress)
@@ -114,7 +118,11 @@ def test_a_run_that_is_killed(
     assert compacted(spark, tmp_path)[1] == list(range(9))
     assert compacted(spark, tmp_path) == (0, list(range(9)))
     assert spark.table(TABLE).select("run").distinct().count() == 2
-    assert {path.name for path in (tmp_path / "state").iterdir()} == {"read", "table.json"}
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {
+        "quarantine",
+        "read",
+        "table.json",
+    }
 
 
 def test_a_commit_that_is_not_atomic(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.campaigns import no_progress, open_log, report
-from tests.pipeline.segments import delivered, write_segment
+from tests.pipeline.segments import delivered, write_log, write_segment
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
@@ -85,6 +85,30 @@ def test_a_segment_that_is_restored(spark: "SparkSession", tmp_path: Path) -> No
     sums, log = update_report(spark, request, None, no_progress)
     assert (sums["delivered"], log.damage) == (30, [])
     assert not (tmp_path / "report" / "quarantine").exists()
+
+
+def test_a_gap_is_there_until_the_segment_is(spark: "SparkSession", tmp_path: Path) -> None:
+    """Also an update that finds nothing new names what is missing, until it arrives."""
+    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
+    from zonemta_py.pipeline.spark.event_log import damage_counts
+
+    events, output = tmp_path / "events", tmp_path / "report"
+    request = ReportRequest(str(events), (), str(output))
+    paths = write_log(events, 3)
+    missing = paths[1].rename(tmp_path / "aside")
+    for _ in range(2):
+        _, log = update_report(spark, request, None, no_progress)
+        assert damage_counts(log) == {"damaged_segments": 0, "gaps": 1}
+        assert str(log.damage[0]).endswith(
+            f"{paths[2].name}: events between 0000000000000014 and 0000000000000029 of node abcdef are missing"
+        )
+        assert "no damage found" not in (output / "report.html").read_text()
+        assert (output / "quarantine" / "segments.jsonl").exists()
+    missing.rename(paths[1])
+    for _ in range(2):
+        _, log = update_report(spark, request, None, no_progress)
+        assert log.damage == []
+        assert not (output / "quarantine").exists()
 
 
 def test_it_updates_until_it_is_interrupted(

@@ -36,14 +36,17 @@ async def test_a_plan(spark: "SparkSession", directory: Path, moment: str) -> No
     assert spark.read.parquet(f"{directory}/plan/envelopes").count() == found["envelopes"]
 
 
-@pytest.mark.parametrize("moment", [1, COUNT - 1000])
+@pytest.mark.parametrize("moment", [0, 1, COUNT - 1000])
 async def test_a_run(spark: "SparkSession", directory: Path, moment: int) -> None:
-    """Killed after the first message, before there is a row, and in the second round."""
+    """Killed before there is a ledger, after the first message, before there is a row, and in the second round."""
     await Job(directory, *plan_arguments(directory, PERSONAL)).result()
     async with relay_and_sinks(directory) as here:
-        arguments = ["send", str(directory / "plan"), "--relay", here.target]
-        await Job(directory, *arguments).kill_when(lambda: len(here.delivered()) >= moment, "deliveries")
-        found = await Job(directory, *arguments).result()
+        arguments = [str(directory / "plan"), "--relay", here.target]
+        await Job(directory, "send", *arguments).kill_when(
+            lambda: len(here.delivered()) >= moment, "deliveries"
+        )
+        assert (directory / "plan" / "ledger").exists() == (moment > 0)
+        found = await Job(directory, "resume", *arguments).result()
         assert (found["accepted"], found["unsent"], found["earlier"]) == (COUNT, 0, 0)
         await until(lambda: len(here.delivered()) >= COUNT, "every delivery", DONE_S)
         delivered = here.delivered()

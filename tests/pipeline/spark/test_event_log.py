@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.pipeline.campaigns import open_log, report
-from tests.pipeline.segments import HOUR_BEGINS_MS, delivered
+from tests.pipeline.segments import HOUR_BEGINS_MS, LENGTH, delivered, write_log, write_segment
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
@@ -18,22 +18,6 @@ from zonemta_py.events.segments import Segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-LENGTH = 20  # records of a segment, in two frames
-
-
-def write_log(directory: Path, segments: int = 4) -> list[Path]:
-    """A chain of sealed segments by the relay's own writer."""
-    paths = []
-    for first in range(1, segments * LENGTH, LENGTH):
-        segment = Segment(directory, "abcdef", first, previous=first - 1)
-        for start in (first, first + LENGTH // 2):
-            seqs = range(start, start + LENGTH // 2)
-            segment.append(b"".join(to_json(delivered(seq)) + b"\n" for seq in seqs), seqs[-1])
-        path = segment.seal(HOUR_BEGINS_MS)
-        assert path is not None
-        paths.append(path)
-    return paths
 
 
 def damage(spark: "SparkSession", directory: Path) -> list[str]:
@@ -54,12 +38,12 @@ def test_a_whole_log(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_a_cut_segment(spark: "SparkSession", tmp_path: Path) -> None:
-    """Cut behind its first frame, which Spark reads without an error."""
+    """Cut behind its first frame, which Spark reads without an error: what is behind it is missing."""
     _, cut, *_ = write_log(tmp_path)
     os.truncate(cut, cut.stat().st_size // 2)
     problems = damage(spark, tmp_path)
     assert f"{cut.name}: damaged at byte " in problems[0]
-    assert "events between 0000000000000014 and 0000000000000029" in problems[1]
+    assert "events between 000000000000001e and 0000000000000029" in problems[1]
 
 
 def test_flipped_and_missing(spark: "SparkSession", tmp_path: Path) -> None:
@@ -88,9 +72,9 @@ def test_a_segment_without_a_trailer(spark: "SparkSession", tmp_path: Path) -> N
     assert f"{second.name}: damaged at byte " in problem
 
 
-def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("kept_session")
+def test_the_exit_code(tmp_path: Path) -> None:
     """The job is done, its result is printed, and then the damage: exit code 3."""
-    from zonemta_py.pipeline.spark import session as session_module
     from zonemta_py.pipeline.spark.events import read_events
 
     @click.command()
@@ -99,16 +83,6 @@ def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytes
         with spark.job(str(tmp_path)) as (session, _):
             click.echo(json.dumps({"events": read_events(session, spark.log).count()}))
 
-    class KeptSession:
-        """The session of all tests, which a command must not stop."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(spark, name)
-
-        def stop(self) -> None:
-            pass
-
-    monkeypatch.setattr(session_module, "open_session", lambda *_, **__: KeptSession())
     paths = write_log(tmp_path)
     assert CliRunner().invoke(count).exit_code == 0
     paths[1].unlink()
@@ -167,6 +141,20 @@ def test_repeated_segments(spark: "SparkSession", tmp_path: Path) -> None:
     assert damage(spark, tmp_path) == []
     assert seqs_read(spark, tmp_path) == [*range(1, 81)]
     assert sums_read(spark, tmp_path) == 80
+
+
+def test_a_part_of_a_segment_with_unusual_line_ends(spark: "SparkSession", tmp_path: Path) -> None:
+    """Which are part of a text in JSON."""
+    for seqs, name in ((range(3), "a"), (range(2, 6), "b")):
+        write_segment(
+            tmp_path,
+            name,
+            [delivered(seq, reply=f"ok\u2028{seq}\x85", time_ms=HOUR_BEGINS_MS) for seq in seqs],
+        )
+    from zonemta_py.pipeline.spark.events import read_events
+
+    rows = read_events(spark, open_log(spark, tmp_path)).select("seq", "reply").collect()
+    assert sorted(map(tuple, rows)) == [(seq, f"ok\u2028{seq}\x85") for seq in range(6)]
 
 
 def test_what_was_read_before(spark: "SparkSession", tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ TODAY = date(2026, 11, 21)
 
 
 def read(
-    spark: "SparkSession", *sources: Path | str, scopes: tuple[str, ...] = ()
+    spark: "SparkSession", *sources: Path | str, scopes: tuple[str, ...] = (), **options: str
 ) -> tuple[dict[str, str], Any]:
     """The reasons of the entries of ``sources``, and all that was found."""
     from zonemta_py.pipeline.spark.suppression import read_suppression
 
-    found = read_suppression(spark, [str(each) for each in sources], scopes, TODAY)
+    found = read_suppression(spark, [str(each) for each in sources], scopes, TODAY, options)
     assert found is not None
     held = found.held.to_pylist() if found.held is not None else found.rows.collect()
     found.release()
@@ -106,6 +106,36 @@ def test_a_directory(spark: "SparkSession", tmp_path: Path) -> None:
     for name, text in (("1", "a@x.example\n"), ("2", "b@x.example\n")):
         (tmp_path / name).write_text(text)
     assert set(read(spark, tmp_path)[0]) == {"a@x.example", "b@x.example"}
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_directory_of_a_table(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
+    """As LIST: what its files are counts, not its name."""
+    table = spark.createDataFrame([("a@x.example",)], "email string")
+    table.write.parquet(str(tmp_path / "unsubscribed"))
+    table.write.parquet(str(tmp_path / "s.parquet"))
+    table.write.json(str(tmp_path / "lines"))
+    for name in ("unsubscribed", "unsubscribed/", "s.parquet/", "lines"):
+        assert set(read(spark, f"{scheme}{tmp_path}/{name}")[0]) == {"a@x.example"}, name
+    (tmp_path / "lines" / "more.csv").write_text("b@x.example\n")
+    with pytest.raises(ConfigError, match="contains files of several kinds: csv, json"):
+        read(spark, f"{scheme}{tmp_path}/lines")
+
+
+def test_a_database(spark: "SparkSession", tmp_path: Path) -> None:
+    url = f"jdbc:derby:{tmp_path}/db;create=true"
+    rows = spark.createDataFrame([("A@x.example", "asked"), ("@y.example", None)], "email string, reason string")  # fmt: skip
+    rows.write.format("jdbc").options(url=url, dbtable="unsubscribed").save()
+    url = url.removesuffix(";create=true")
+    (tmp_path / "s.txt").write_text("b@x.example, bounced\n")
+    found, _ = read(spark, url, tmp_path / "s.txt", dbtable="unsubscribed")
+    assert found == {"a@x.example": "asked", "y.example": NO_REASON, "b@x.example": "bounced"}
+    asked = """SELECT * FROM unsubscribed WHERE CAST("reason" AS VARCHAR(99)) = 'asked'"""
+    assert set(read(spark, url, query=asked)[0]) == {"a@x.example"}
+    with pytest.raises(ConfigError, match=r"dbtable=NAME .*--suppress-option"):
+        read(spark, url)
+    with pytest.raises(LocalError, match="jdbc:nobody:here"):
+        read(spark, "jdbc:nobody:here", dbtable="x")
 
 
 def test_sources_that_cannot_be_read(spark: "SparkSession", tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import click
 from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
 from zonemta_py.cli.pipeline.spark import (
     SparkOptions,
+    overwrite_option,
     relay_config_option,
     rows_option,
     spark_options,
@@ -17,6 +18,7 @@ from zonemta_py.cli.pipeline.spark import (
 @click.command()
 @click.argument("events", metavar="EVENTS")
 @rows_option
+@overwrite_option
 @click.option(
     "--score",
     type=click.FloatRange(1),
@@ -42,7 +44,13 @@ from zonemta_py.cli.pipeline.spark import (
 @json_option
 @reports_errors
 def anomaly(
-    *, events: str, output: str | None, spark: SparkOptions, as_json: bool, **thresholds: Any
+    *,
+    events: str,
+    output: str | None,
+    overwrite: bool,
+    spark: SparkOptions,
+    as_json: bool,
+    **thresholds: Any,
 ) -> None:
     """List hours in which the deferrals or bounces of a provider were unusual.
 
@@ -53,14 +61,15 @@ def anomaly(
       zonemta pipeline anomaly events --score 6
     """
     from zonemta_py.pipeline.jobs.anomaly import AnomalyRequest, find_anomalies
+    from zonemta_py.pipeline.spark.event_log import damage_counts
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
 
     with spark.job(events) as (session, progress):
-        request = AnomalyRequest(spark.log, AnomalyThresholds(**thresholds), output)
+        request = AnomalyRequest(spark.log, AnomalyThresholds(**thresholds), output, overwrite)
         rows = find_anomalies(session, request, progress)
     for row in rows:
         if as_json:
-            print_json({**row, "hour": f"{row['hour']:%Y-%m-%dT%H:00Z}"})
+            print_json({**row, "hour": f"{row['hour']:%Y-%m-%dT%H:00Z}", **damage_counts(spark.log)})
             continue
         click.echo(
             f"{row['hour']:%Y-%m-%d %H}:00  {row['provider']:<24} {row['measure']:<8} "
@@ -98,6 +107,7 @@ def recommend(
     """
     from zonemta_py.pipeline.jobs.recommend import RecommendRequest
     from zonemta_py.pipeline.jobs.recommend import recommend as run
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
     config = read_config(config_path) if config_path else None
     with spark.job(events) as (session, progress):
@@ -106,7 +116,8 @@ def recommend(
     for provider, settings in found.items():
         for each in settings:
             if as_json:
-                print_json({"provider": provider, "key": each.key, "value": each.value, "evidence": each.evidence})  # fmt: skip
+                row = {"provider": provider, "key": each.key, "value": each.value, "evidence": each.evidence}  # fmt: skip
+                print_json({**row, **damage_counts(spark.log)})
             else:
                 click.echo(f"{provider}: {each.key}: {each.value}\n    {each.evidence}")
     if not as_json:

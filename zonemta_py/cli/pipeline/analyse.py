@@ -118,8 +118,9 @@ def report(
 def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """Convert segments of the event log to Parquet, by the hour of the event.
 
-    Each segment is read once and each event written once; another run reads only new segments. The jobs that read
-    EVENTS read OUTPUT/events as well, and faster. With --table they read table:NAME.
+    Each segment is read once and each event written once; another run reads only new segments. Of damaged segments what
+    can be read is written. The jobs that read EVENTS read OUTPUT/events as well, or with --table table:NAME. It is meant
+    for queries of your own and for what is kept after the segments are deleted: a report is faster from segments.
 
     \b
     Examples:
@@ -148,6 +149,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     metavar="DIRECTORY",
     help="Also write every recipient with its outcome into this directory, as Parquet.",
 )
+@overwrite_option
 @spark_options
 @json_option
 @reports_errors

@@ -138,6 +138,14 @@ def named_counts(
     callback=named_values,
     help="An option of Spark's reader: sep=;, encoding=ISO-8859-1, dbtable=people, …; repeatable.",
 )
+@click.option(
+    "--suppress-option",
+    "suppress_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=named_values,
+    help="The same for every --suppress SOURCE that is no text, such as dbtable=unsubscribed; repeatable.",
+)
 @spark_options
 @json_option
 @reports_errors

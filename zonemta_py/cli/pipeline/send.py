@@ -20,7 +20,6 @@ from zonemta_py.cli.options import (
 )
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.config.endpoints import HostPort
-from zonemta_py.core.errors import LocalError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,7 +90,7 @@ def send(**options: Any) -> None:
     Example:
       zonemta pipeline send plans/june --relay 10.0.0.1:2525 --relay 10.0.0.2:2525
     """
-    _send(resuming=False, **options)
+    _send(**options)
 
 
 @click.command()
@@ -99,18 +98,18 @@ def send(**options: Any) -> None:
 def resume(**options: Any) -> None:
     """Continue with a plan that was submitted in part.
 
-    The same as ``send``, for a plan that has a ledger already: submits what it lacks, and what was deferred.
+    The same as ``send``, which continues, too: submits what the ledger of the plan lacks, and what was deferred; all if
+    the run before was killed before it had one.
 
     \b
     Example:
       zonemta pipeline resume plans/june --relay 10.0.0.1:2525 --relay 10.0.0.2:2525
     """
-    _send(resuming=True, **options)
+    _send(**options)
 
 
 def _send(
     *,
-    resuming: bool,
     plan_path: str,
     allow_repeats: bool,
     spark: SparkOptions,
@@ -118,16 +117,12 @@ def _send(
     **options: Any,
 ) -> None:
     from zonemta_py.pipeline.envelope import SubmitOptions
-    from zonemta_py.pipeline.jobs.send import key_warnings, read_ledger, send_plan
+    from zonemta_py.pipeline.jobs.send import key_warnings, send_plan
     from zonemta_py.pipeline.spark.plan_manifest import read_manifest, read_message
 
     values = _submit_values(**options)
     with spark.job() as (session, progress):
         manifest = read_manifest(session, plan_path)
-        if resuming and read_ledger(session, plan_path) is None:
-            raise LocalError(
-                f"{plan_path}: nothing has been sent yet; begin with: zonemta pipeline send"
-            )
         message = read_message(session, plan_path)
         submit = SubmitOptions(sender=manifest.sender, message=message, **values)
         for warning in key_warnings(session, plan_path, submit):

@@ -10,6 +10,7 @@ from zonemta_py.cli.common import echo, json_option, print_json, reports_errors
 from zonemta_py.cli.options import ConfigValue
 from zonemta_py.cli.pipeline.spark import (
     SparkOptions,
+    overwrite_option,
     relay_config_option,
     rows_option,
     spark_options,
@@ -66,6 +67,7 @@ PER_SECOND = ConfigValue("RATE", _per_second)
     help="When the mail begins (UTC), which warm-up schedules need; otherwise when it did, a plan now.",
 )
 @rows_option
+@overwrite_option
 @spark_options
 @json_option
 @reports_errors
@@ -91,6 +93,7 @@ def simulate(
     """
     from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
     from zonemta_py.pipeline.rules.scenarios import scenarios
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
     if options["per_s"] and not options["plan"]:
         raise ConfigError("--rate needs --plan: the accepted mail in the events has its own times")
@@ -102,7 +105,7 @@ def simulate(
         rows = simulate_scenarios(session, request, progress)
     for row in rows:
         if as_json:
-            print_json(row)
+            print_json({**row, **damage_counts(spark.log)})
         else:
             _print_prediction(row)
 

@@ -21,8 +21,9 @@ from zonemta_py.core.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from zonemta_py.pipeline.spark.event_log import Damage, EventLog
+    from zonemta_py.pipeline.spark.event_log import EventLog
     from zonemta_py.pipeline.spark.progress import Progress
+    from zonemta_py.pipeline.spark.quarantine import Damage
 
 R = TypeVar("R")
 

@@ -3,6 +3,7 @@
     OUTPUT/events/date=…/hour=…/RUN-…parquet      the Parquet files
     OUTPUT/table.json                             instead of them: the table, and what names its runs
     OUTPUT/read                                   what has been read (``spark.read_state``)
+    OUTPUT/quarantine                             what is damaged or missing in it (``spark.quarantine``), also when nothing is
     OUTPUT/staging/RUN                            what a run writes; moved, or appended, when it is complete
     OUTPUT/moving.json                            the run whose files are being moved or appended, and their rows
 
@@ -25,19 +26,14 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.coverage import Range
-from zonemta_py.pipeline.spark.event_log import EventLog, lines_of
+from zonemta_py.pipeline.spark.event_log import EVENTS, READ, EventLog, lines_of, open_unread
 from zonemta_py.pipeline.spark.events import event_schema, read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
 from zonemta_py.pipeline.spark.lists import TABLE
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.read_state import (
-    STATE,
-    open_unread,
-    read_state,
-    write_names,
-    write_state,
-)
+from zonemta_py.pipeline.spark.quarantine import QUARANTINE, read_quarantine, write_quarantine
+from zonemta_py.pipeline.spark.read_state import STATE, read_state, write_names, write_state
 from zonemta_py.pipeline.spark.run_table import append_once, prepare_table
 from zonemta_py.pipeline.spark.storage import (
     is_url,
@@ -52,7 +48,7 @@ from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.transforms.event_rows import EventDecoder
 from zonemta_py.pipeline.transforms.hour_files import HourFiles
 
-READ, MOVING, STAGING = "read", "moving.json", "staging"
+MOVING, STAGING = "moving.json", "staging"
 TABLE_FILE = "table.json"
 CODECS = {"uncompressed": "none", "lz4raw": "lz4", "lz4_raw": "lz4"}  # of Spark, in Arrow
 
@@ -74,7 +70,7 @@ class CompactRequest:
     @property
     def lake(self) -> str:
         """The directory of the Parquet files; ``read_events`` reads it like segments."""
-        return f"{self.output}/events"
+        return f"{self.output}/{EVENTS}"
 
     @property
     def target(self) -> str:
@@ -130,6 +126,7 @@ def _run(spark: SparkSession, request: CompactRequest, result: CompactResult, pr
     progress("looking for new segments")
     result.log = log = open_unread(spark, request.events, f"{output}/{READ}", state)
     if not log.segments:
+        write_quarantine(spark, output, log.damage)
         return 0
     state = state.after(log)
     run = state.run
@@ -139,6 +136,7 @@ def _run(spark: SparkSession, request: CompactRequest, result: CompactResult, pr
     with spark_errors(request.events):
         written = _write_by_spark(spark, log, staged) if is_url(staged) else _write(spark, log, staged)
     write_names(spark, f"{output}/{READ}", run, log)
+    write_quarantine(spark, f"{output}/{STAGING}", log.damage)
     write_state(spark, f"{output}/{STAGING}/{STATE}", state)
     write_text(spark, f"{output}/{MOVING}", json.dumps({"run": run, "rows": written}) + "\n")
     _finish_moving(spark, output, to, is_first_try=True)
@@ -228,6 +226,9 @@ def _finish_moving(
         rows = spark.read.schema(event_schema()).parquet(f"{output}/{STAGING}/{run}")
         name = f"{to.writer}-{run}"
         append_once(spark, to.table, name, rows, count=moving["rows"], is_first_try=is_first_try)
+    if read_quarantine(spark, f"{output}/{STAGING}") is not None:
+        remove(spark, f"{output}/{QUARANTINE}")
+        move(spark, f"{output}/{STAGING}/{QUARANTINE}", f"{output}/{QUARANTINE}")
     if read_text(spark, f"{output}/{STAGING}/{STATE}") is not None:
         remove(spark, f"{output}/{READ}/{STATE}")
         move(spark, f"{output}/{STAGING}/{STATE}", f"{output}/{READ}/{STATE}")
@@ -236,7 +237,7 @@ def _finish_moving(
 
 
 def _move_files(spark: SparkSession, output: str, run: int) -> None:
-    staged, lake = f"{output}/{STAGING}/{run}", f"{output}/events"
+    staged, lake = f"{output}/{STAGING}/{run}", f"{output}/{EVENTS}"
     for date in sorted(names_in(spark, staged) or ()):
         if not date.startswith("date="):
             continue

@@ -58,7 +58,8 @@ class PlanRequest:
 
     ``suppress``: sources of entries (``spark.suppression``); ``scopes``: of those that apply. ``once_per``: PLAN, or CAMPAIGN: then no
     other plan of that campaign sends to the same recipient either. ``case_sensitive``: addresses that differ in case only are planned,
-    each. ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader.
+    each. ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader, for the list;
+    ``suppress_options`` for the sources of entries.
     """
 
     source: str
@@ -78,6 +79,7 @@ class PlanRequest:
     once_per: str = PLAN
     overwrite: bool = False
     reader_options: Mapping[str, str] = field(default_factory=dict)
+    suppress_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,9 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
     if request.suppress:
         progress("reading the suppression lists")
     today = clock.utc(clock.now_ms()).date()
-    suppression = read_suppression(spark, request.suppress, request.scopes, today)
+    suppression = read_suppression(
+        spark, request.suppress, request.scopes, today, request.suppress_options
+    )
     progress("reading, checking and packing the list")
     packed, counts, rows_read = _pack(request, listed, suppression, personal=template.personal)
     progress("writing the plan")

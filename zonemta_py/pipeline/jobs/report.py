@@ -5,7 +5,7 @@ Arrow. A report that is kept up to date stores the sums of what it has read (``s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,17 +20,12 @@ from zonemta_py.pipeline.jobs.report_page import PageHeader, page
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark.arrow_files import write_table
 from zonemta_py.pipeline.spark.attempts import attempt_sums
-from zonemta_py.pipeline.spark.event_log import QUARANTINE, EventLog, write_quarantine
+from zonemta_py.pipeline.spark.event_log import READ, EventLog, open_unread
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.read_state import (
-    STATE,
-    open_unread,
-    read_state,
-    write_names,
-    write_state,
-)
+from zonemta_py.pipeline.spark.quarantine import QUARANTINE, write_quarantine
+from zonemta_py.pipeline.spark.read_state import STATE, read_state, write_names, write_state
 from zonemta_py.pipeline.spark.report_sums import ReportSums
 from zonemta_py.pipeline.spark.storage import move, names_in, prepare_output, remove, write_text
 from zonemta_py.pipeline.transforms.anomalies import (
@@ -51,7 +46,7 @@ from zonemta_py.pipeline.transforms.sums import part_of, providers_of
 
 PAGE = "report.html"  # written last
 TABLES = ("rates", "hours", "days", "replies", "anomalies", "warmup", "complaints")
-SUMS, NEXT, READ = "sums", "_next", "read"
+SUMS, NEXT = "sums", "_next"
 PARTS = (
     *TABLES,
     QUARANTINE,
@@ -96,7 +91,8 @@ def make_report(
     with spark_errors(log.path):
         held = attempt_sums(spark, log, campaigns_of(spark, request.plans))
     sums = ReportSums(spark, f"{request.output}/{SUMS}", {}, held)
-    about = PageHeader(log.path, log.records or None, len(log.segments) or None, ())
+    segments = log.known if log.is_compacted else len(log.segments)
+    about = PageHeader(log.path, log.records or None, segments or None, ())
     return _write(request, (sums, log, about), request.output, progress)
 
 
@@ -191,8 +187,9 @@ def _write(
             for name, table in tables.items():
                 rows = spark.createDataFrame(table)
                 rows.write.mode("overwrite").saveAsTable(f"{request.tables}.{name}")
-    write_quarantine(spark, output, log)
-    header = PageHeader(about.events, about.records, about.segments, list(map(str, log.damage)))
+    if log.damage:
+        write_quarantine(spark, output, log.damage)
+    header = replace(about, damage=list(map(str, log.damage)), is_verified=log.is_verified)
     write_text(spark, f"{output}/{PAGE}", page(header, tables))
     return {name: value for name, value in every[0].items() if name not in ("dimension", "value")}
 

@@ -42,6 +42,7 @@ from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import SUCCESS, names_in, prepare_rows, remove
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.transforms.load import peer_answers, peer_model, planned_load, recorded_load
 from zonemta_py.pipeline.transforms.recorded_replies import (
@@ -91,6 +92,7 @@ class SimulateRequest:
     relay_limit_per_s: float | None = None
     begins_ms: int | None = None
     output: str | None = None
+    overwrite: bool = False
     seed: int = 0
 
 
@@ -105,6 +107,8 @@ def simulate_scenarios(
     spark: SparkSession, request: SimulateRequest, progress: Progress
 ) -> list[dict[str, Any]]:
     """A row of PREDICTION for each zone of each scenario. Raises LocalError."""
+    output = request.output
+    mode = prepare_rows(spark, output, overwrite=request.overwrite) if output is not None else None
     events = read_events(spark, request.log)
     with spark_errors(request.log.path):
         progress("computing the model of the peers")
@@ -117,11 +121,13 @@ def simulate_scenarios(
             .groupBy("scenario")
             .applyInArrow(_simulate_scenario(request, recorded), PREDICTION)
         )
-        if request.output is not None:
-            rows.write.parquet(request.output)
-            rows = spark.read.parquet(request.output)
+        if output is not None:
+            rows.write.parquet(output, mode)
+            rows = spark.read.parquet(output)
         found = [row.asDict() for row in rows.orderBy("scenario", "zone").collect()]
     if not found:
+        if output is not None and names_in(spark, output):
+            remove(spark, f"{output}/{SUCCESS}")
         raise LocalError(f"{request.plan or request.log.path}: there is no mail to simulate")
     return found
 

@@ -34,12 +34,16 @@ TRENDS_MAX = 12  # providers with charts of their own
 
 @dataclass(frozen=True, slots=True)
 class PageHeader:
-    """``events``: where the event log is. None: unknown, and not shown. ``damage``: a sentence for each segment or gap."""
+    """``events``: where the event log is. None: unknown, and not shown. ``damage``: a sentence for each segment or gap.
+
+    ``is_verified``: whether it is known what is damaged.
+    """
 
     events: str
     records: int | None
     segments: int | None
     damage: Sequence[str]
+    is_verified: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,16 @@ Spark's own reader ends at a cut frame without an error, and fails at a frame wi
 first, by tasks, and the damaged ones are read frame by frame, also behind the damage.
 """
 
-import json
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from zonemta_py.core.codec import from_json
@@ -23,13 +21,18 @@ from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.events.log import missing_between
 from zonemta_py.events.segments import Trailer, verify_segment, whole_frames
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
+from zonemta_py.pipeline.rules.torn_lines import whole_groups, whole_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.listing import local_files
 from zonemta_py.pipeline.spark.lists import TABLE
-from zonemta_py.pipeline.spark.storage import remove, write_text
+from zonemta_py.pipeline.spark.quarantine import Damage, read_quarantine
+from zonemta_py.pipeline.spark.read_state import ReadState, names_read, read_state
 from zonemta_py.pipeline.spark.tables import record_batch
 
-QUARANTINE = "quarantine"  # in the output of a job: which segments are damaged, and where
+EVENTS, READ = (
+    "events",
+    "read",
+)  # in the output of ``compact``: the Parquet files, and what has been read
 GLOB = "*.jsonl.zst"
 # Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
 OF_SEGMENTS = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
@@ -40,24 +43,9 @@ _NUMBERS = ("at", "records", "previous", "first", "last")
 _SEGMENT = StructType(
     [StructField(name, StringType()) for name in ("path", "problem", "node")]
     + [StructField(name, LongType()) for name in _NUMBERS]
-    + [StructField("frames", ArrayType(LongType()))]  # first and last SEQ of each, of a damaged segment
+    + [StructField("runs", ArrayType(LongType()))]  # of a damaged segment: SEQs of whole frames
 )
 _LINE = StructType([StructField(name, StringType()) for name in ("path", "line")])
-
-
-class Damage(NamedTuple):
-    """A damaged segment, or a place where segments are missing: then ``path`` is empty.
-
-    ``offset``: the byte at which the damage begins. ``readable``: the records that are in the sums all the same.
-    """
-
-    reason: str
-    path: str = ""
-    offset: int = 0
-    readable: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.readable:,} of its records are read" if self.path else self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +53,8 @@ class EventLog:
     """What a job reads. ``segments``: the paths of those with new events. ``parts``: for those of which not all is read, the ranges.
 
     ``read``: what is read when this is. ``known``: how many other segments there are, with nothing new. ``names``: those that were
-    verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are no segments.
+    verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are
+    no segments, and what ``compact`` found in them is known if ``is_verified``.
     """
 
     path: str
@@ -77,6 +66,7 @@ class EventLog:
     known: int = 0
     names: Sequence[str] = ()
     is_compacted: bool = False
+    is_verified: bool = True
 
     @property
     def damaged(self) -> list[str]:
@@ -100,32 +90,29 @@ def open_log(
 ) -> EventLog:
     """Verify the segments below ``path`` but for those in ``names``. ``known``: the events that were read before.
 
-    The output of ``compact`` is not verified. Raises LocalError when there is no event log.
+    The output of ``compact`` is not verified again. Raises LocalError when there is no event log.
     """
     known = known or Coverage()
     read = Coverage(known.ranges)
     if path.startswith(TABLE):
-        return EventLog(path, is_compacted=True)
+        return EventLog(path, is_compacted=True, is_verified=False)
     with spark_errors(path):
         lengths = _lengths(spark, path)
         if lengths is None:
-            return EventLog(path, is_compacted=True)
+            return _compacted(spark, path)
         found = {each: name_of(each, length) for each, length in lengths.items()}
         new = [each for each, name in found.items() if name not in names]
         listed = EventLog(path, new, known=len(found) - len(new))
-        rows = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
+        rows: list[Row] = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
     damage: list[Damage] = []
-    nodes: defaultdict[str, list[tuple[Trailer, Path]]] = defaultdict(list)
     parts: dict[str, Sequence[Range]] = {}
     records = 0
     for row in sorted(rows, key=lambda row: (row["first"], row["path"])):
         node = row["node"]
         if row["problem"]:
             damage.append(Damage(row["problem"], row["path"], row["at"], row["records"]))
-            ranges = list(zip(row["frames"][::2], row["frames"][1::2], strict=True))
+            ranges = list(zip(row["runs"][::2], row["runs"][1::2], strict=True))
         else:
-            trailer = Trailer(row["records"], row["previous"], row["first"], row["last"])
-            nodes[node].append((trailer, Path(row["path"])))
             ranges = [(row["first"], row["last"])]
         missing = [part for first, last in ranges for part in read.missing(node, first, last)]
         if missing != ranges or row["problem"]:
@@ -135,13 +122,57 @@ def open_log(
         for first, last in ranges:
             # There are no events between the segment before and this one.
             read.add(node, min(first, row["previous"] + 1) if row["previous"] else first, last)
-    for node, trailers in sorted(nodes.items()):
-        ranges_known = [(Trailer(0, 0, a, b), Path(path)) for a, b in known.ranges.get(node, ())]
-        damage += map(Damage, missing_between(node, [*trailers, *ranges_known]))
-    damage.sort(key=lambda each: (not each.path, each.path))
+    damage.sort(key=lambda each: each.path)
+    damage += map(Damage, _gaps(path, found, _with_damaged(read, rows)))
     segments = [row["path"] for row in rows if parts.get(row["path"], True)]
     whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
     return EventLog(path, segments, parts, read, damage, records, len(found) - len(segments), whole)
+
+
+def open_unread(spark: SparkSession, events: str, directory: str, state: ReadState) -> EventLog:
+    """The event log with what the runs before have not read; damaged segments are verified again. Raises LocalError."""
+    log = open_log(spark, events, state.coverage, names_read(spark, directory, state.run))
+    if log.is_compacted:
+        raise LocalError(
+            f"{events}: the output of compact does not say what is new; name the directory of the segments"
+        )
+    return log
+
+
+def _with_damaged(read: Coverage, rows: Sequence[Row]) -> Coverage:
+    """``read``, and all between the ends of each damaged segment: what is missing there is no gap besides."""
+    found = Coverage(read.ranges)
+    for row in rows:
+        if row["problem"] and row["runs"]:
+            found.add(row["node"], row["first"], row["last"])
+    return found
+
+
+def _compacted(spark: SparkSession, path: str) -> EventLog:
+    """The Parquet files of ``compact``, with what it found in the segments. Raises LocalError."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    output = parent or "."
+    damage = read_quarantine(spark, output) if name == EVENTS else None
+    if damage is None:
+        return EventLog(path, is_compacted=True, is_verified=False)
+    state = read_state(spark, f"{output}/{READ}")
+    return EventLog(path, damage=damage, records=state.records, known=state.segments, is_compacted=True)
+
+
+def _gaps(path: str, segments: Iterable[str], read: Coverage) -> Iterator[str]:
+    """A text for each place where events are missing between those that were read, now or before."""
+    named = sorted(
+        (name[1], int(name[2], 16), each)
+        for each in segments
+        if (name := _NAME.match(each.rpartition("/")[2]))
+    )
+    for node, ranges in sorted(read.ranges.items()):
+        listed = []
+        for first, last in ranges:
+            at = bisect_left(named, (node, first, ""))  # the segment behind the gap may be removed
+            behind = named[at][2] if at < len(named) and named[at][:2] <= (node, last) else path
+            listed.append((Trailer(0, 0, first, last), Path(behind)))
+        yield from missing_between(node, listed)
 
 
 def _lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
@@ -186,9 +217,16 @@ def _row(path: str, content: bytes) -> tuple[object, ...]:
     try:
         trailer = verify_segment(content, Path(path))
     except SegmentDamaged as exc:
-        frames = list(whole_frames(content, Path(path)))
-        readable = sum(frame.lines.count(b"\n") for frame in frames)
-        ends = [end for frame in frames for end in (frame.first, frame.last)]
+        readable, behind = 0, -1
+        ends: list[int] = []
+        for frame in whole_frames(content, Path(path)):
+            runs, records = whole_groups(frame.lines)
+            readable += records
+            found = [end for run in runs for end in run]
+            if frame.start == behind and ends and runs and runs[0][0] == frame.first:
+                ends[-1:], found = found[1:2], found[2:]  # no event is missing between the two
+            ends += found
+            behind = frame.end if runs and runs[-1][1] == frame.last else -1
         return (
             path,
             str(exc),
@@ -215,12 +253,7 @@ def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) ->
         if wanted is None or any(a <= frame.first and frame.last <= b for a, b in wanted):
             yield frame.lines
         else:
-            lines = frame.lines.splitlines(keepends=True)
-            yield b"".join(line for line in lines if _is_in(from_json(line)["seq"], wanted))
-
-
-def _is_in(seq: int, ranges: Sequence[Range]) -> bool:
-    return any(first <= seq <= last for first, last in ranges)
+            yield whole_lines(frame.lines, wanted)
 
 
 def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
@@ -237,24 +270,12 @@ def _part_lines(
         for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
             name = path.as_py()
             for block in lines_of(content.as_py(), name, parts):
-                lines = block.decode(errors="replace").splitlines()
-                yield record_batch([(name, line) for line in lines], _LINE)
+                lines = block.splitlines()  # a text has more line ends than JSON lines have
+                yield record_batch([(name, line.decode(errors="replace")) for line in lines], _LINE)
 
 
-def damage_counts(log: EventLog) -> dict[str, int]:
-    """What the ``--json`` of a job says: the number of damaged segments, and of gaps between segments."""
+def damage_counts(log: EventLog) -> dict[str, int | None]:
+    """What the ``--json`` of a job says: the number of damaged segments, and of gaps between segments; None where nothing was verified."""
+    if not log.is_verified:
+        return {"damaged_segments": None, "gaps": None}
     return {"damaged_segments": len(log.damaged), "gaps": len(log.damage) - len(log.damaged)}
-
-
-def write_quarantine(spark: SparkSession, output: str, log: EventLog) -> None:
-    """Write OUTPUT/quarantine/segments.jsonl, a line for each damage; without any, remove it."""
-    if not log.damage:
-        remove(spark, f"{output}/{QUARANTINE}")
-        return
-    lines = (
-        json.dumps(
-            {"file": each.path or None, "offset": each.offset, "reason": each.reason, "readable": each.readable}
-        )
-        for each in log.damage
-    )  # fmt: skip
-    write_text(spark, f"{output}/{QUARANTINE}/segments.jsonl", "".join(f"{line}\n" for line in lines))

@@ -19,6 +19,7 @@ PARTITIONS = 64  # of a list that one task had to read
 JSON = ("jsonl", "json", "ndjson")
 KINDS = frozenset((*JSON, "parquet", "orc", "csv", "tsv", "txt"))
 COMPRESSIONS = ("gz", "bz2", "zst")
+JDBC = "jdbc:"
 TABLE = "table:"  # before the name of a table of a catalog of the session
 POSITION = "#position"  # an added column: orders the rows as the list does
 
@@ -31,8 +32,8 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
     reader = spark.read.options(**options)
     position = F.monotonically_increasing_id().alias(POSITION)
     try:
-        if source.startswith("jdbc:"):
-            return reader.format("jdbc").option("url", source).load().select("*", position)
+        if source.startswith(JDBC):
+            return _read_database(spark, source, options).select("*", position)
         if source.startswith(TABLE):
             return analysed(reader.table(source.removeprefix(TABLE)).select("*", position))
         kind = _kind(spark, source)
@@ -56,18 +57,39 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
         raise LocalError(f"{source}: {error_line(str(exc))}") from exc
 
 
+def _read_database(spark: SparkSession, url: str, options: Mapping[str, str]) -> DataFrame:
+    if not {"dbtable", "query"}.intersection(map(str.lower, options)):
+        raise ConfigError(
+            f"{url}: name its table with dbtable=NAME or query=SELECT… "
+            "(LIST: --option; a list beside it: --list-option; a suppression list: --suppress-option)"
+        )
+    with spark_errors(url):
+        return spark.read.options(**options).format("jdbc").option("url", url).load()
+
+
 def _kind(spark: SparkSession, source: str) -> str:
     """The suffix of a list without that of its compression, of a directory that of its files. Raises ConfigError."""
-    found = suffix_of(source.rstrip("/"))
-    if found not in KINDS:
-        kinds = {suffix_of(name) for name in _files_in(spark, source)}
-        if len(kinds) > 1:
-            raise ConfigError(f"{source}: contains files of several kinds: {', '.join(sorted(kinds))}")
-        found = kinds.pop() if kinds else found
+    found = only_kind(source, kinds_of(spark, source))
     if found not in KINDS:
         raise ConfigError(
             f"{source}: found '{found}', expected .{', .'.join(sorted(KINDS))}, table:NAME or jdbc:"
         )
+    return found
+
+
+def kinds_of(spark: SparkSession, source: str) -> set[str]:
+    """The suffixes of the files of a directory that has none of KINDS itself; else its own."""
+    own = suffix_of(source.rstrip("/"))
+    if own in KINDS:
+        return {own}
+    return {suffix_of(name) for name in _files_in(spark, source)} or {own}
+
+
+def only_kind(source: str, kinds: set[str]) -> str:
+    """The one of ``kinds``. Raises ConfigError for several."""
+    if len(kinds) > 1:
+        raise ConfigError(f"{source}: contains files of several kinds: {', '.join(sorted(kinds))}")
+    (found,) = kinds
     return found
 
 

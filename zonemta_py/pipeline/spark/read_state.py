@@ -7,13 +7,16 @@ DIRECTORY/segments-N.txt         the segments that run N has read; without meani
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.coverage import Coverage
-from zonemta_py.pipeline.spark.event_log import EventLog, open_log
 from zonemta_py.pipeline.spark.storage import names_in, read_text, write_text
+
+if TYPE_CHECKING:
+    from zonemta_py.pipeline.spark.event_log import EventLog
 
 FORMAT = 1
 STATE = "state.json"
@@ -32,21 +35,21 @@ class ReadState:
     segments: int = 0
     sums: Mapping[str, int] = field(default_factory=dict)
 
-    def after(self, log: EventLog, sums: Mapping[str, int] | None = None) -> "ReadState":
+    def after(self, log: "EventLog", sums: Mapping[str, int] | None = None) -> "ReadState":
         """The state when ``log`` is read, by the next run; ``sums``: the files with its events, too."""
         coverage = log.read or self.coverage
         records, segments = self.records + log.records, self.segments + len(log.segments)
         return ReadState(self.run + 1, coverage, records, segments, sums or {})
 
 
-def open_unread(spark: SparkSession, events: str, directory: str, state: ReadState) -> EventLog:
-    """The event log with what the runs before have not read; damaged segments are verified again. Raises LocalError."""
+def names_read(spark: SparkSession, directory: str, run: int) -> set[str]:
+    """The names of the segments that the runs up to ``run`` have read. Raises LocalError."""
     names: set[str] = set()
     for name in names_in(spark, directory) or ():
         number = name.removeprefix("segments-").removesuffix(".txt")
-        if number.isdecimal() and int(number) <= state.run:
+        if number.isdecimal() and int(number) <= run:
             names.update((read_text(spark, f"{directory}/{name}") or "").splitlines())
-    return open_log(spark, events, state.coverage, names)
+    return names
 
 
 def read_state(spark: SparkSession, directory: str) -> ReadState:
@@ -67,7 +70,7 @@ def read_state(spark: SparkSession, directory: str) -> ReadState:
         raise LocalError(f"{path}: not a state of the pipeline: {exc}") from exc
 
 
-def write_names(spark: SparkSession, directory: str, run: int, log: EventLog) -> None:
+def write_names(spark: SparkSession, directory: str, run: int, log: "EventLog") -> None:
     """Write which segments ``run`` has read. Raises LocalError."""
     write_text(spark, f"{directory}/segments-{run}.txt", "".join(f"{name}\n" for name in log.names))
 

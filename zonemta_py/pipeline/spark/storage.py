@@ -15,6 +15,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 
 BLOCK_CHARACTERS = 1 << 20
+SUCCESS = "_SUCCESS"  # written by Spark, when all files of a table are there
 
 
 def prepare_output(
@@ -26,7 +27,7 @@ def prepare_output(
     output is complete and not to be replaced, and when there is anything else in the directory.
     """
     directory, _, name = last.rpartition("/")
-    if is_url(output) and not directory:
+    if is_url(output) and not directory and name != SUCCESS:
         _reachable(
             spark, output
         )  # a single file is not written by Spark: better an error now than after the tables
@@ -42,6 +43,18 @@ def prepare_output(
     # What is written last goes first: a directory that is removed in part is not complete.
     for name in sorted(found & set(parts), key=lambda part: part != last.partition("/")[0]):
         remove(spark, f"{output}/{name}")
+
+
+def prepare_rows(spark: SparkSession, output: str, *, overwrite: bool) -> str:
+    """As ``prepare_output``, for a directory with the files of one table and SUCCESS; returns the mode in which Spark is to write."""
+    found = names_in(spark, output)
+    if found is None:
+        return "errorifexists"
+    of_rows = {
+        name for name in found if name.startswith(("part-", "rows.")) and name.endswith(".parquet")
+    }
+    prepare_output(spark, output, {*of_rows, SUCCESS}, SUCCESS, overwrite=overwrite)
+    return "overwrite"
 
 
 def names_in(spark: SparkSession, path: str) -> set[str] | None:

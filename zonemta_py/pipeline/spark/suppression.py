@@ -4,7 +4,7 @@ A text file is CSV with a header, or has an entry on each line (``rules.suppress
 reads has the same columns: an entry, and, if present, ``reason``, ``until`` and ``scope``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -30,7 +30,7 @@ from zonemta_py.pipeline.rules.suppression import (
     split_line,
 )
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.lists import TABLE, read_list, suffix_of
+from zonemta_py.pipeline.spark.lists import JDBC, TABLE, kinds_of, only_kind, read_list
 from zonemta_py.smtp.address import AddressError
 from zonemta_py.submit.recipients import BLANKS
 
@@ -68,18 +68,23 @@ class Suppression:
 
 
 def read_suppression(
-    spark: SparkSession, sources: Sequence[str], scopes: Sequence[str], today: date
+    spark: SparkSession,
+    sources: Sequence[str],
+    scopes: Sequence[str],
+    today: date,
+    options: Mapping[str, str] | None = None,
 ) -> Suppression | None:
     """The entries of all ``sources`` that apply ``today``; None without sources. Of equal entries one counts, the first source's if its reason differs.
 
-    ``scopes``: an entry with another scope does not apply; one without a scope always does. Raises LocalError and ConfigError.
+    ``scopes``: an entry with another scope does not apply; one without a scope always does. ``options``: of Spark's reader, for sources that
+    are no text. Raises LocalError and ConfigError.
     """
     if not sources:
         return None
     found: DataFrame | None = None
     for number, source in enumerate(sources):
         with spark_errors(source):
-            rows = _read(spark, source).select(
+            rows = _read(spark, source, options or {}).select(
                 F.lit(number).alias("source"), *_checked_columns(source, scopes, today)
             )
         found = rows if found is None else found.unionByName(rows)
@@ -142,10 +147,10 @@ def _checked_columns(source: str, scopes: Sequence[str], today: date) -> list[Co
     ]
 
 
-def _read(spark: SparkSession, source: str) -> DataFrame:
+def _read(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataFrame:
     """Rows of _KEYED. Raises LocalError and ConfigError."""
-    if source.startswith((TABLE, "jdbc:")) or suffix_of(source) in TABLES:
-        columns = read_list(spark, source, {})
+    if source.startswith((TABLE, JDBC)) or _is_table(spark, source):
+        columns = read_list(spark, source, options)
     else:
         header = header_of(_first_line(spark, source))
         if header.column is None:
@@ -166,6 +171,12 @@ def _read(spark: SparkSession, source: str) -> DataFrame:
         ),
     )
     return raw.mapInArrow(_map_columns, _KEYED)
+
+
+def _is_table(spark: SparkSession, source: str) -> bool:
+    """Whether these are files of TABLES. Raises ConfigError for a directory that has others besides."""
+    kinds = kinds_of(spark, source)
+    return not kinds.isdisjoint(TABLES) and only_kind(source, kinds) in TABLES
 
 
 def _first_line(spark: SparkSession, source: str) -> str:

@@ -45,7 +45,7 @@ FIELDS = {
 
 
 def decode_attempts(blocks: Iterable[bytes]) -> Iterator[pa.Table]:
-    """FIELDS of the attempts in JSON lines. A line that is not JSON cannot be in a whole frame."""
+    """FIELDS of the attempts in JSON lines."""
     waiting: list[bytes] = []
     size = 0
     for block in blocks:
