@@ -27,7 +27,7 @@ class Scenario:
     dead: int = 0  # domains that do not answer, a message for each queued at the start
     domains: int = 0  # of the recipients, each a destination of its own; 0: one smarthost
     auth: bool = False  # with AUTH on each connection
-    limited: bool = False  # a pool, limits of the provider and of the addresses, and a warm-up, none of which is reached
+    pool: str = ""  # two addresses; "limited": with limits of the provider and of each, and a warm-up, none of which is reached
 
     @property
     def for_peers(self) -> bool:
@@ -63,12 +63,10 @@ LIMITED = ("kept", "connect", "list50")
 
 
 def _by_mx(name: str, *, limited: bool) -> Scenario:
-    """A named scenario with the domain found in DNS instead of a smarthost, which limits of providers do not concern."""
+    """A named scenario from a pool to a domain found in DNS: limits of providers do not concern a smarthost."""
     base = next(each for each in _UNLIMITED if each.name == name)
-    end, title = ("limits", "limits") if limited else ("mx", "by MX")
-    return replace(
-        base, name=f"{name}-{end}", title=f"{base.title}, {title}", domains=1, limited=limited
-    )
+    end, title, pool = ("limits", "limits", "limited") if limited else ("mx", "by MX", "free")
+    return replace(base, name=f"{name}-{end}", title=f"{base.title}, {title}", domains=1, pool=pool)
 
 
 SESSIONS = tuple(_sessions(c, d) for c in (100, 1_000, 10_000) for d in (1, 10_000, 50_000))

@@ -26,12 +26,13 @@ zones:
   default: {{{route}, connections: {connections}}}
   blocked: {{smarthost: null, port: 9, connections: 100}}
 {dkim}
-{limits}
+{pool}
 """
 SETTLE_TIMEOUT_S = 300.0
 TLS = ", tls: {mode: implicit, certificate_file: tls.pem, key_file: tls.key}"
 AUTH = ", trusted_networks: [], senders: any, auth: {users_file: users, require_tls: false}"
-LIMITS = """\
+FREE_POOL = "pools: {default: [{address: 127.0.0.31}, {address: 127.0.0.32}]}"
+LIMITED_POOL = """\
 providers: {file: providers.yaml}
 warmup: {file: warmup.yaml}
 pools:
@@ -93,7 +94,7 @@ class ZonemtaRelay:
                 dkim=DKIM if scenario.dkim else "",
                 tls=TLS if scenario.tls else "",
                 auth=AUTH if scenario.auth else "",
-                limits=LIMITS if scenario.limited else "",
+                pool={"free": FREE_POOL, "limited": LIMITED_POOL}.get(scenario.pool, ""),
                 processes=f"{{receivers: {receivers}, senders: {senders}}}",
             )
         )
@@ -133,7 +134,7 @@ def _prepare(directory: Path, scenario: Scenario) -> None:
         churn_queue(directory / "queue", scenario.churn)
     if scenario.dead:
         fill_dead(directory / "queue", scenario.dead)
-    for name, text in FILES_OF_LIMITS.items() if scenario.limited else ():
+    for name, text in FILES_OF_LIMITS.items() if scenario.pool == "limited" else ():
         (directory / name).write_text(text)
     if scenario.auth:
         name, _, password = LOGIN.partition(":")
