@@ -132,7 +132,7 @@ def bench(**values: Any) -> None:
       dead               single messages to 200 domains, with mail for 5,000 dead domains queued before
       churned            after five million recipients were queued and delivered
       soak               1,000 a second for a minute (--scale 60: an hour), memory, files, disk and latency over time
-      limits             kept, connect and list50 to a domain found in DNS, without and with limits of provider and addresses
+      limits             kept, connect and list50 from a pool to a domain in DNS, without and with limits and a warm-up
       kept-mx, kept-limits  two of these six
       sessions           nine: 100, 1,000 and 10,000 connections to 1, 10,000 and 50,000 domains
       sessions-100x1     one of these nine
