@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from tests.pipeline.small_runs import tables_of_small_runs
 from zonemta_py.pipeline.jobs.simulate import PREDICTION
 from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.run_table import run_table_schema
 from zonemta_py.pipeline.spark.source import QUEUE
 
 if TYPE_CHECKING:
@@ -71,6 +72,18 @@ def test_the_schemas_of_the_code(name: str) -> None:
 
 def test_the_schema_of_the_data_source() -> None:
     assert ", ".join(f"{row.name} {row.kind}" for row in ROWS[SOURCE]) == QUEUE
+
+
+def test_the_columns_of_events() -> None:
+    """Those of the table of ``compact`` are fields of docs/events.md, or in its section, which has their types."""
+    section = PAGE.read_text().partition("\n## compact\n")[2].partition("\n## ")[0]
+    fields = set(re.findall(r"^\| `(\w+)` \|", PAGE.with_name("events.md").read_text(), re.MULTILINE))
+    kinds = {"event": "string", "seq": "bigint", "position": "bigint", "date": "date", "hour": "int"}
+    for column in run_table_schema():
+        kind = column.dataType.simpleString()
+        assert kind == kinds.get(column.name, kind)
+        assert kind in ("bigint", "boolean", "string") or column.name in ("date", "hour")
+        assert column.name in fields or f"`{column.name}`" in section, column.name
 
 
 def test_every_table_that_was_written(written: "dict[str, DataFrame]") -> None:
