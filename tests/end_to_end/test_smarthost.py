@@ -65,4 +65,5 @@ async def test_tls_and_auth(directory: Path, trusted: tuple[Path, Path], passwor
             assert logged_events(directory, "delivered")[0]["tls"] is True
             assert b"with ESMTPSA" in sink.messages[0].data
         else:
-            assert "535" in logged_events(directory, "deferred")[0]["reply"]
+            refused = logged_events(directory, "deferred")[0]
+            assert (refused["phase"], refused["code"], refused["status"]) == ("connect", 535, "5.7.8")

@@ -45,11 +45,14 @@ def prepare_output(
         remove(spark, f"{output}/{name}")
 
 
-def prepare_rows(spark: SparkSession, output: str, *, overwrite: bool) -> str:
-    """As ``prepare_output``, for a directory with the files of one table and SUCCESS; returns the mode in which Spark is to write."""
+def prepare_rows(spark: SparkSession, output: str, *, overwrite: bool) -> str | None:
+    """As ``prepare_output``, for a directory with the files of one table and SUCCESS; returns the mode in which Spark is to write.
+
+    None, Spark's default: an error if there is anything, where this process cannot look.
+    """
     found = names_in(spark, output)
     if found is None:
-        return "errorifexists"
+        return None
     of_rows = {
         name for name in found if name.startswith(("part-", "rows.")) and name.endswith(".parquet")
     }
