@@ -107,7 +107,8 @@ async def reports(client: Client) -> None:
     assert compacted["records"] > 2 * COUNT
     assert await client.row("report", "lake/events", "--output", "again") == sums
     assert await client.row("compact", "events", "--output", "state", "--table", "mail") == compacted
-    assert await client.row("report", "table:mail", "--output", "from-table") == sums
+    unknown = {"damaged_segments": None, "gaps": None}  # a table does not say what compact found
+    assert await client.row("report", "table:mail", "--output", "from-table") == sums | unknown
     assert await client.row("report", "events", "--output", "now", "--update") == sums
     assert await client.rows("anomaly", "events") == []
     predicted = await client.rows("simulate", "events", "--plan", "plan")
