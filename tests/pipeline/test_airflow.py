@@ -62,9 +62,11 @@ def test_every_command_is_valid(job: list[str]) -> None:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: str(job[0]))
 def test_every_task_may_run_again(job: list[str]) -> None:
-    """Output that exists is replaced; a plan is kept, and ``send`` and ``reconcile`` have none."""
+    """Output that exists is replaced; a plan is kept, and ``send`` has none, nor ``reconcile`` without ``--output``."""
     command = pipeline.commands[job[0]]
-    has_directory = any(option.name == "overwrite" for option in command.params)
+    may_overwrite = any(option.name == "overwrite" for option in command.params)
+    output = next((option for option in command.params if option.name == "output"), None)
+    has_directory = may_overwrite and output is not None and (output.required or "--output" in job)
     assert ("--overwrite" in job) == (has_directory and job[0] != "plan")
     assert "test -e plans/{{ ds }}/manifest/_SUCCESS ||" in " ".join(scripts()["PLAN"].split())
 
