@@ -64,7 +64,7 @@ def no_session(
             duration_ms=duration_ms,
         )
     else:
-        status = exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}"
+        status = exc.status if exc.permanent else _temporary(exc.status)
         text = printable(exc.text)
         attempt = Attempt(Phase.CONNECT.value, 0, status, text, duration_ms=duration_ms)
     return DeliveryResult([attempt] * len(request.recipients), attempt, exc.permanent, has_idle)
@@ -80,8 +80,13 @@ def reason_of(failure: Attempt) -> str:
 
 def of_others(failure: Attempt) -> Attempt:
     """A failure to open a session, for mail that was not tried: no server said anything of it."""
-    status = f"4{failure.status[1:]}" if failure.status else "4.4.0"
-    return Attempt(failure.phase, 0, status, reason_of(failure)) if failure.code else failure
+    if not failure.code:
+        return failure
+    return Attempt(failure.phase, 0, _temporary(failure.status or "4.4.0"), reason_of(failure))
+
+
+def _temporary(status: str) -> str:
+    return f"4{status[1:]}"
 
 
 def all_unreachable(endpoints: Candidates) -> str:

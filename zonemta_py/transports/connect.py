@@ -20,6 +20,7 @@ from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.smtp.dialogue_lines import SECRET
 from zonemta_py.smtp.reply import Reply, make_reply
+from zonemta_py.smtp.reply_text import SAID
 from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
 from zonemta_py.transports.tracing import SessionTrace
 
@@ -81,7 +82,7 @@ class SessionRefused(DestinationFailed):
     """A peer refused the session by ``reply``, at ``host`` and ``ip``, which was asked from ``source``."""
 
     def __init__(self, reply: Reply, target: Target, source: str) -> None:
-        super().__init__(reply.code, reply.status or "4.4.0", f"{_where(target)} said: {reply}")
+        super().__init__(reply.code, reply.status or "4.4.0", f"{_where(target)}{SAID}{reply}")
         self.reply = reply
         self.host, self.ip, self.source = target.host, target.ip, source
 

@@ -134,8 +134,8 @@ def test_a_database(spark: "SparkSession", tmp_path: Path) -> None:
     assert set(read(spark, url, query=asked)[0]) == {"a@x.example"}
     with pytest.raises(ConfigError, match=r"dbtable=NAME .*--suppress-option"):
         read(spark, url)
-    with pytest.raises(LocalError, match="jdbc:nobody:here"):
-        read(spark, "jdbc:nobody:here", dbtable="x")
+    with pytest.raises(LocalError, match="jdbc:missing:here"):
+        read(spark, "jdbc:missing:here", dbtable="x")
 
 
 def test_sources_that_cannot_be_read(spark: "SparkSession", tmp_path: Path) -> None:
