@@ -97,22 +97,18 @@ async def test_the_rest_waits(directory: Path, processes: tuple[int, int]) -> No
             await fill(relay, 12)
             await until(lambda: sent_from(stage, NEW) == 5, "the mail of today")
             await until(lambda: len(list(recipient_rows(relay.queue.store))) == 7, "its settles")
-            assert await waits_for_warmup(relay) == 7
+            await eventually(lambda: all_wait(relay, 7), "the reason of all of them")
         async with relaying(config) as relay:
             await fill(relay, 2, "again")
             await until(lambda: len(list(recipient_rows(relay.queue.store))) == 9, "all of them")
-
-            async def nine() -> bool:
-                return await waits_for_warmup(relay) == 9
-
-            await eventually(nine, "the reason of all of them")
+            await eventually(lambda: all_wait(relay, 9), "the reason of all of them")
             assert sent_from(stage, NEW) == 5
             table = (await zonemta("warmup", "status", "-c", config.path)).output
             assert "1 of 2" in table
 
 
-async def waits_for_warmup(relay: Relay) -> int:
-    """How many recipients wait for it, until midnight."""
+async def all_wait(relay: Relay, number: int) -> bool:
+    """Whether ``number`` recipients wait for it, until midnight."""
     found = await zonemta("queue", "list", "-c", relay.config.path, "--json")
     rows: list[dict[str, Any]] = [json.loads(line) for line in found.output.splitlines()]
     waiting = [row["why"] for row in rows if row["why"]["name"] == "warmup"]
@@ -120,7 +116,7 @@ async def waits_for_warmup(relay: Relay) -> int:
     for why in waiting:
         assert why["key"] == "warmup.file"
         assert abs(why["until_ms"] - midnight_ms) < 2000
-    return len(waiting)
+    return len(waiting) == number
 
 
 async def test_an_operator_pauses_it(directory: Path) -> None:

@@ -23,7 +23,7 @@ from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
-from zonemta_py.schedule.sources import BY_SYSTEM, ranked, source_name
+from zonemta_py.schedule.sources import BY_SYSTEM, preferred, source_name
 from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import Phase
 
@@ -69,7 +69,8 @@ class MessageEgress:
         if not usable:  # the agent says of the attempt what is missing
             is_own = family != "both" and pool == way.own_pool
             return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
-        sources = ranked(usable, lease.active.id)
+        last = lease.recipients[0].record.source
+        sources = preferred(usable, lease.active.id, last, slot.permit.address)
         found = self._choose(slot, lease, way.provider, sources, now_ms)
         if isinstance(found, Refusal):
             return found

@@ -3,6 +3,9 @@
 By weight, and the same for every attempt of a message: a greylisting server must see the retry come from the address
 of the first attempt. Weighted rendezvous hashing: an address that is added takes its share from the others, one that
 is removed gives up its own, and no other message moves.
+
+Where limits count sessions, a message without an attempt takes the session that its worker has: sessions are spread by
+weight, and a session that waits for the next message that prefers its address takes the place of one that works.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,6 +29,14 @@ def ranked(pool: Sequence[PoolAddress], message: str) -> list[PoolAddress]:
     return sorted(
         pool, key=lambda entry: entry.weight / -log(_draw(message, entry.address or "")), reverse=True
     )
+
+
+def preferred(pool: Sequence[PoolAddress], message: str, *names: str) -> list[PoolAddress]:
+    """As ``ranked``, but those with one of ``names`` first, in the order of these."""
+    found = ranked(pool, message)
+    for name in reversed(names):
+        found.sort(key=lambda entry: source_name(entry) != name)
+    return found
 
 
 def usable(

@@ -18,7 +18,7 @@ from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import BY_SYSTEM, ranked, source_name
+from zonemta_py.schedule.sources import BY_SYSTEM, preferred, source_name
 
 LOCAL = ""  # the provider of what is not sent by SMTP
 BLOCKED, GREYLISTED = "blocked", "greylisted"
@@ -70,7 +70,7 @@ class SimulatedAdmission:
             if egress.gates.join(self._place(way), way.provider, destination):
                 return None
         sources = egress.sources(way.provider, way.pool)
-        order = ranked(sources, f"{destination} {egress.clock.now_ms}")
+        order = egress.spread(way.provider, sources, f"{destination} {egress.clock.now_ms}")
         permit = egress.take_noted(way.provider, order)
         if isinstance(permit, Refusal):
             self._wait(destination, way, permit)
@@ -183,7 +183,8 @@ class SimulatedAdmission:
             is_blocked = earlier.reply_class == BLOCKED
             if is_blocked or earlier.attempts >= settings.fallback_after:
                 pool = settings.fallback_pool
-        sources = ranked(egress.sources(way.provider, pool), message)
+        usable = egress.sources(way.provider, pool)
+        sources = preferred(usable, message, earlier.source, slot.permit.address)
         if not is_limited(way) or not sources or (slot.permit is FREE and pool == way.pool):
             return source_name(sources[0]) if sources else BY_SYSTEM
         if earlier.reply_class == BLOCKED and len(sources) > 1:
