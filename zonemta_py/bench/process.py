@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,24 @@ from zonemta_py.core.errors import LocalError
 START_TIMEOUT_S = 120.0  # only for a process that hangs: the end of one is noticed at once
 STOP_TIMEOUT_S = 40.0
 POLL_S = 0.2
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def signals_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as an exception does, so that it stops what it started; the exit code is the shell's."""
+
+    def end(number: int, _: object) -> None:
+        for each in ENDS:
+            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the stopping
+        sys.exit(128 + number)
+
+    before = {each: signal.signal(each, end) for each in ENDS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 class CommandProcess:
@@ -45,13 +64,17 @@ class CommandProcess:
         self.pid = self.process.pid
 
     def wait_ready(self) -> list[str]:
-        """Return the words after ``ready`` on its stdout. Raises LocalError with the end of its log."""
+        """Return the words after ``ready`` on its stdout. Raises LocalError with the end of its log; kills it then."""
         assert self.process.stdout is not None
-        if select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0]:
-            line = self.process.stdout.readline().decode()
-            if line.startswith("ready"):
-                return line.split()[1:]
-        self.kill()
+        line = ""
+        try:
+            if select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0]:
+                line = self.process.stdout.readline().decode()
+        finally:
+            if not line.startswith("ready"):
+                self.kill()
+        if line.startswith("ready"):
+            return line.split()[1:]
         raise LocalError(f"a process did not start: {self.log.read_text(errors='replace')[-2000:]}")
 
     def stop(self) -> int:

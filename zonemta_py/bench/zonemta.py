@@ -73,14 +73,27 @@ class ZonemtaRelay:
         self.name = name
         self._directory = directory
         _prepare(directory, scenario)
-        names_port = "9"
-        self._domains: CommandProcess | None = None
-        if scenario.domains:
-            arguments = [str(sink_port), str(scenario.domains), str(scenario.dead)]
-            self._domains = CommandProcess(
-                arguments, directory / "domains.log", module="zonemta_py.bench.domains"
-            )
-            [names_port] = self._domains.wait_ready()
+        self._started: list[CommandProcess] = []
+        try:
+            names_port = self._serve_names(sink_port, scenario) if scenario.domains else "9"
+            self._serve(sink_port, scenario, names_port, processes, durable=durable, queue=queue)
+        except BaseException:
+            for each in self._started:
+                each.kill()
+            raise
+
+    def _serve_names(self, sink_port: int, scenario: Scenario) -> str:
+        """Start a name server; returns its port."""
+        arguments = [str(sink_port), str(scenario.domains), str(scenario.dead)]
+        log = self._directory / "domains.log"
+        names = CommandProcess(arguments, log, module="zonemta_py.bench.domains")
+        self._started.append(names)
+        return names.wait_ready()[0]
+
+    def _serve(
+        self, sink_port: int, scenario: Scenario, names_port: str, processes: str, *, durable: bool, queue: str
+    ) -> None:  # fmt: skip
+        directory = self._directory
         receivers, _, senders = processes.partition("/")
         (directory / "zonemta.yaml").write_text(
             CONFIG.format(
@@ -99,9 +112,10 @@ class ZonemtaRelay:
             )
         )
         arguments = ["serve", "-c", str(directory / "zonemta.yaml"), "--log-level", "warning"]
-        self._process = CommandProcess(arguments, directory / "relay.log")
-        self.target = self._process.wait_ready()[0]
-        self.pid = self._process.pid
+        relay = CommandProcess(arguments, directory / "relay.log")
+        self._started.append(relay)
+        self.target = relay.wait_ready()[0]
+        self.pid = relay.pid
         if scenario.backlog or scenario.churn or scenario.dead:
             self.wait_settled()
 
@@ -118,10 +132,9 @@ class ZonemtaRelay:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Stop it with SIGTERM."""
-        self._process.stop()
-        if self._domains is not None:
-            self._domains.stop()
+        """Stop it, and its name server, with SIGTERM."""
+        for each in reversed(self._started):
+            each.stop()
 
 
 def _prepare(directory: Path, scenario: Scenario) -> None:

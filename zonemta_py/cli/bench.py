@@ -18,6 +18,7 @@ from zonemta_py.bench.charts import save_picture
 from zonemta_py.bench.measure import Measurement, RelayUnderTest, measure
 from zonemta_py.bench.peers import PEERS
 from zonemta_py.bench.peers.peer import PeerMaker
+from zonemta_py.bench.process import signals_end
 from zonemta_py.bench.scenarios import GROUPS, SCENARIOS, Scenario
 from zonemta_py.bench.zonemta import ZonemtaRelay
 from zonemta_py.cli.bench_table import print_results
@@ -151,7 +152,8 @@ def bench(**values: Any) -> None:
     makers = _makers(options)
     chosen = [s.scaled(options.scale) for s in SCENARIOS if _is_chosen(s.name, options.scenarios)]
     runs: list[Measurement] = []
-    medians = [median for each in chosen for median in _compare(each, makers, options, runs)]
+    with signals_end():
+        medians = [median for each in chosen for median in _compare(each, makers, options, runs)]
     machine = _machine()
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)

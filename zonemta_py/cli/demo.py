@@ -12,7 +12,7 @@ import click
 
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import SummaryRequest
-from zonemta_py.bench.process import CommandProcess, free_port
+from zonemta_py.bench.process import CommandProcess, free_port, signals_end
 from zonemta_py.cli.common import EXIT_FAILED, print_table, reports_errors
 from zonemta_py.cli.demo_result import checks, history_table, receivers_table
 from zonemta_py.cli.options import DIRECTORY
@@ -125,7 +125,8 @@ def demo(recipients: int, keep: Path | None) -> None:
     directory = keep or Path(tempfile.mkdtemp(prefix="zonemta-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        ok = asyncio.run(_demo(directory, recipients))
+        with signals_end():
+            ok = asyncio.run(_demo(directory, recipients))
     finally:
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -184,7 +185,11 @@ async def _set_up(directory: Path) -> Testbed:
     config = directory / "zonemta.yaml"
     config.write_text(CONFIG.format(dns_port=dns_port, smtp_port=port))
     relay = CommandProcess(["serve", "-c", str(config)], directory / "relay.log")
-    words = await asyncio.to_thread(relay.wait_ready)
+    try:
+        words = await asyncio.to_thread(relay.wait_ready)
+    except BaseException:
+        relay.kill()
+        raise
     host, _, bound = words[0].rpartition(":")
     return Testbed(directory, sinks, names, relay, HostPort(host, int(bound)))
 

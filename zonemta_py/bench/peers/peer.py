@@ -60,15 +60,20 @@ class Peer(ABC):
 
     def _wait_for_greeting(self) -> None:
         end_s = monotonic_s() + START_S
-        while monotonic_s() < end_s:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), 1) as sock:
-                    if sock.recv(3) == b"220":
-                        return
-            except OSError:
-                continue
-        self.stop()
-        raise LocalError(f"{self.name} does not answer: {self.log_tail()}")
+        try:
+            while not self._greets():
+                if monotonic_s() > end_s:
+                    raise LocalError(f"{self.name} does not answer: {self.log_tail()}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _greets(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1) as sock:
+                return sock.recv(3) == b"220"
+        except OSError:
+            return False
 
     def log_tail(self) -> str:
         """The end of the log."""

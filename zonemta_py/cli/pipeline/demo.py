@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
+from zonemta_py.bench.process import CommandProcess, free_port, signals_end, wait_empty
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
 from zonemta_py.cli.options import DIRECTORY
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
@@ -71,7 +71,7 @@ def demo(*, recipients: int, keep: Path | None, spark: SparkOptions, as_json: bo
     directory.mkdir(parents=True, exist_ok=True)
     try:
         bad_rows = _write_list(directory / "list.csv", recipients)
-        with spark.job() as (session, progress):
+        with signals_end(), spark.job() as (session, progress):
             _Campaign(session, progress, directory, as_json, monotonic_s()).run(bad_rows)
     finally:
         if keep is None:
@@ -133,13 +133,14 @@ class _Campaign:
         script.write_text(SCRIPT)
         sink_arguments = ["--listen", f"127.0.0.1:{sink_port}", "--script", str(script), "--json"]
         sink = CommandProcess(["sink", *sink_arguments], self.directory / "sink.log")
-        relay = CommandProcess(
-            ["serve", "-c", str(config), "--log-level", "warning"], self.directory / "relay.log"
-        )
         try:
-            yield relay.wait_ready()[0], relay
+            arguments = ["serve", "-c", str(config), "--log-level", "warning"]
+            relay = CommandProcess(arguments, self.directory / "relay.log")
+            try:
+                yield relay.wait_ready()[0], relay
+            finally:
+                relay.kill()
         finally:
-            relay.kill()
             sink.kill()
 
     def _plan(self, campaign: str, suppress: tuple[str, ...]) -> "PlanManifest":
