@@ -103,6 +103,22 @@ async def test_new_sessions_of_a_provider(directory: Path, processes: tuple[int,
 
 
 @pytest.mark.parametrize("processes", PROCESSES)
+async def test_addresses_share_the_sessions(directory: Path, processes: tuple[int, int]) -> None:
+    """By weight; a session of one does not end for one of the other, so few are opened."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], sessions=4)
+        pool = [{"address": ADDRESSES[0], "weight": 3}, {"address": ADDRESSES[1]}]
+        config = shaped(stage, processes, {"big": {"sessions": 4}}, pools={"default": pool})
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 400)
+            await empty(relay)
+        kept(big, 400)
+        often, rarely = (big.clients[each] for each in ADDRESSES)
+        assert len(often.connected) + len(rarely.connected) < 40
+        assert often.messages > rarely.messages > 0
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
 async def test_a_long_window_holds_over_a_restart(directory: Path, processes: tuple[int, int]) -> None:
     """What was sent in the hour counts in the next life."""
     async with staged(directory) as stage:

@@ -1,5 +1,6 @@
 """Retries and sources, with time as an argument."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from zonemta_py.config.units import Seconds, duration
 from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.endpoints import choose_source
+from zonemta_py.schedule.allowance import Allowance
+from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.retry import (
     FALLBACK_S,
     SOONEST_S,
@@ -24,6 +27,7 @@ from zonemta_py.schedule.retry import (
     quadratic,
     warning_is_due,
 )
+from zonemta_py.schedule.sources import preferred, ranked
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 
@@ -136,6 +140,34 @@ def test_sources_are_weighted_and_stable() -> None:
     assert choose_source(pool, "m", "2001:db8::9") is pool[2]
     assert choose_source(pool[:2], "m", "2001:db8::9") is None
     assert choose_source([PoolAddress()], "m", "2001:db8::9") == PoolAddress()
+
+
+def test_some_addresses_first() -> None:
+    """The others follow in the order of the message; a name that the pool does not have changes nothing."""
+    pool = [PoolAddress(f"192.0.2.{n}") for n in range(1, 7)]
+    by_message = ranked(pool, "m")
+    first, second = by_message[4], by_message[2]
+    others = [each for each in by_message if each not in (first, second)]
+    names = str(first.address), str(second.address)
+    assert preferred(pool, "m", *names) == [first, second, *others]
+    assert preferred(pool, "m", "", "192.0.2.99") == by_message
+
+
+def test_new_sessions_are_spread_by_weight() -> None:
+    allowance = Allowance(lambda provider, address: None)
+    pool = [
+        PoolAddress("192.0.2.1", weight=3),
+        PoolAddress("192.0.2.2"),
+        PoolAddress("192.0.2.3", weight=2),
+    ]
+    taken = []
+    for number in range(60):
+        order = allowance.spread("big", pool, f"d.example {number}")
+        assert sorted(order, key=pool.index) == pool
+        permit = allowance.take("big", order, 0)
+        assert isinstance(permit, Permit)
+        taken.append(permit.address)
+    assert Counter(taken) == {"192.0.2.1": 30, "192.0.2.2": 10, "192.0.2.3": 20}
 
 
 @pytest.mark.parametrize(

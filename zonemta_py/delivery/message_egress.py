@@ -69,9 +69,7 @@ class MessageEgress:
         if not usable:  # the agent says of the attempt what is missing
             is_own = family != "both" and pool == way.own_pool
             return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
-        last = lease.recipients[0].record.source
-        sources = preferred(usable, lease.active.id, last, slot.permit.address)
-        found = self._choose(slot, lease, way.provider, sources, now_ms)
+        found = self._choose(slot, lease, way.provider, usable, now_ms)
         if isinstance(found, Refusal):
             return found
         permit = slot.permit
@@ -132,15 +130,17 @@ class MessageEgress:
         return Attempt("", 0, "4.3.0", text, reply_class=about, provider=provider)
 
     def _choose(
-        self, slot: WorkerSlot, lease: Lease, provider: str, sources: list[PoolAddress], now_ms: int
+        self, slot: WorkerSlot, lease: Lease, provider: str, usable: list[PoolAddress], now_ms: int
     ) -> PoolAddress | Refusal:
-        """The address for a message, whose permit the worker has then.
+        """The address for a message, whose permit the worker has then: that of its session, if it had none before.
 
         A greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
         """
-        egress, last = self._egress, lease.recipients[0].record.source
+        egress, last, held = self._egress, lease.recipients[0].record.source, slot.permit.address
+        if not last and (entry := next((e for e in usable if source_name(e) == held), None)) is not None:
+            return entry
         about = self._last_class(lease) if last else None
-        every = sources
+        sources = every = preferred(usable, lease.active.id, last, held)
         if about == ReplyClass.BLOCKED and len(sources) > 1:
             sources = [each for each in sources if source_name(each) != last]
         kept = [each for each in sources if about == ReplyClass.GREYLISTED and source_name(each) == last]
