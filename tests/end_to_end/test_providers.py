@@ -106,9 +106,12 @@ async def test_new_sessions_of_a_provider(directory: Path, processes: tuple[int,
 async def test_addresses_share_the_sessions(directory: Path, processes: tuple[int, int]) -> None:
     """By weight; a session of one does not end for one of the other, so few are opened."""
     async with staged(directory) as stage:
-        big = await stage.provider("big", ["d.example"], sessions=4)
+        big = await stage.provider("big", ["d.example"], sessions=40)
         pool = [{"address": ADDRESSES[0], "weight": 3}, {"address": ADDRESSES[1]}]
-        config = shaped(stage, processes, {"big": {"sessions": 4}}, pools={"default": pool})
+        config = shaped(
+            stage, processes, {"big": {"sessions": 40}},
+            pools={"default": pool}, zones={"default": {"connections": 4}},
+        )  # fmt: skip
         async with relaying(config) as relay:
             await fill(relay, ["d.example"], 400)
             await empty(relay)
