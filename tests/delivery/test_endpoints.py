@@ -154,8 +154,8 @@ POOLS = st.lists(
 @given(POOLS, st.text(max_size=30), st.sampled_from(["192.0.2.1", "2001:db8::1"]))
 def test_the_source_fits_and_stays(pool: list[PoolAddress], message: str, ip: str) -> None:
     """Of the target's family or any, with a weight, and the same for every attempt of a message."""
-    source = choose_source(pool, message, ip)
-    assert choose_source(pool, message, ip) == source
+    source = choose_source(pool, message, "", ip)
+    assert choose_source(pool, message, "", ip) == source
     fitting = [
         entry
         for entry in pool
@@ -164,9 +164,24 @@ def test_the_source_fits_and_stays(pool: list[PoolAddress], message: str, ip: st
     assert source in fitting if fitting else source is None
 
 
+@given(POOLS, st.text(max_size=30), st.sampled_from(["192.0.2.1", "2001:db8::1"]), st.data())
+def test_an_address_that_is_preferred(
+    pool: list[PoolAddress], message: str, ip: str, data: st.DataObject
+) -> None:
+    """It is taken if it could be drawn; else nothing changes."""
+    preferred = data.draw(st.sampled_from([entry.address or "" for entry in pool] + ["203.0.113.9"]))
+    drawn, source = choose_source(pool, message, "", ip), choose_source(pool, message, preferred, ip)
+    could = [
+        entry
+        for entry in pool
+        if entry.address == preferred and entry.weight and (":" in preferred) == (":" in ip)
+    ]
+    assert source in could if could else source == drawn
+
+
 def test_sources_by_weight() -> None:
     pool = [PoolAddress("127.0.0.1", weight=1), PoolAddress("127.0.0.2", weight=3)]
-    sources = [choose_source(pool, f"message {number}", "192.0.2.1") for number in range(4000)]
+    sources = [choose_source(pool, f"message {number}", "", "192.0.2.1") for number in range(4000)]
     chosen = Counter(source.address for source in sources if source is not None)
     assert 800 < chosen["127.0.0.1"] < 1200
 
@@ -174,7 +189,7 @@ def test_sources_by_weight() -> None:
 def choices(*last_parts: int) -> list[str | None]:
     """The addresses of 9,000 messages, with a pool of these addresses of one weight."""
     pool = [PoolAddress(f"127.0.0.{part}") for part in last_parts]
-    found = [choose_source(pool, f"message {number}", "192.0.2.1") for number in range(9000)]
+    found = [choose_source(pool, f"message {number}", "", "192.0.2.1") for number in range(9000)]
     return [source and source.address for source in found]
 
 

@@ -12,8 +12,7 @@ from zonemta_py.config.units import Seconds, duration
 from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.endpoints import choose_source
-from zonemta_py.schedule.allowance import Allowance
-from zonemta_py.schedule.permits import Permit
+from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.retry import (
     FALLBACK_S,
     SOONEST_S,
@@ -27,6 +26,7 @@ from zonemta_py.schedule.retry import (
     quadratic,
     warning_is_due,
 )
+from zonemta_py.schedule.rings import FRESH, IN_ROW, WorkerSlot
 from zonemta_py.schedule.sources import preferred, ranked
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
@@ -132,14 +132,14 @@ def test_sources_are_weighted_and_stable() -> None:
         PoolAddress("2001:db8::1", weight=1),
         PoolAddress("192.0.2.9", weight=0),
     ]
-    chosen = [choose_source(pool, f"{n:024x}", "198.51.100.1") for n in range(4000)]
-    assert [choose_source(pool, f"{n:024x}", "198.51.100.1") for n in range(4000)] == chosen
+    chosen = [choose_source(pool, f"{n:024x}", "", "198.51.100.1") for n in range(4000)]
+    assert [choose_source(pool, f"{n:024x}", "", "198.51.100.1") for n in range(4000)] == chosen
     share = sum(1 for entry in chosen if entry is pool[0]) / 4000
     assert 0.7 < share < 0.8
     assert pool[3] not in chosen
-    assert choose_source(pool, "m", "2001:db8::9") is pool[2]
-    assert choose_source(pool[:2], "m", "2001:db8::9") is None
-    assert choose_source([PoolAddress()], "m", "2001:db8::9") == PoolAddress()
+    assert choose_source(pool, "m", "", "2001:db8::9") is pool[2]
+    assert choose_source(pool[:2], "m", "", "2001:db8::9") is None
+    assert choose_source([PoolAddress()], "m", "", "2001:db8::9") == PoolAddress()
 
 
 def test_some_addresses_first() -> None:
@@ -153,21 +153,21 @@ def test_some_addresses_first() -> None:
     assert preferred(pool, "m", "", "192.0.2.99") == by_message
 
 
-def test_new_sessions_are_spread_by_weight() -> None:
-    allowance = Allowance(lambda provider, address: None)
-    pool = [
-        PoolAddress("192.0.2.1", weight=3),
-        PoolAddress("192.0.2.2"),
-        PoolAddress("192.0.2.3", weight=2),
-    ]
-    taken = []
-    for number in range(60):
-        order = allowance.spread("big", pool, f"d.example {number}")
-        assert sorted(order, key=pool.index) == pool
-        permit = allowance.take("big", order, 0)
-        assert isinstance(permit, Permit)
-        taken.append(permit.address)
-    assert Counter(taken) == {"192.0.2.1": 30, "192.0.2.2": 10, "192.0.2.3": 20}
+def test_a_worker_draws_its_address_again() -> None:
+    """After some messages in a row; so the shares are those of the weights."""
+    pool = [PoolAddress("192.0.2.1", weight=3), PoolAddress("192.0.2.2")]
+    slot, sent = WorkerSlot(Destination("d.example", 1), FRESH, hurried=False), Counter[str]()
+    changes = 0
+    for number in range(40_000):
+        source = choose_source(pool, f"{number}", "" if slot.draws else slot.source, "198.51.100.1")
+        assert source is not None
+        assert source.address is not None
+        changes += source.address != slot.source
+        slot.left_from(source.address)
+        sent[source.address] += 1
+    draws = 40_000 / IN_ROW
+    assert 0.7 < sent["192.0.2.1"] / 40_000 < 0.8
+    assert draws / 4 < changes < draws / 2, "three of eight draws change it"
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,12 @@ class EndpointResolver:
         message: str,
         tenant: str = "",
         order: EgressOrder | None = None,
+        prefers: str = "",
     ) -> Candidates:
         """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed.
 
-        ``order`` names the source address; without one it is chosen from the pool of the tenant, or the zone.
+        ``order`` names the source address; without one it is chosen from the pool of the tenant, or the zone:
+        ``prefers``, if that can be used, else drawn by ``message``.
         """
         if order is not None:
             return await self._ordered(zone, domain, order)
@@ -70,7 +72,7 @@ class EndpointResolver:
         sole = self._sole.get(key)
         if sole is not None and sole[0] > clock.monotonic_s():
             return sole[1]
-        endpoints = await self._look_up(zone, domain, message, pool)
+        endpoints = await self._look_up(zone, domain, (message, prefers), pool)
         if len(endpoints) == 1 and len(self._config.pools[pool]) == 1:
             if len(self._sole) >= SOLE_ENDPOINTS_MAX:
                 self._sole.clear()
@@ -105,12 +107,14 @@ class EndpointResolver:
         hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
         return [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
 
-    async def _look_up(self, zone: Zone, domain: str, message: str, pool_name: str) -> Candidates:
+    async def _look_up(
+        self, zone: Zone, domain: str, choice: tuple[str, str], pool_name: str
+    ) -> Candidates:
         found = await self._hosts(zone, domain)
         pool, security = self._config.pools[pool_name], _security(zone)
         endpoints = []
         for host, ip, port in found:
-            source = choose_source(pool, message, ip)
+            source = choose_source(pool, *choice, ip)
             if source is not None and pool_name != zone.pool:  # a session has one EHLO name
                 security = f"{_security(zone)} {source.ehlo or ''}"
             if source is not None:
@@ -213,7 +217,9 @@ def _is_local(ip: str) -> bool:
     return True
 
 
-def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> PoolAddress | None:
+def choose_source(
+    pool: Sequence[PoolAddress], message: str, prefers: str, target_ip: str
+) -> PoolAddress | None:
     """The address of ``pool`` from which ``message`` is sent to ``target_ip``; None if no family matches."""
     if target_ip.startswith("/"):
         return NO_SOURCE
@@ -225,7 +231,8 @@ def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> 
         and not entry.disabled
         and (entry.address is None or (6 if ":" in entry.address else 4) == version)
     ]
-    return ranked(fitting, message)[0] if fitting else None
+    held = next((entry for entry in fitting if prefers and entry.address == prefers), None)
+    return held or (ranked(fitting, message)[0] if fitting else None)
 
 
 def credentials(zone: DeliverySettings) -> tuple[str, str] | None:

@@ -134,9 +134,10 @@ class MessageEgress:
     ) -> PoolAddress | Refusal:
         """The address for a message, whose permit the worker has then: that of its session, if it had none before.
 
-        A greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
+        So sessions work on; after some in a row, the address is drawn by weight again. A greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
         """
-        egress, last, held = self._egress, lease.recipients[0].record.source, slot.permit.address
+        egress, last = self._egress, lease.recipients[0].record.source
+        held = "" if slot.draws else slot.permit.address
         if not last and (entry := next((e for e in usable if source_name(e) == held), None)) is not None:
             return entry
         about = self._last_class(lease) if last else None

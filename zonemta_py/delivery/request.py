@@ -41,7 +41,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     None when the client asked for nothing. ``idle_limits``: how many idle sessions the zone, and the
     destination, may have during the transaction. ``body_hash`` is DKIM's, empty when not known.
     ``tenant``: whose mail it is, or empty. ``order``: what limits of providers and addresses allow; None: there are
-    none, and the agent chooses an address of the zone's pool. ``asks_hosts``: the result is to have them.
+    none, and the agent chooses an address of the zone's pool, ``prefers`` if it can be. ``asks_hosts``: the result is to have them.
     ``hurried``: mail of other destinations waits until there is a session, so each host has less time for it.
     """
 
@@ -61,6 +61,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     tenant: str = ""
     order: EgressOrder | None = None
     asks_hosts: bool = False
+    prefers: str = ""
 
     def within(self, idle_limits: tuple[int, int], sessions_max: tuple[int, int]) -> "DeliveryRequest":
         """The same request with other limits of sessions."""

@@ -70,7 +70,7 @@ class SmtpAgent:
         endpoints: Candidates = ()
         try:
             endpoints = await self._resources.endpoints.find(
-                zone, request.domain, request.message, request.tenant, request.order
+                zone, request.domain, request.message, request.tenant, request.order, request.prefers
             )
             session, endpoint, reused = await self._session(endpoints, request, zone)
         except NotPermitted:

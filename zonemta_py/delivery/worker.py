@@ -118,7 +118,7 @@ class Worker:
         if isinstance(order, Refusal):
             due_ms = self._egress.again_ms(order)
             return LeaseResult(await self.put_off(lease, order.reason, due_ms))
-        request = self._request(lease, idle_limits, order, expands=expands, hurried=slot.hurried)
+        request = self._request(lease, idle_limits, slot, order, expands=expands)
         lease_context = LeaseContext(self._egress, lease, self._scheduler, slot)
         try:
             result = await agent.deliver(request, lease_context)
@@ -128,6 +128,8 @@ class Worker:
         finally:
             lease_context.close()
         puts = self._egress.end(slot, lease, result)
+        if (sent := next((each for each in result.attempts if each is not None), None)) is not None:
+            slot.left_from(sent.source_ip)
         if result.not_permitted:
             return LeaseResult(queue.release(lease), not_permitted=True)
         if result.sessions:
@@ -172,10 +174,10 @@ class Worker:
         self,
         lease: Lease,
         idle_limits: tuple[int, int],
+        slot: WorkerSlot,
         order: EgressOrder | None,
         *,
         expands: bool,
-        hurried: bool,
     ) -> DeliveryRequest:
         active, meta = lease.active, lease.active.meta
         recipients = [recipient.address for recipient in lease.recipients]
@@ -192,10 +194,11 @@ class Worker:
             _dsn_options(lease),
             idle_limits,
             meta.body_hash,
-            hurried,
+            slot.hurried,
             meta.origin.tenant,
             order,
             self._egress.asks_hosts(lease.destination),
+            lease.recipients[0].record.source or ("" if slot.draws else slot.source),
         )
 
     async def settle_unsent(self, lease: Lease) -> bool:

@@ -11,6 +11,7 @@ from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.sources import ranked
 
 
 class ZoneEgress:
@@ -72,8 +73,7 @@ class ZoneEgress:
         if not sources:  # the attempt fails, so that the sender hears of it in time
             self._granted(destination)
             return FREE
-        order = egress.spread(way.provider, sources, f"{destination} {now_ms}")
-        permit = egress.take(way.provider, order, now_ms)
+        permit = egress.take(way.provider, ranked(sources, f"{destination} {now_ms}"), now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, way.provider, permit, way.pool)
             return None

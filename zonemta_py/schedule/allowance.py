@@ -10,7 +10,7 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit, Permits, Stored
 from zonemta_py.schedule.rate_windows import UNKNOWN
-from zonemta_py.schedule.sources import ranked, source_name
+from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS, Warming, WarmUp
 
 
@@ -60,13 +60,6 @@ class Allowance:
         if not refusals:
             return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
         return together(refusals)
-
-    def spread(self, provider: str, entries: Sequence[PoolAddress], draw: str) -> list[PoolAddress]:
-        """``entries`` in the order in which a new session tries them: the fewest sessions for its weight, then by ``draw``."""
-        path = self.permits.path
-        found = ranked(entries, draw)
-        found.sort(key=lambda entry: path(provider, source_name(entry)).sessions / entry.weight)
-        return found
 
     def renew(self, permit: Permit, entry: PoolAddress, now_ms: int) -> Refusal | None:
         """Another message in the session of ``permit``, or what refuses it."""

@@ -26,15 +26,23 @@ ORDERS = {
 }
 
 
+IN_ROW = (
+    10  # messages: fewer follow the weights closely, more displace fewer sessions of other addresses
+)
+
+
 class WorkerSlot:
     """One worker of a zone: its destination, and what it counts for.
 
     ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for
     its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
-    until it has a session. ``permit``: what it may send, and from where.
+    until it has a session. ``permit``: what it may send, and from where. ``source``: the address of ours from which its
+    last messages left, ``in_row`` of them.
     """
 
-    __slots__ = ("destination", "established", "hurried", "is_newcomer", "permit", "ring", "unpaid")
+    __slots__ = (
+        "destination", "established", "hurried", "in_row", "is_newcomer", "permit", "ring", "source", "unpaid",
+    )  # fmt: skip
 
     def __init__(
         self, destination: Destination, ring: Ring, permit: Permit = FREE, *, hurried: bool
@@ -46,3 +54,15 @@ class WorkerSlot:
         self.established = False
         self.is_newcomer = True
         self.unpaid = True
+        self.source = ""
+        self.in_row = 0
+
+    def left_from(self, source: str) -> None:
+        """A message has left from ``source``."""
+        self.in_row = self.in_row + 1 if source == self.source else 1
+        self.source = source
+
+    @property
+    def draws(self) -> bool:
+        """Whether the address of its next message is drawn by weight: IN_ROW have had the same one."""
+        return self.in_row > 0 and self.in_row % IN_ROW == 0

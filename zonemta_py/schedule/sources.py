@@ -4,8 +4,8 @@ By weight, and the same for every attempt of a message: a greylisting server mus
 of the first attempt. Weighted rendezvous hashing: an address that is added takes its share from the others, one that
 is removed gives up its own, and no other message moves.
 
-Where limits count sessions, a message without an attempt takes the session that its worker has: sessions are spread by
-weight, and a session that waits for the next message that prefers its address takes the place of one that works.
+Messages without an attempt are drawn in groups: a worker changes its address after ``IN_ROW`` of them. Otherwise each second
+message of a pool of two opened a session in the place of an idle one of the other address.
 """
 
 from collections.abc import Collection, Sequence

@@ -18,7 +18,7 @@ from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import BY_SYSTEM, preferred, source_name
+from zonemta_py.schedule.sources import BY_SYSTEM, preferred, ranked, source_name
 
 LOCAL = ""  # the provider of what is not sent by SMTP
 BLOCKED, GREYLISTED = "blocked", "greylisted"
@@ -70,7 +70,7 @@ class SimulatedAdmission:
             if egress.gates.join(self._place(way), way.provider, destination):
                 return None
         sources = egress.sources(way.provider, way.pool)
-        order = egress.spread(way.provider, sources, f"{destination} {egress.clock.now_ms}")
+        order = ranked(sources, f"{destination} {egress.clock.now_ms}")
         permit = egress.take_noted(way.provider, order)
         if isinstance(permit, Refusal):
             self._wait(destination, way, permit)
@@ -184,7 +184,8 @@ class SimulatedAdmission:
             if is_blocked or earlier.attempts >= settings.fallback_after:
                 pool = settings.fallback_pool
         usable = egress.sources(way.provider, pool)
-        sources = preferred(usable, message, earlier.source, slot.permit.address)
+        held = "" if slot.draws else slot.permit.address or slot.source
+        sources = preferred(usable, message, earlier.source, held)
         if not is_limited(way) or not sources or (slot.permit is FREE and pool == way.pool):
             return source_name(sources[0]) if sources else BY_SYSTEM
         if earlier.reply_class == BLOCKED and len(sources) > 1:
