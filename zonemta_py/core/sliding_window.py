@@ -26,6 +26,10 @@ class SlidingWindow:
             self._used -= self._slots.popleft()[1]
         return self._used
 
+    def has_room(self, amount: int) -> bool:
+        """Whether there is room for ``amount`` even if nothing that was used has left the window since the last look."""
+        return self._used + amount <= self.limit
+
     def oldest_slot(self, now_ms: int) -> int:
         """The number of the oldest slot that counts."""
         return now_ms // self.slot_ms - SLOTS

@@ -48,6 +48,7 @@ class EndpointResolver:
         self._resolver = resolver
         self._rng = rng
         self._sole: dict[tuple[object, ...], tuple[float, Candidates]] = {}
+        self._sole_hosts: dict[tuple[object, ...], tuple[float, tuple[str, str, int]]] = {}
         self._listening = [listener.address for listener in config.listeners]
         self._pools = {name: each.pool for name, each in config.tenants.items() if each.pool is not None}
 
@@ -101,11 +102,24 @@ class EndpointResolver:
         return endpoints
 
     async def _hosts(self, zone: Zone, domain: str) -> list[tuple[str, str, int]]:
-        """(host, IP, port) of the hosts for ``domain``, in the order to try them. Raises DestinationFailed."""
+        """(host, IP, port) of the hosts for ``domain``, in the order to try them. Raises DestinationFailed.
+
+        A sole one is the same for every message, and is known for a while.
+        """
+        key, now_s = (zone.smarthost or domain, zone.port), clock.monotonic_s()
+        sole = self._sole_hosts.get(key)
+        if sole is not None and sole[0] > now_s:
+            return [sole[1]]
         if zone.smarthost:
-            return await self._smarthosts(zone.smarthost)
-        hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
-        return [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
+            found = await self._smarthosts(zone.smarthost)
+        else:
+            hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
+            found = [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
+        if len(found) == 1:
+            if len(self._sole_hosts) >= SOLE_ENDPOINTS_MAX:
+                self._sole_hosts.clear()
+            self._sole_hosts[key] = (now_s + SOLE_ENDPOINT_S, found[0])
+        return found
 
     async def _look_up(
         self, zone: Zone, domain: str, choice: tuple[str, str], pool_name: str

@@ -63,7 +63,8 @@ class MessageEgress:
         if is_usual and not self._is_blocked(lease):
             return None
         now_ms = egress.now_ms()
-        usable = self._ways.sources(way._replace(pool=pool), lease.destination)
+        from_pool = way if pool == way.pool else way._replace(pool=pool)
+        usable = self._ways.sources(from_pool, lease.destination)
         if not usable and egress.is_disabled(pool):
             return Refusal(Limit.NO_SOURCE, UNKNOWN, f"every address of the pool '{pool}' is disabled")
         if not usable:  # the agent says of the attempt what is missing

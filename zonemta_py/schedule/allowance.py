@@ -39,20 +39,25 @@ class Allowance:
     ) -> Refusal | None:
         """What refuses a message from the address ``entry`` to ``provider`` now."""
         name = source_name(entry)
+        found = self._unused(provider, name, now_ms)
+        return found or self.permits.refusal(provider, name, now_ms, session=session)
+
+    def _unused(self, provider: str, name: str, now_ms: int) -> Refusal | None:
+        """Why the address may not be used now, whatever the limits."""
         found = self.stopped_address(name)
         if found is not None:
             return found
         if self.warmup and self.warmup.room(name, provider, now_ms) == 0:
             until_ms = (now_ms // DAY_MS + 1) * DAY_MS
             return Refusal(Limit.WARMUP, until_ms, f"{name} is new and has sent its number of the day")
-        return self.permits.refusal(provider, name, now_ms, session=session)
+        return None
 
     def take(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> Permit | Refusal:
         """A permit for the first of ``entries`` that may be used, else why none may."""
         refusals: list[Refusal] = []
         for entry in entries:
-            found = self.refusal(provider, entry, now_ms)
-            permit = found or self.permits.take(provider, source_name(entry), now_ms)
+            name = source_name(entry)
+            permit = self._unused(provider, name, now_ms) or self.permits.take(provider, name, now_ms)
             if isinstance(permit, Permit):
                 self._count_warming(permit)
                 return permit
@@ -63,7 +68,7 @@ class Allowance:
 
     def renew(self, permit: Permit, entry: PoolAddress, now_ms: int) -> Refusal | None:
         """Another message in the session of ``permit``, or what refuses it."""
-        found = self.refusal(permit.provider, entry, now_ms, session=False)
+        found = self._unused(permit.provider, source_name(entry), now_ms)
         if found is None:
             found = self.permits.renew(permit, now_ms)
         if found is None:

@@ -114,8 +114,11 @@ class Permits:
         self, provider: str, address: str, now_ms: int, *, session: bool = True
     ) -> Refusal | None:
         """What refuses a message from ``address`` to ``provider`` now; of several limits the longest."""
+        return self._refusal(self._parts(provider, address), now_ms, session=session)
+
+    def _refusal(self, parts: Sequence[Path], now_ms: int, *, session: bool) -> Refusal | None:
         latest: Refusal | None = None
-        parts = pair, whole, _ = self._parts(provider, address)
+        pair, whole, _ = parts
         new = session and pair.sessions >= pair.open
         for path in parts:
             found = path.refuse(now_ms, session=session, new=new)
@@ -138,7 +141,7 @@ class Permits:
 
     def renew(self, permit: Permit, now_ms: int) -> Refusal | None:
         """Another message in the session of ``permit``, whose message has ended; or what refuses it."""
-        refused = self.refusal(permit.provider, permit.address, now_ms, session=False)
+        refused = self._refusal(permit.paths, now_ms, session=False)
         if refused is None:
             self._grant(permit, now_ms)
         return refused

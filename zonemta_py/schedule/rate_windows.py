@@ -29,7 +29,7 @@ class RateUse:
 class RateWindows:
     """The windows of ``rates``. ``stored`` are those whose use holds over a restart: of STORED_S and more."""
 
-    __slots__ = ("_answer_ms", "_granted", "_sent", "_underway", "rates", "windows")
+    __slots__ = ("_answer_ms", "_granted", "_sent", "_stored", "_underway", "rates", "windows")
 
     def __init__(self, rates: Sequence[Rate]) -> None:
         self.rates: tuple[Rate, ...] = ()
@@ -44,6 +44,11 @@ class RateWindows:
         before = {rate.per_s: window for rate, window in zip(self.rates, self.windows, strict=True)}
         self.rates = tuple(rates)
         self.windows = [SlidingWindow(rate.events, round(rate.per_s * 1000)) for rate in rates]
+        self._stored = [
+            (round(rate.per_s * 1000), window)
+            for rate, window in zip(self.rates, self.windows, strict=True)
+            if rate.per_s >= STORED_S
+        ]
         self._answer_ms = max(ANSWER_MIN_MS, round(min(rate.per_s for rate in rates) * 100))
         for rate, window in zip(self.rates, self.windows, strict=True):
             if rate.per_s in before:
@@ -51,6 +56,9 @@ class RateWindows:
 
     def wait_ms(self, now_ms: int) -> int:
         """0: one may begin; else when (unix ms), or UNKNOWN: when one that is under way has ended."""
+        held = self._granted + self._underway
+        if all(window.has_room(held + 1) for window in self.windows):
+            return 0
         self._expire(now_ms)
         held = self._granted + self._underway
         latest_ms = 0
@@ -83,11 +91,11 @@ class RateWindows:
         if not use.counted:
             self._count(use, now_ms)
         self._expire(now_ms)
-        stored = []
-        for rate, window in zip(self.rates, self.windows, strict=True):
-            if rate.per_s >= STORED_S and (last := window.last()) is not None:
-                stored.append((round(rate.per_s * 1000), *last))
-        return stored
+        return [
+            (length_ms, *last)
+            for length_ms, window in self._stored
+            if (last := window.last()) is not None
+        ]
 
     def _count(self, use: RateUse, now_ms: int) -> None:
         use.counted = True

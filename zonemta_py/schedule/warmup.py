@@ -129,7 +129,7 @@ class WarmUp:
 
     def of(self, address: str, provider: str) -> list[Warming]:
         """The schedules that mail from ``address`` to ``provider`` counts for."""
-        found = (self._warming.get((address, each)) for each in (provider, ""))
+        found = self._warming.get((address, provider)), self._warming.get((address, ""))
         return [each for each in found if each is not None]
 
     def room(self, address: str, provider: str, now_ms: int) -> int | None:

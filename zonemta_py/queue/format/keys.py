@@ -27,6 +27,7 @@ MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits
 part because it may contain any byte. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
 """
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 CHUNK_BYTES = 65_536
@@ -255,6 +256,7 @@ def created_ms(message: str) -> int:
     return int(message[:12], 16)
 
 
+@lru_cache(maxsize=10_000)
 def sending_key(kind: str, length_ms: int, slot: int, address: str, provider: str) -> bytes:
     """What an address used of a limit of ``kind`` at a provider, in a slot of a window."""
     return META_SENDING + f"{kind}/{length_ms}/{slot:013d}/{address}/{provider}".encode()
