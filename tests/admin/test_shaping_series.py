@@ -4,7 +4,7 @@ from collections import Counter
 
 from tests.admin.page.test_provider_matrix import LOWERED, WARMING, way
 from zonemta_py.admin.requests import Row
-from zonemta_py.admin.shaping_series import RATES_MAX, WARMUPS_MAX, WAYS_MAX, shaping_series
+from zonemta_py.admin.shaping_series import CLASSES_MAX, RATES_MAX, WARMUPS_MAX, WAYS_MAX, shaping_series
 
 Found = dict[str, dict[tuple[str, ...], float]]
 
@@ -18,7 +18,7 @@ def test_values_of_a_way() -> None:
     rates = [{"rate": "60/m", "used": 12, "of": 60}]
     row = way(
         rates=rates, connect_rates=[{"rate": "5/m", "used": 5, "of": 5}], sessions=1, sessions_max=2, refused=3,
-        waiting=7, **LOWERED,
+        waiting=7, last_classes=["blocked", "rate_limited", "blocked"], **LOWERED,
     )  # fmt: skip
     found, key = series([row, way("other")]), ("big", "192.0.2.1")
     assert found["zonemta_provider_sessions"] == {key: 1, ("other", "192.0.2.1"): 0}
@@ -27,6 +27,7 @@ def test_values_of_a_way() -> None:
     assert found["zonemta_provider_paused"] == {key: 0, ("other", "192.0.2.1"): 0}
     assert found["zonemta_provider_pace_ratio"] == {key: 0.5}
     assert found["zonemta_provider_refused_recent"][key] == 3
+    assert found["zonemta_provider_last_refusals"] == {(*key, "blocked"): 2, (*key, "rate_limited"): 1}
     assert found["zonemta_provider_waiting"] == {("big",): 7, ("other",): 0}
 
 
@@ -47,7 +48,11 @@ def test_values_of_warm_ups() -> None:
 def test_series_are_limited() -> None:
     """A way that is paused, which has no attempts, has its series before any other."""
     rates = [{"rate": f"{n}/s", "used": 1, "of": 9} for n in range(4)]
-    rows = [way(f"p{n // 8}", f"192.0.2.{n % 8}", rates=rates, attempts=n) for n in range(2400)]
+    classes = ["blocked", "policy", "other", "greylisted", "virus"]
+    rows = [
+        way(f"p{n // 8}", f"192.0.2.{n % 8}", rates=rates, last_classes=classes, attempts=n)
+        for n in range(2400)
+    ]
     rows.append(way("stopped", paused_until_ms=1, **LOWERED))
     warmups = [{**WARMING, "address": f"192.0.2.{n}"} for n in range(800)]
     found = series(rows, warmups)
@@ -55,5 +60,6 @@ def test_series_are_limited() -> None:
     assert len(found["zonemta_provider_paused"]) == WAYS_MAX
     assert ("p299", "192.0.2.7") in found["zonemta_provider_sessions"]  # with most attempts
     assert len(found["zonemta_provider_rate_used_ratio"]) == RATES_MAX
+    assert len(found["zonemta_provider_last_refusals"]) == CLASSES_MAX
     assert len(found["zonemta_warmup_sent"]) == WARMUPS_MAX
-    assert sum(Counter({name: len(each) for name, each in found.items()}).values()) < 5000
+    assert sum(Counter({name: len(each) for name, each in found.items()}).values()) < 6000

@@ -5,21 +5,25 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.kit.deadlines import until
 from tests.kit.load import DOMAINS, Load, recipients_of
 from tests.kit.relay import empty, ledger, relaying, staged
 from tests.kit.servers import SHARED
 from tests.kit.shared_relays import shared_settings
+from tests.kit.smtp_client import RawClient
 from zonemta_py import Queue
 from zonemta_py.admin.control_client import ask
-from zonemta_py.admin.requests import AuditRequest
+from zonemta_py.admin.requests import AuditRequest, ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
 from zonemta_py.storage.open import open_shared_storage
+
+TEXT = b"Subject: hi\r\n\r\nbody\r\n.\r\n"
 
 
 @pytest.mark.crash
@@ -88,6 +92,56 @@ async def test_another_relay_takes_over_after_a_kill_14(directory: Path, kind: s
         (r["message"], r["index"]) for r in records if r["event"] in ("delivered", "bounced")
     )
     assert set(finals.values()) == {1}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", SHARED)
+async def test_what_was_used_of_a_limit_is_taken_over(directory: Path, kind: str) -> None:
+    """Of the hour's ten messages the killed relay had sent all: what it leaves waits, and other mail of its leaves."""
+    rate = {"rate": ["10/h"]}
+    providers = {"providers": {"big": {"mx": ["*.big.example"], "limits": rate}}}
+    (directory / "providers.yaml").write_text(yaml.safe_dump(providers))
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], **rate)
+        free = await stage.receiver("free.example", Rule(Step.RCPT, reply="451 4.7.1 later", times=1))
+
+        def started(name: str) -> tuple[CommandProcess, int]:
+            port = free_port()
+            config = shared_settings(
+                stage, kind, name, listeners=[{"address": f"127.0.0.1:{port}"}],
+                providers={"file": "providers.yaml", "shipped": False},
+                pools={"default": [{"address": "127.0.0.31"}]},
+                zones={"default": {"retry": {"delays": ["3s"]}}},
+            )  # fmt: skip
+            path = directory / f"{name}.yaml"
+            path.write_text(config.text)
+            return CommandProcess(["serve", "-c", str(path)], directory / f"{name}.log"), port
+
+        one, port = started("one")
+        relays = [one]
+        try:
+            await asyncio.to_thread(one.wait_ready)
+            async with await RawClient.connect(port) as client:
+                await client.ehlo()
+                for name in [*(f"u{n}@d.example" for n in range(14)), "x@free.example"]:
+                    assert (await client.message(TEXT, name)).startswith("250")
+
+            def states() -> Counter[object]:
+                return Counter(row["state"] for row in ask(directory / "one", ListRequest()))
+
+            await until(lambda: len(big.accepted) == 10, "what the hour allows")
+            await until(lambda: states()["deferred"] == 1, "the deferral of the other mail")
+            one.kill()
+            two, _ = started("two")
+            relays.append(two)
+            await asyncio.to_thread(two.wait_ready)
+            await until(lambda: free.messages, "the other mail, from the other relay", 60)
+            assert len(big.accepted) == 10
+            assert two.stop() == 0
+        finally:
+            for relay in relays:
+                relay.kill()
+        assert big.violations == []
 
 
 def arrived(sinks: list[Sink]) -> Counter[str]:

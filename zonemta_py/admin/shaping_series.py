@@ -4,6 +4,7 @@ Of ways from an address to a provider those WAYS_MAX that need most attention, t
 the mail nor the number of providers decides how many series there are.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from zonemta_py.admin.ways import is_lowered, level
 
 WAYS_MAX = 500
 RATES_MAX = 1000
+CLASSES_MAX = 1000
 WARMUPS_MAX = 500
 WAY = ("provider", "address")
 WARMUP = ("address", "provider")
@@ -61,10 +63,20 @@ def shaping_series(rows: Sequence[Row], warmups: Sequence[Row]) -> Iterator[Seri
         [(way, row["refused"]) for way, row in ways.items()],
     )  # fmt: skip
     yield SeriesFamily(
+        "zonemta_provider_last_refusals", "The last five refusals and deferrals, by their class.", (*WAY, "class"),
+        [each for way, row in ways.items() for each in _classes(way, row)][:CLASSES_MAX],
+    )  # fmt: skip
+    yield SeriesFamily(
         "zonemta_provider_waiting", "Destinations that wait for a limit.", ("provider",),
         [((name,), count) for name, count in {row["provider"]: row["waiting"] for row in ways.values()}.items()],
     )  # fmt: skip
     yield from _warmup_series(warmups)
+
+
+def _classes(way: tuple[str, str], row: Row) -> Iterator[tuple[tuple[str, ...], float]]:
+    counts: Counter[str] = Counter(row["last_classes"])
+    for name, count in sorted(counts.items()):
+        yield (*way, name), count
 
 
 def _rates(way: tuple[str, str], row: Row) -> Iterator[tuple[tuple[str, ...], float]]:

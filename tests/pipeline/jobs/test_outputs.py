@@ -1,4 +1,4 @@
-"""The rows that reconcile, anomaly and simulate write: each job may run again after a kill, and replaces nothing without being asked."""
+"""What jobs write, on a path and on a URL: each may run again after a kill, and replaces nothing without being asked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 from tests.pipeline.campaigns import no_progress, open_log, plan, write_list
 from tests.pipeline.segments import accepted, delivered, write_segment
+from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.scenarios import scenarios
 
@@ -80,3 +81,66 @@ def test_what_a_killed_run_left_is_replaced(
     (tmp_path / "out" / "part-00000-x.c000.zstd.parquet").write_bytes(b"half")
     job(output)
     assert spark.read.parquet(output).count() == rows
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_reports_that_came_by_mail(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
+    """What ``dsn`` writes, after a kill between its two tables, and when it is complete."""
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_matched_reports, read_reports
+
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "cur").mkdir()
+    (tmp_path / "mail" / "new").mkdir()
+    (tmp_path / "mail" / "new" / "1").write_bytes(b"Subject: out of office\n\nI am away\n")
+    output = tmp_path / "out"
+
+    def run(**options: bool) -> int:
+        request = DsnRequest(
+            [str(tmp_path / "mail")], [], f"{scheme}{output}", ["s@example.com"], **options
+        )
+        return read_reports(spark, request, no_progress).messages
+
+    assert run() == 1
+    assert read_matched_reports(spark, f"{scheme}{output}").count() == 1
+    with pytest.raises(LocalError, match="--overwrite"):
+        run()
+    assert run(overwrite=True) == 1
+    (output / "reports" / "_SUCCESS").unlink()
+    (output / "reports" / "part-00009-x.snappy.parquet").write_bytes(b"half")
+    (output / "notices").mkdir(exist_ok=True)
+    (output / "notices" / "part-00009-x.snappy.parquet").write_bytes(b"half")
+    assert run() == 1
+    assert read_matched_reports(spark, f"{scheme}{output}").count() == 1
+
+
+def test_files_on_a_url(spark: "SparkSession", tmp_path: Path) -> None:
+    """What ``suppress`` and ``recommend`` write is the same at a path and at a URL, and replaces what was there."""
+    from zonemta_py.pipeline.jobs.recommend import RecommendRequest, recommend
+    from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
+
+    gone = {
+        "event": "bounced",
+        "code": 550,
+        "status": "5.1.1",
+        "reply": "no such user",
+        "time_ms": now_ms() - 5,
+    }
+    write_segment(
+        tmp_path / "events",
+        "a",
+        [delivered(n, recipient=f"u{n}@x.example", **gone) for n in range(1, 4)],
+    )
+    log = open_log(spark, tmp_path / "events")
+    for name in ("suppressed.csv", "zones.yaml"):
+        (tmp_path / f"url-{name}").write_text(
+            "what was there before, and is longer than what follows" * 50
+        )
+    for where in (f"{tmp_path}/", f"file://{tmp_path}/url-"):
+        assert make_suppression(spark, SuppressRequest(log, f"{where}suppressed.csv"), no_progress) == 3
+        recommend(spark, RecommendRequest(log, f"{where}zones.yaml"), no_progress)
+    for name in ("suppressed.csv", "zones.yaml"):
+        lines = [(tmp_path / each).read_text().splitlines() for each in (name, f"url-{name}")]
+        assert [line for line in lines[0] if not line.startswith("#")] == [
+            line for line in lines[1] if not line.startswith("#")
+        ]
+        assert len(lines[0]) > 1

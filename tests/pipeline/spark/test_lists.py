@@ -101,6 +101,39 @@ def test_a_directory_with_quotes(spark: "SparkSession", tmp_path: Path, scheme: 
     )
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_the_files_of_a_directory_are_read_by_name(
+    spark: "SparkSession", tmp_path: Path, scheme: str
+) -> None:
+    """Columns may be in another order; a file that lacks one of them has no value there, and is not read by place."""
+    directory = tmp_path / "lists"
+    directory.mkdir()
+    (directory / "1.csv").write_text("email,name,town\na@x.example,A,Ulm\n")
+    (directory / "2.csv").write_text("town,email,name\nBonn,b@x.example,B\n")
+    (directory / "3.csv").write_text("name,email\nC,c@x.example\n")
+    rows = lists.read_list(spark, f"{scheme}{directory}", {}).select("email", "name", "town").collect()
+    assert sorted((row.email, row.name, row.town or "") for row in rows) == [
+        ("a@x.example", "A", "Ulm"), ("b@x.example", "B", "Bonn"), ("c@x.example", "C", ""),
+    ]  # fmt: skip
+
+
+def test_a_list_is_split_unless_quotes_hold_line_ends(spark: "SparkSession", tmp_path: Path) -> None:
+    path, size = tmp_path / "list.csv", spark.conf.get("spark.sql.files.maxPartitionBytes")
+    many = "".join(f'{n}@x.example,"N {n}"\n' for n in range(50_000))
+    parts = {}
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "100000")
+    try:
+        for name, text in (("lines", f"email,name\n{many}"), ("spans", SPANS + many)):
+            path.write_text(text)
+            rows = lists.read_list(spark, str(path), {})
+            parts[name] = rows.rdd.getNumPartitions()
+            assert rows.count() == 50_000 + 2 * (name == "spans")
+    finally:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", str(size))
+    assert parts["lines"] > 5
+    assert parts["spans"] == 1
+
+
 def test_a_compressed_file_that_is_cut(spark: "SparkSession", tmp_path: Path) -> None:
     path = tmp_path / "list.csv.gz"
     path.write_bytes(gzip.compress(GOOD.encode())[:-12])
