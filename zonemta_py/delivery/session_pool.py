@@ -124,7 +124,8 @@ class WaySessions:
 
     def count(self, way: Way) -> int:
         """The number of sessions without a request on ``way``."""
-        return self._by_way.size(way) + sum(1 for each in self._closing.values() if each == way)
+        idle = self._by_way.size(way)
+        return idle + sum(1 for each in self._closing.values() if each == way) if self._closing else idle
 
     def quit(self, entry: _IdleSession) -> None:
         """Close a session that is idle."""

@@ -8,7 +8,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.local_agent import is_local
-from zonemta_py.schedule.sources import BY_SYSTEM, common_families, source_name, usable
+from zonemta_py.schedule.sources import common_families, usable
 
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 
@@ -51,11 +51,6 @@ class Ways:
         settings = egress.providers.table.settings(way.provider)
         families = common_families(settings.family, egress.providers.families(destination))
         return usable(egress.pools[way.pool], families)
-
-    def entry(self, pool: str, name: str) -> PoolAddress:
-        """The address of ``pool`` that is counted under ``name``."""
-        found = (each for each in self._egress.pools[pool] if source_name(each) == name)
-        return next(found, PoolAddress(None if name == BY_SYSTEM else name))
 
     def provider(self, destination: str) -> str:
         """The provider of ``destination``, as events have it; empty where it is not looked up."""

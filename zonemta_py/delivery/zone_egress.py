@@ -139,7 +139,7 @@ class ZoneEgress:
             return egress.is_free(way.pool, way.provider) or may_fail
         if way.provider != permit.provider:
             return False
-        return egress.renew(permit, self.ways.entry(way.pool, permit.address), egress.now_ms()) is None
+        return egress.renew(permit, egress.now_ms()) is None
 
     def others_wait(self, destination: str) -> bool:
         """See ``Admission``."""

@@ -66,9 +66,9 @@ class Allowance:
             return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
         return together(refusals)
 
-    def renew(self, permit: Permit, entry: PoolAddress, now_ms: int) -> Refusal | None:
+    def renew(self, permit: Permit, now_ms: int) -> Refusal | None:
         """Another message in the session of ``permit``, or what refuses it."""
-        found = self._unused(permit.provider, source_name(entry), now_ms)
+        found = self._unused(permit.provider, permit.address, now_ms)
         if found is None:
             found = self.permits.renew(permit, now_ms)
         if found is None:

@@ -125,8 +125,7 @@ class SimulatedAdmission:
             return not is_limited(way) or self._egress.is_free(way.pool, way.provider)
         if way.provider != permit.provider:
             return False
-        entry = self._entry(way.pool, permit.address)
-        return self._egress.renew(permit, entry, self._egress.clock.now_ms) is None
+        return self._egress.renew(permit, self._egress.clock.now_ms) is None
 
     def others_wait(self, destination: str) -> bool:
         """See ``Admission``."""
@@ -169,10 +168,6 @@ class SimulatedAdmission:
             return Way(LOCAL, settings.pool, settings.pool)
         provider = self._egress.provider_of(destination)
         return Way(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
-
-    def _entry(self, pool: str, name: str) -> PoolAddress:
-        found = (each for each in self._egress.pools[pool] if source_name(each) == name)
-        return next(found, PoolAddress(None if name == BY_SYSTEM else name))
 
     def choose(self, slot: WorkerSlot, message: str, earlier: Earlier) -> str | Refusal:
         """The address for a message, whose permit the worker has then. A greylisted one keeps its address, a blocked one leaves it."""
