@@ -86,7 +86,12 @@ def test_what_a_killed_run_left_is_replaced(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_reports_that_came_by_mail(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
     """What ``dsn`` writes, after a kill between its two tables, and when it is complete."""
-    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_matched_reports, read_reports
+    from zonemta_py.pipeline.jobs.dsn import (
+        NOTICES,
+        DsnRequest,
+        read_matched_reports,
+        read_reports,
+    )
 
     (tmp_path / "mail").mkdir()
     (tmp_path / "mail" / "cur").mkdir()
@@ -107,8 +112,8 @@ def test_reports_that_came_by_mail(spark: "SparkSession", tmp_path: Path, scheme
     assert run(overwrite=True) == 1
     (output / "reports" / "_SUCCESS").unlink()
     (output / "reports" / "part-00009-x.snappy.parquet").write_bytes(b"half")
-    (output / "notices").mkdir(exist_ok=True)
-    (output / "notices" / "part-00009-x.snappy.parquet").write_bytes(b"half")
+    (output / NOTICES).mkdir(exist_ok=True)
+    (output / NOTICES / "part-00009-x.snappy.parquet").write_bytes(b"half")
     assert run() == 1
     assert read_matched_reports(spark, f"{scheme}{output}").count() == 1
 

@@ -13,6 +13,10 @@ from zonemta_py.core.errors import LocalError
 _READ = re.compile(r"Encountered error while reading file (?:file:/*(?=/))?(\S+?)\. ")
 _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 
+_HEADER = re.compile(
+    r"CSV header does not conform to the schema\.\s+Header: (.+)\s+Schema: (.+)"
+    r"|Number of column in CSV header .*\s+Header length: (\d+), schema size: (\d+)"
+)
 _RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
 
 
@@ -35,8 +39,16 @@ def analysed(rows: DataFrame) -> DataFrame:
 
 
 def error_line(text: str) -> str:
-    """The most specific line of a Java stack trace."""
+    """The most specific line of a Java stack trace; for a CSV file with other columns, which ones."""
+    file, header = _READ.search(text), _HEADER.search(text)
+    if header is not None:
+        name = file[1] if file else "a CSV file"
+        own, others = (each.strip() for each in header.groups() if each is not None)
+        own = f"{own} columns" if header[3] else f"the columns {own}"
+        return (
+            f"{name} has {own}, other files have {others}: "
+            "give all files of a list the same columns in the same order"
+        )
     causes = _CAUSE.findall(text) or _RAISED.findall(text)
     cause = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "")
-    file = _READ.search(text)
     return f"{file[1]} cannot be read: {cause}" if file else cause
