@@ -13,9 +13,9 @@ from tests.kit.deadlines import scaled, until_blocking
 from zonemta_py.bench.process import process_tree
 
 COMMANDS = {
-    "bench": (["bench", "kept-mx", "--runs", "1", "--scale", "50"], ["serve", "counter", "domains", "source"]),
-    "bench-starts": (["bench", "deep", "--runs", "1"], ["counter"]),
-    "demo": (["demo", "--recipients", "100000"], ["serve"]),
+    "bench": (["bench", "kept-mx", "--runs", "1", "--scale", "50"], ["zonemta_py serve", "sink.counter", "bench.domains", "bench.source"]),
+    "bench-starts": (["bench", "deep", "--runs", "1"], ["sink.counter"]),
+    "demo": (["demo", "--recipients", "100000"], ["zonemta_py serve"]),
 }  # fmt: skip
 
 
@@ -57,5 +57,6 @@ def test_everything_is_stopped(directory: Path, name: str, number: signal.Signal
         process.kill()
         process.wait()
         for each in started:
-            with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
+            if str(directory) in _commands([each]):
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)

@@ -22,6 +22,7 @@ from zonemta_py.config.units import Percent, Seconds
 from zonemta_py.config.zones import BounceSettings, Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt
+from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.lease_context import LeaseContext
@@ -33,6 +34,7 @@ from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
+from zonemta_py.queue.format.records import read_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 from zonemta_py.schedule.rings import WorkerSlot
@@ -103,6 +105,52 @@ async def test_the_request_of_a_lease(queue: Queue) -> None:
         HEADER, len(HEADER) + 2 + 7, False, False, None, (3, 2), asks_hosts=True,
     )  # fmt: skip
     assert agent.bodies == [b"hello\r\n"]
+
+
+def from_address(held: Lease, *sources: str) -> Lease:
+    """The lease, as if the last attempts of its recipients had left from ``sources``."""
+    for recipient, source in zip(held.recipients, sources, strict=True):
+        recipient.record = recipient.record._replace(source=source)
+    return held
+
+
+def sent_from(request: DeliveryRequest) -> DeliveryResult:
+    attempt = Attempt("dot", 250, "2.0.0", "ok", source_ip=request.prefers or "192.0.2.1")
+    return DeliveryResult([attempt] * len(request.recipients))
+
+
+async def test_retries_leave_from_their_address_and_new_mail_does_not_follow(queue: Queue) -> None:
+    scheduler, slot = scheduled(ZONE)
+    worker, agent = worker_of(queue, ZONE, scheduler), ScriptedAgent(sent_from)
+    for number, source in enumerate(["", "192.0.2.2", "", "192.0.2.2", "192.0.2.3", ""]):
+        await accept(queue, f"u{number}@a.example")
+        held = from_address(lease(queue, "a.example"), source)
+        await (await worker.deliver(held, (3, 2), slot, agent)).settled
+    assert [request.prefers for request in agent.requests] == [
+        "", "192.0.2.2", "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.1",
+    ]  # fmt: skip
+    assert (slot.source, slot.in_row) == ("192.0.2.1", 3)
+
+
+async def test_recipients_of_different_addresses_are_different_requests(queue: Queue) -> None:
+    """Of one message: what was greylisted from one address must not be sent from the other."""
+    await accept(queue, "x@a.example", "y@a.example", "z@a.example")
+    scheduler, slot = scheduled(ZONE)
+    worker, agent = worker_of(queue, ZONE, scheduler), ScriptedAgent(sent_from)
+    held = from_address(lease(queue, "a.example"), "192.0.2.2", "192.0.2.2", "192.0.2.3")
+    await (await worker.deliver(held, (3, 2), slot, agent)).settled
+    assert [request.recipients for request in agent.requests] == [["x@a.example", "y@a.example"]]
+    assert addresses(queue, WAITING) == ["z@a.example"]
+
+
+async def test_a_failure_without_a_session_keeps_the_address(queue: Queue) -> None:
+    """A greylisted recipient returns from its address, also after a time-out in between."""
+    await accept(queue, "x@a.example")
+    late = Attempt("connect", 0, "4.4.1", "timed out")
+    agent = ScriptedAgent(lambda request: DeliveryResult([late]))
+    await deliver(queue, from_address(lease(queue, "a.example"), "192.0.2.2"), agent)
+    [(_, value)] = queue.store.scan(DEFERRED_KEYS, end_of(DEFERRED_KEYS))
+    assert read_waiting(value).source == "192.0.2.2"
 
 
 async def test_verp_is_one_recipient_at_a_time(queue: Queue) -> None:

@@ -1,5 +1,7 @@
 """The limits of providers and addresses, played on a virtual clock."""
 
+from collections import deque
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit, Permits
+from zonemta_py.schedule.rate_windows import RateUse, RateWindows
 
 MESSAGES = st.lists(st.integers(0, 12), min_size=1, max_size=8)
 PERIODS = (0.5, 1.0, 2.0, 60.0)
@@ -197,6 +200,22 @@ def test_open_sessions_are_used_while_no_new_one_may_be_opened() -> None:
     made.release(first)
     assert taken(made.take("big", "a", 1_020)).connects == 0
     assert isinstance(made.take("big", "a", 1_030), Refusal)
+
+
+def test_slow_answers_do_not_lower_a_rate() -> None:
+    """They count as given after half a second and a tenth of the period, whether the window is full then or not."""
+    windows, now_ms, sent = RateWindows([Rate(10, 60.0)]), 0, 0
+    underway: deque[tuple[int, RateUse]] = deque()
+    while now_ms < 3_600_000:
+        while underway and underway[0][0] <= now_ms:
+            windows.end(underway.popleft()[1], now_ms)
+        if windows.wait_ms(now_ms) == 0:
+            use = windows.grant()
+            windows.begin(use, now_ms)
+            underway.append((now_ms + 30_000, use))
+            sent += 1
+        now_ms += 1000
+    assert sent > 480
 
 
 def test_what_was_not_sent_does_not_count() -> None:

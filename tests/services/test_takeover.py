@@ -131,6 +131,7 @@ async def test_what_was_used_of_a_limit_is_taken_over(directory: Path, kind: str
 
             await until(lambda: len(big.accepted) == 10, "what the hour allows")
             await until(lambda: states()["deferred"] == 1, "the deferral of the other mail")
+            await until(lambda: states().total() == 5, "the settles of what was sent")
             one.kill()
             two, _ = started("two")
             relays.append(two)

@@ -6,9 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +26,32 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an exception does, so that it stops what it started; the exit code is the shell's."""
+    """SIGTERM and SIGHUP end the block as an exception does, so that it stops what it started; the exit code is the shell's.
+
+    One that is ignored, as under ``nohup``, stays so. Afterwards no child is left: the signal may have come while one
+    was being started.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread
+        return
+    ended = False
 
     def end(number: int, _: object) -> None:
-        for each in ENDS:
+        nonlocal ended
+        ended = True
+        for each in before:
             signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the stopping
         sys.exit(128 + number)
 
-    before = {each: signal.signal(each, end) for each in ENDS}
+    before = {each: signal.getsignal(each) for each in ENDS if signal.getsignal(each) != signal.SIG_IGN}
+    for each in before:
+        signal.signal(each, end)
     try:
         yield
     finally:
+        for pid in reversed(process_tree(os.getpid())[1:]) if ended else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for each, handler in before.items():
             signal.signal(each, handler)
 

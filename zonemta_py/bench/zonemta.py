@@ -1,6 +1,7 @@
 """zonemta as the relay under test, with a new queue that is set up for a scenario."""
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from zonemta_py.admin.control_client import ask
@@ -133,8 +134,9 @@ class ZonemtaRelay:
 
     def stop(self) -> None:
         """Stop it, and its name server, with SIGTERM."""
-        for each in reversed(self._started):
-            each.stop()
+        with ExitStack() as stack:
+            for each in self._started:
+                stack.callback(each.stop)
 
 
 def _prepare(directory: Path, scenario: Scenario) -> None:

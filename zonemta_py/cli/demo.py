@@ -124,12 +124,12 @@ def demo(recipients: int, keep: Path | None) -> None:
     """
     directory = keep or Path(tempfile.mkdtemp(prefix="zonemta-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with signals_end():
+    with signals_end():
+        try:
             ok = asyncio.run(_demo(directory, recipients))
-    finally:
-        if keep is None:
-            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            if keep is None:
+                shutil.rmtree(directory, ignore_errors=True)
     if not ok:
         sys.exit(EXIT_FAILED)
 

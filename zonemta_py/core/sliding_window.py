@@ -44,6 +44,8 @@ class SlidingWindow:
             amount_in_slot = amount
         self._slots.append((slot, amount_in_slot))
         self._used += amount
+        if len(self._slots) > SLOTS + 1:
+            self.used(now_ms)
         return slot, amount_in_slot
 
     def last(self) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from zonemta_py.delivery.request import EgressOrder
 from zonemta_py.schedule.sources import ranked
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best, order
 
-SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
+SOLE_ENDPOINT_S = 2.5  # how long a sole host, and an endpoint made of it, is known: together the least TTL of an answer
 SOLE_ENDPOINTS_MAX = 10_000
 NO_SOURCE = PoolAddress()  # of a session over a Unix socket
 

@@ -133,14 +133,17 @@ class MessageEgress:
     def _choose(
         self, slot: WorkerSlot, lease: Lease, provider: str, usable: list[PoolAddress], now_ms: int
     ) -> PoolAddress | Refusal:
-        """The address for a message, whose permit the worker has then: that of its session, if it had none before.
+        """The address for a message, whose permit the worker has then.
 
-        So sessions work on; after some in a row, the address is drawn by weight again. A greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
+        A message without an attempt gets the address that the worker has drawn, any other that of its last attempt. A
+        greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
         """
         egress, last = self._egress, lease.recipients[0].record.source
-        held = "" if slot.draws else slot.permit.address
-        if not last and (entry := next((e for e in usable if source_name(e) == held), None)) is not None:
-            return entry
+        held = "" if slot.draws else slot.source or slot.permit.address
+        if not last and held == slot.permit.address:
+            entry = next((each for each in usable if source_name(each) == held), None)
+            if entry is not None:
+                return entry
         about = self._last_class(lease) if last else None
         sources = every = preferred(usable, lease.active.id, last, held)
         if about == ReplyClass.BLOCKED and len(sources) > 1:
@@ -242,6 +245,15 @@ class MessageEgress:
             return [], []
         about = (_about(way, lease, each) for each in attempts if each.code)
         return self._egress.shaper.replies(about, now_ms)
+
+
+def of_same_address(lease: Lease) -> int:
+    """How many recipients, from the first on, have had their last attempt from the same address of ours."""
+    first = lease.recipients[0].record.source
+    for number, recipient in enumerate(lease.recipients):
+        if recipient.record.source != first:
+            return number
+    return len(lease.recipients)
 
 
 def _about(way: Way, lease: Lease, attempt: Attempt) -> ReplyAbout:

@@ -14,7 +14,7 @@ from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.lease_context import LeaseContext
-from zonemta_py.delivery.message_egress import MessageEgress
+from zonemta_py.delivery.message_egress import MessageEgress, of_same_address
 from zonemta_py.delivery.outcome import (
     RetryRules,
     before_attempt,
@@ -112,8 +112,9 @@ class Worker:
         """
         queue, meta = self._context.queue, lease.active.meta
         expands = self._zone.sender_verp or verp.is_verp(meta.sender)
-        if expands:
-            queue.narrow(lease, 1)
+        together = 1 if expands else of_same_address(lease)
+        if together < len(lease.recipients):
+            queue.narrow(lease, together)
         order = self._egress.order(slot, lease)
         if isinstance(order, Refusal):
             due_ms = self._egress.again_ms(order)
@@ -128,7 +129,8 @@ class Worker:
         finally:
             lease_context.close()
         puts = self._egress.end(slot, lease, result)
-        if (sent := next((each for each in result.attempts if each is not None), None)) is not None:
+        sent = next((each for each in result.attempts if each is not None), None)
+        if sent is not None and not lease.recipients[0].record.source:
             slot.left_from(sent.source_ip)
         if result.not_permitted:
             return LeaseResult(queue.release(lease), not_permitted=True)

@@ -173,7 +173,7 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
         code=attempt.code,
         status=attempt.status,
         text=attempt.text,
-        source=attempt.source_ip,
+        source=attempt.source_ip or record.source,  # without a session, that of the attempt before
         reply_class=attempt.reply_class,
     )
 

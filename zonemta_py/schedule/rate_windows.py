@@ -56,6 +56,8 @@ class RateWindows:
 
     def wait_ms(self, now_ms: int) -> int:
         """0: one may begin; else when (unix ms), or UNKNOWN: when one that is under way has ended."""
+        if self._sent and self._sent[0].sent_ms + self._answer_ms <= now_ms:
+            self._expire(now_ms)
         held = self._granted + self._underway
         if all(window.has_room(held + 1) for window in self.windows):
             return 0

@@ -36,8 +36,8 @@ class WorkerSlot:
 
     ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for
     its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
-    until it has a session. ``permit``: what it may send, and from where. ``source``: the address of ours from which its
-    last messages left, ``in_row`` of them.
+    until it has a session. ``permit``: what it may send, and from where. ``source``: the address of ours that was drawn for
+    messages without an attempt; ``in_row`` of them have left from it.
     """
 
     __slots__ = (
@@ -58,11 +58,11 @@ class WorkerSlot:
         self.in_row = 0
 
     def left_from(self, source: str) -> None:
-        """A message has left from ``source``."""
+        """A message without an attempt has left from ``source``: retries must not draw new mail to their address."""
         self.in_row = self.in_row + 1 if source == self.source else 1
         self.source = source
 
     @property
     def draws(self) -> bool:
-        """Whether the address of its next message is drawn by weight: IN_ROW have had the same one."""
+        """Whether the address of its next message without an attempt is drawn by weight: IN_ROW have had this one."""
         return self.in_row > 0 and self.in_row % IN_ROW == 0

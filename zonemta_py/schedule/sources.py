@@ -1,11 +1,11 @@
 """Which address of a pool a message leaves from. Pure.
 
-By weight, and the same for every attempt of a message: a greylisting server must see the retry come from the address
-of the first attempt. Weighted rendezvous hashing: an address that is added takes its share from the others, one that
-is removed gives up its own, and no other message moves.
+By weight, and that of the last attempt for a message that had one: a greylisting server must see the retry come from
+the address of the first attempt. Weighted rendezvous hashing of what is drawn: an address that is added takes its share
+from the others, one that is removed gives up its own.
 
-Messages without an attempt are drawn in groups: a worker changes its address after ``IN_ROW`` of them. Otherwise each second
-message of a pool of two opened a session in the place of an idle one of the other address.
+A worker draws for ``IN_ROW`` messages without an attempt in a row. If it drew for each, every second message of a pool of
+two would open a session in the place of an idle one of the other address.
 """
 
 from collections.abc import Collection, Sequence

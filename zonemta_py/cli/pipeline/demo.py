@@ -69,13 +69,14 @@ def demo(*, recipients: int, keep: Path | None, spark: SparkOptions, as_json: bo
     """
     directory = keep or Path(tempfile.mkdtemp(prefix="zonemta-pipeline-"))
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        bad_rows = _write_list(directory / "list.csv", recipients)
-        with signals_end(), spark.job() as (session, progress):
-            _Campaign(session, progress, directory, as_json, monotonic_s()).run(bad_rows)
-    finally:
-        if keep is None:
-            shutil.rmtree(directory)
+    with signals_end():
+        try:
+            bad_rows = _write_list(directory / "list.csv", recipients)
+            with spark.job() as (session, progress):
+                _Campaign(session, progress, directory, as_json, monotonic_s()).run(bad_rows)
+        finally:
+            if keep is None:
+                shutil.rmtree(directory)
     if keep is not None and not as_json:
         click.echo(f"all files are in {directory}; the report is {directory}/report/report.html")
 

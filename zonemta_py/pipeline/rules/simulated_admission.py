@@ -179,7 +179,7 @@ class SimulatedAdmission:
             if is_blocked or earlier.attempts >= settings.fallback_after:
                 pool = settings.fallback_pool
         usable = egress.sources(way.provider, pool)
-        held = "" if slot.draws else slot.permit.address or slot.source
+        held = "" if slot.draws else slot.source or slot.permit.address
         sources = preferred(usable, message, earlier.source, held)
         if not is_limited(way) or not sources or (slot.permit is FREE and pool == way.pool):
             return source_name(sources[0]) if sources else BY_SYSTEM

@@ -180,7 +180,8 @@ class SimulatedZone:
             self._return(name, waiting)
             self._leave(slot, has_mail=True)
             return
-        slot.left_from(source)
+        if not waiting.earlier.source:
+            slot.left_from(source)
         self._begin(worker, waiting, source, opened=opened)
 
     def _lease(self, name: str) -> _WaitingMessage | None:

@@ -17,6 +17,7 @@ _HEADER = re.compile(
     r"CSV header does not conform to the schema\.\s+Header: (.+)\s+Schema: (.+)"
     r"|Number of column in CSV header .*\s+Header length: (\d+), schema size: (\d+)"
 )
+_CSV_FILE = re.compile(r"CSV file: (?:file:/*(?=/))?(\S+)")
 _RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
 
 
@@ -42,12 +43,13 @@ def error_line(text: str) -> str:
     """The most specific line of a Java stack trace; for a CSV file with other columns, which ones."""
     file, header = _READ.search(text), _HEADER.search(text)
     if header is not None:
-        name = file[1] if file else "a CSV file"
+        named = _CSV_FILE.search(text)
+        name = file[1] if file else named[1] if named else "a CSV file"
         own, others = (each.strip() for each in header.groups() if each is not None)
         own = f"{own} columns" if header[3] else f"the columns {own}"
         return (
             f"{name} has {own}, other files have {others}: "
-            "give all files of a list the same columns in the same order"
+            "give all files the same columns in the same order"
         )
     causes = _CAUSE.findall(text) or _RAISED.findall(text)
     cause = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "")
