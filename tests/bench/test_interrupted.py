@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import scaled, until_blocking
-from zonemta_py.bench.process import process_tree
+from zonemta_py.bench.process import process_tree, signals_end
 
 COMMANDS = {
     "bench": (["bench", "kept-mx", "--runs", "1", "--scale", "50"], ["zonemta_py serve", "sink.counter", "bench.domains", "bench.source"]),
@@ -34,12 +34,16 @@ def _commands(pids: list[int]) -> str:
 def test_everything_is_stopped(directory: Path, name: str, number: signal.Signals) -> None:
     """The exit code is that of a signal, the temporary files are removed."""
     arguments, expected = COMMANDS[name]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "zonemta_py", *arguments],
-        env=os.environ | {"TMPDIR": str(directory)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    before = signal.signal(number, signal.SIG_DFL)  # the suite may run where a hang-up is ignored
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "zonemta_py", *arguments],
+            env=os.environ | {"TMPDIR": str(directory)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    finally:
+        signal.signal(number, before)
     started: set[int] = set()
 
     def are_running() -> bool:
@@ -60,3 +64,14 @@ def test_everything_is_stopped(directory: Path, name: str, number: signal.Signal
             if str(directory) in _commands([each]):
                 with suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """As under ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_end():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
