@@ -164,7 +164,10 @@ async def test_what_queued_mail_needs(directory: Path, monkeypatch: pytest.Monke
         for number in range(4):
             await one(f"u{number}@a.example", old=True)
             await deliver("a.example")
+        before_s = now_ms() / 1000
         await one("w@b.example", old=False)
+        newest = max(sealed_segments(settings.directory), key=lambda path: path.name)
+        os.utime(newest, (before_s - 0.01,) * 2)  # a coarse clock
         assert len(sealed_segments(settings.directory)) == 5
         await exporter._remove_old()
         assert len(sealed_segments(settings.directory)) == 1

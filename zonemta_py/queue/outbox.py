@@ -27,6 +27,7 @@ BYTES_AT_ONCE = 4 << 20
 GATHER_S = 0.2  # between two frames: one frame and one fsync for many events
 RETRY_S = 5.0
 REMOVE_EVERY_S = 600.0
+FILE_CLOCK_S = 1.0  # the time of a file may be that much before an event in it
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class Exporter:
         if keep is None or clock.monotonic_s() < self._remove_at_s:
             return
         self._remove_at_s = clock.monotonic_s() + REMOVE_EVERY_S
-        needed_s = oldest_ms(self._queue.store, clock.now_ms()) / 1000
+        needed_s = oldest_ms(self._queue.store, clock.now_ms()) / 1000 - FILE_CLOCK_S
         removed = await asyncio.get_running_loop().run_in_executor(
             self._thread, remove_old, self._settings.directory, self._queue.node, keep, needed_s, now_s
         )

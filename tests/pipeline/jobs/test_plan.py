@@ -242,7 +242,7 @@ def test_a_directory_of_csv_files_that_differ(spark: "SparkSession", tmp_path: P
     lists.mkdir()
     (lists / "1.csv").write_text("email,name\na@x.example,A\n")
     (lists / "2.csv").write_text("name,email\nB,b@x.example\n")
-    with pytest.raises(LocalError, match="header"):
+    with pytest.raises(LocalError, match=r"other files have (email|name):"):
         plan(spark, lists, tmp_path / "plan")
     (lists / "3.jsonl").write_text("{}")
     with pytest.raises(ConfigError, match="files of several kinds: csv, jsonl"):
