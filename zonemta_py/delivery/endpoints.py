@@ -17,7 +17,7 @@ from zonemta_py.delivery.request import EgressOrder
 from zonemta_py.schedule.sources import ranked
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best, order
 
-SOLE_ENDPOINT_S = 2.5  # how long a sole host, and an endpoint made of it, is known: together the least TTL of an answer
+SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
 SOLE_ENDPOINTS_MAX = 10_000
 NO_SOURCE = PoolAddress()  # of a session over a Unix socket
 
@@ -48,7 +48,6 @@ class EndpointResolver:
         self._resolver = resolver
         self._rng = rng
         self._sole: dict[tuple[object, ...], tuple[float, Candidates]] = {}
-        self._sole_hosts: dict[tuple[object, ...], tuple[float, tuple[str, str, int]]] = {}
         self._listening = [listener.address for listener in config.listeners]
         self._pools = {name: each.pool for name, each in config.tenants.items() if each.pool is not None}
 
@@ -66,18 +65,20 @@ class EndpointResolver:
         ``order`` names the source address; without one it is chosen from the pool of the tenant, or the zone:
         ``prefers``, if that can be used, else drawn by ``message``.
         """
-        if order is not None:
-            return await self._ordered(zone, domain, order)
         pool = self._pools.get(tenant, zone.pool)
-        key = (zone.smarthost or domain, zone.port, pool, _security(zone))
-        sole = self._sole.get(key)
-        if sole is not None and sole[0] > clock.monotonic_s():
+        via = (pool,) if order is None else (order.source, order.ehlo, order.family)
+        key = (zone.smarthost or domain, zone.port, _security(zone), via)
+        sole, now_s = self._sole.get(key), clock.monotonic_s()
+        if sole is not None and sole[0] > now_s:
             return sole[1]
-        endpoints = await self._look_up(zone, domain, (message, prefers), pool)
-        if len(endpoints) == 1 and len(self._config.pools[pool]) == 1:
+        if order is not None:
+            endpoints = await self._ordered(zone, domain, order)
+        else:
+            endpoints = await self._look_up(zone, domain, (message, prefers), pool)
+        if len(endpoints) == 1 and (order is not None or len(self._config.pools[pool]) == 1):
             if len(self._sole) >= SOLE_ENDPOINTS_MAX:
                 self._sole.clear()
-            self._sole[key] = (clock.monotonic_s() + SOLE_ENDPOINT_S, endpoints)
+            self._sole[key] = (now_s + SOLE_ENDPOINT_S, endpoints)
         return endpoints
 
     async def exchangers(self, domain: str) -> MxAnswer:
@@ -102,24 +103,11 @@ class EndpointResolver:
         return endpoints
 
     async def _hosts(self, zone: Zone, domain: str) -> list[tuple[str, str, int]]:
-        """(host, IP, port) of the hosts for ``domain``, in the order to try them. Raises DestinationFailed.
-
-        A sole one is the same for every message, and is known for a while.
-        """
-        key, now_s = (zone.smarthost or domain, zone.port), clock.monotonic_s()
-        sole = self._sole_hosts.get(key)
-        if sole is not None and sole[0] > now_s:
-            return [sole[1]]
+        """(host, IP, port) of the hosts for ``domain``, in the order to try them. Raises DestinationFailed."""
         if zone.smarthost:
-            found = await self._smarthosts(zone.smarthost)
-        else:
-            hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
-            found = [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
-        if len(found) == 1:
-            if len(self._sole_hosts) >= SOLE_ENDPOINTS_MAX:
-                self._sole_hosts.clear()
-            self._sole_hosts[key] = (now_s + SOLE_ENDPOINT_S, found[0])
-        return found
+            return await self._smarthosts(zone.smarthost)
+        hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
+        return [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
 
     async def _look_up(
         self, zone: Zone, domain: str, choice: tuple[str, str], pool_name: str
