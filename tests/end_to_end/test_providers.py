@@ -124,7 +124,9 @@ async def test_addresses_share_the_sessions(
             await empty(relay)
         kept(big, 400)
         often, rarely = (big.clients[each] for each in ADDRESSES)
-        assert len(often.connected) + len(rarely.connected) < 200, "fewer than one for each second message"
+        assert len(often.connected) + len(rarely.connected) < 200, (
+            "fewer than one for each second message"
+        )
         assert 0.4 < often.messages / 400 < 0.98
 
 
