@@ -1,11 +1,16 @@
 """The warm-up of addresses, with time as an argument."""
 
+from collections import Counter
 from datetime import date
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.schedule.allowance import Allowance
+from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.warmup import DAY_MS, EPOCH, Warming, WarmUp, WarmupState, plan
 
 BEGINS = date(2026, 11, 1)
@@ -15,6 +20,19 @@ SCHEDULE = WarmupSchedule("192.0.2.1", BEGINS, (2, 5, 10), "")
 
 def at(day: int, ms: int = 0) -> int:
     return (DAY + day) * DAY_MS + ms
+
+
+def room(warmup: WarmUp, address: str, provider: str) -> int | None:
+    """How many recipients may be sent to on the first day; None: any number."""
+    rooms = [each.room(at(0)) for each in warmup.of(address, provider)]
+    return min((each for each in rooms if each is not None), default=None)
+
+
+def allowed(stored: dict[tuple[str, str], WarmupState]) -> Allowance:
+    """What a relay allows that has only the schedule."""
+    made = Allowance(lambda provider, address: None)
+    made.warmup.configure([SCHEDULE], stored)
+    return made
 
 
 def test_the_numbers_of_the_days() -> None:
@@ -50,18 +68,47 @@ def test_a_pause_stays_at_its_number() -> None:
     assert [warming.allowed(DAY + day) for day in (7, 8, 9)] == [5, 10, None]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=60))
-def test_a_number_is_never_exceeded(messages: list[tuple[int, int]]) -> None:
-    """Of messages of several recipients each, as many recipients are sent to as there is room for."""
-    warming, day, sent = Warming(SCHEDULE, WarmupState()), 0, dict.fromkeys(range(300), 0)
-    for days, recipients in messages:
-        day += days
-        room = warming.room(at(day))
-        taken = recipients if room is None else min(recipients, room)
-        warming.count(taken, at(day))
-        sent[day] += taken
-    for number, allowed in enumerate(SCHEDULE.daily):
-        assert sent[number] <= allowed
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(1, 6)),  # a message of so many recipients
+        st.tuples(
+            st.just("end"), st.integers(0, 5), st.integers(0, 6)
+        ),  # of one under way, some were seen
+        st.tuples(st.just("later"), st.sampled_from([1, DAY_MS // 2, DAY_MS, 2 * DAY_MS])),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=80,
+)
+
+
+@given(OPERATIONS)
+def test_a_number_is_never_exceeded(operations: list[Any]) -> None:
+    """Whatever is under way at a time, and over restarts; and what there is room for is granted."""
+    allowance, now_ms, sent = allowed({}), at(0), Counter[int]()
+    underway: list[tuple[Permit, int]] = []
+    for operation, *numbers in operations:
+        day = now_ms // DAY_MS - DAY
+        most = SCHEDULE.daily[day] if day < len(SCHEDULE.daily) else None
+        if operation == "later":
+            now_ms += numbers[0]
+        elif operation == "restart":
+            [warming] = allowance.warmup.all()
+            allowance, underway = allowed({warming.key: warming.state}), []
+        elif operation == "end" and underway:
+            permit, recipients = underway.pop(numbers[0] % len(underway))
+            seen = min(recipients, numbers[1])
+            allowance.finish(permit, seen, 0, now_ms)
+            sent[day] += seen
+        elif operation == "take":
+            permit = allowance.take("google", [PoolAddress("192.0.2.1")], now_ms)
+            room = None if most is None else most - sent[day] - sum(number for _, number in underway)
+            assert isinstance(permit, Permit) == (room is None or room > 0)
+            if isinstance(permit, Permit):
+                granted = allowance.recipients_max(permit, numbers[0], now_ms)
+                assert granted == (numbers[0] if room is None else min(numbers[0], room))
+                underway.append((permit, granted))
+    for number, most in enumerate(SCHEDULE.daily):
+        assert sent[number] <= most
 
 
 def test_schedules_by_address_and_provider() -> None:
@@ -69,15 +116,15 @@ def test_schedules_by_address_and_provider() -> None:
     own = WarmupSchedule("192.0.2.1", BEGINS, (1,), "google")
     warmup = WarmUp()
     warmup.configure([SCHEDULE, own], {("192.0.2.1", ""): WarmupState(day=DAY, sent=1)})
-    assert warmup.room("192.0.2.1", "google", at(0)) == 1
+    assert room(warmup, "192.0.2.1", "google") == 1
     for each in warmup.of("192.0.2.1", "google"):
         each.count(1, at(0))
-    assert (warmup.room("192.0.2.1", "google", at(0)), warmup.room("192.0.2.1", "x", at(0))) == (0, 0)
-    assert warmup.room("192.0.2.2", "google", at(0)) is None
+    assert (room(warmup, "192.0.2.1", "google"), room(warmup, "192.0.2.1", "x")) == (0, 0)
+    assert room(warmup, "192.0.2.2", "google") is None
     warmup.configure([SCHEDULE], {})
-    assert warmup.room("192.0.2.1", "x", at(0)) == 0
+    assert room(warmup, "192.0.2.1", "x") == 0
     warmup.configure([SCHEDULE, own], {})
-    assert warmup.room("192.0.2.1", "google", at(0)) == 0, "it was away for a moment"
+    assert room(warmup, "192.0.2.1", "google") == 0, "it was away for a moment"
 
 
 def test_a_plan_grows_to_its_target() -> None:

@@ -16,7 +16,7 @@ class SlidingWindow:
     def __init__(self, limit: int, length_ms: int) -> None:
         self.limit = limit
         self.slot_ms = max(1, -(-length_ms // SLOTS))
-        self._slots: deque[tuple[int, int]] = deque()  # number and use, oldest first
+        self._slots: deque[list[int]] = deque()  # number and use, oldest first
         self._used = 0
 
     def used(self, now_ms: int) -> int:
@@ -36,30 +36,32 @@ class SlidingWindow:
 
     def add(self, now_ms: int, amount: int) -> tuple[int, int]:
         """Count a use; returns the number of its slot, and what is used in it."""
-        slot = now_ms // self.slot_ms
-        if self._slots and self._slots[-1][0] >= slot:  # the clock may have been set back
-            slot, before = self._slots.pop()
-            amount_in_slot = before + amount
-        else:
-            amount_in_slot = amount
-        self._slots.append((slot, amount_in_slot))
+        slots, slot = self._slots, now_ms // self.slot_ms
         self._used += amount
-        if len(self._slots) > SLOTS + 1:
+        if slots and slots[-1][0] >= slot:  # the clock may have been set back
+            newest = slots[-1]
+            newest[1] += amount
+            return newest[0], newest[1]
+        slots.append([slot, amount])
+        if len(slots) > SLOTS + 1:
             self.used(now_ms)
-        return slot, amount_in_slot
+        return slot, amount
 
     def last(self) -> tuple[int, int] | None:
         """The number and the use of the newest slot that has one."""
-        return self._slots[-1] if self._slots else None
+        if not self._slots:
+            return None
+        slot, used = self._slots[-1]
+        return slot, used
 
     def restore(self, slot: int, amount: int) -> None:
         """Count what was used in ``slot``, later than those before."""
-        self._slots.append((slot, amount))
+        self._slots.append([slot, amount])
         self._used += amount
 
     def copy_uses(self, other: "SlidingWindow") -> None:
         """Count what was used in another window of the same length."""
-        self._slots, self._used = other._slots.copy(), other._used
+        self._slots, self._used = deque(map(list, other._slots)), other._used
 
     def opens_ms(self, now_ms: int, amount: int) -> int:
         """When there is room for ``amount``, at most ``limit``, if nothing else is used; 0: now."""

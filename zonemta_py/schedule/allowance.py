@@ -39,17 +39,22 @@ class Allowance:
     ) -> Refusal | None:
         """What refuses a message from the address ``entry`` to ``provider`` now."""
         name = source_name(entry)
-        found = self._unused(provider, name, now_ms)
+        found = self._unused(name, self._warming(provider, name), now_ms)
         return found or self.permits.refusal(provider, name, now_ms, session=session)
 
-    def _unused(self, provider: str, name: str, now_ms: int) -> Refusal | None:
+    def _warming(self, provider: str, name: str) -> Sequence[Warming]:
+        return self.warmup.of(name, provider) if self.warmup else ()
+
+    def _unused(self, name: str, warming: Sequence[Warming], now_ms: int) -> Refusal | None:
         """Why the address may not be used now, whatever the limits."""
         found = self.stopped_address(name)
         if found is not None:
             return found
-        if self.warmup and self.warmup.room(name, provider, now_ms) == 0:
-            until_ms = (now_ms // DAY_MS + 1) * DAY_MS
-            return Refusal(Limit.WARMUP, until_ms, f"{name} is new and has sent its number of the day")
+        for each in warming:
+            if each.room(now_ms) == 0:
+                until_ms = (now_ms // DAY_MS + 1) * DAY_MS
+                reason = f"{name} is new and has sent its number of the day"
+                return Refusal(Limit.WARMUP, until_ms, reason)
         return None
 
     def take(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> Permit | Refusal:
@@ -57,9 +62,10 @@ class Allowance:
         refusals: list[Refusal] = []
         for entry in entries:
             name = source_name(entry)
-            permit = self._unused(provider, name, now_ms) or self.permits.take(provider, name, now_ms)
+            warming = self._warming(provider, name)
+            permit = self._unused(name, warming, now_ms) or self.permits.take(provider, name, now_ms)
             if isinstance(permit, Permit):
-                self._count_warming(permit)
+                _count_warming(permit, warming)
                 return permit
             refusals.append(permit)
         if not refusals:
@@ -68,18 +74,11 @@ class Allowance:
 
     def renew(self, permit: Permit, now_ms: int) -> Refusal | None:
         """Another message in the session of ``permit``, or what refuses it."""
-        found = self._unused(permit.provider, permit.address, now_ms)
+        warming = self._warming(permit.provider, permit.address)
+        found = self._unused(permit.address, warming, now_ms) or self.permits.renew(permit, now_ms)
         if found is None:
-            found = self.permits.renew(permit, now_ms)
-        if found is None:
-            self._count_warming(permit)
+            _count_warming(permit, warming)
         return found
-
-    def _count_warming(self, permit: Permit) -> None:
-        permit.recipients = 1
-        permit.warming = self.warmup.of(permit.address, permit.provider) if self.warmup else ()
-        for each in permit.warming:
-            each.underway += 1
 
     def recipients_max(self, permit: Permit, wanted: int, now_ms: int) -> int:
         """How many recipients the message may have, at least one; they count for the schedules from now on."""
@@ -108,6 +107,13 @@ class Allowance:
                 each.count(sent, now_ms)
         permit.recipients, permit.warming = 0, ()
         return stored, warming if sent else ()
+
+
+def _count_warming(permit: Permit, warming: Sequence[Warming]) -> None:
+    """The message of ``permit`` is under way, with one recipient at first."""
+    permit.recipients, permit.warming = 1, warming
+    for each in warming:
+        each.underway += 1
 
 
 def together(refusals: Sequence[Refusal]) -> Refusal:

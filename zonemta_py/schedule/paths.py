@@ -92,19 +92,19 @@ class Path:
         ceiling = self.ceiling
         if now_ms < ceiling.paused_ms:
             return Refusal(Limit.PAUSE, ceiling.paused_ms, ceiling.reason)
-        most = self.most()
-        if session and most is not None and self.sessions >= most:
+        most = self.most() if session else None
+        if most is not None and self.sessions >= most:
             lowered = ceiling.sessions is not None and most == ceiling.sessions != self.sessions_max
             limit = Limit.CONTROLLER if lowered else self._named(Limit.PROVIDER_SESSIONS)
             return self._refusal(
                 limit, UNKNOWN, f"{self.sessions} of {most} sessions with {self} are in use"
             )
         for windows, limit in (
-            (self.messages, self._named(Limit.PROVIDER_RATE)), (ceiling.messages, Limit.CONTROLLER),
+            (self.messages, Limit.PROVIDER_RATE), (ceiling.messages, Limit.CONTROLLER),
         ):  # fmt: skip
-            wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
-            if windows is not None and wait_ms:
-                return self._refusal(limit, wait_ms, f"the rate to {self} is {_rates(windows)}")
+            if windows is not None and (wait_ms := windows.wait_ms(now_ms)):
+                text = f"the rate to {self} is {_rates(windows)}"
+                return self._refusal(self._named(limit), wait_ms, text)
         if new and self.connects is not None:
             wait_ms = self.connects.wait_ms(now_ms)
             if wait_ms:
@@ -116,7 +116,7 @@ class Path:
         return Refusal(limit, until_ms, reason, () if self.provider else ((self.address, until_ms),))
 
     def _named(self, limit: Limit) -> Limit:
-        return limit if self.provider else _OF_ADDRESS[limit]
+        return limit if self.provider else _OF_ADDRESS.get(limit, limit)
 
     def __str__(self) -> str:
         if not self.provider:

@@ -128,13 +128,13 @@ class Permits:
 
     def take(self, provider: str, address: str, now_ms: int) -> Permit | Refusal:
         """A session with a message in it, which ``release`` ends; or what refuses it."""
-        refused = self.refusal(provider, address, now_ms)
+        paths = self._parts(provider, address)
+        refused = self._refusal(paths, now_ms, session=True)
         if refused is not None:
             return refused
-        permit = Permit(provider, address, self._parts(provider, address))
-        for path in permit.paths:
+        permit, pair = Permit(provider, address, paths), paths[0]
+        for path in paths:
             path.sessions += 1
-        pair = permit.paths[0]
         self._set_open(pair, max(pair.open, pair.sessions))
         self._grant(permit, now_ms)
         return permit

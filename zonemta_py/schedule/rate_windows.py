@@ -58,9 +58,13 @@ class RateWindows:
         """0: one may begin; else when (unix ms), or UNKNOWN: when one that is under way has ended."""
         if self._sent and self._sent[0].sent_ms + self._answer_ms <= now_ms:
             self._expire(now_ms)
-        held = self._granted + self._underway
-        if all(window.has_room(held + 1) for window in self.windows):
-            return 0
+        wanted = self._granted + self._underway + 1
+        for window in self.windows:
+            if not window.has_room(wanted):
+                return self._opens_ms(now_ms)
+        return 0
+
+    def _opens_ms(self, now_ms: int) -> int:
         self._expire(now_ms)
         held = self._granted + self._underway
         latest_ms = 0

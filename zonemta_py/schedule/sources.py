@@ -9,6 +9,7 @@ two would open a session in the place of an idle one of the other address.
 """
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from hashlib import blake2b
 from math import log
 
@@ -53,6 +54,7 @@ def usable(
     ]
 
 
+@cache  # of a few words
 def common_families(provider: str, hosts: str) -> tuple[str, ...]:
     """The families that the settings of a provider allow and its hosts have; each is ipv4, ipv6 or both."""
     found = {"ipv4", "ipv6"}

@@ -132,11 +132,6 @@ class WarmUp:
         found = self._warming.get((address, provider)), self._warming.get((address, ""))
         return [each for each in found if each is not None]
 
-    def room(self, address: str, provider: str, now_ms: int) -> int | None:
-        """How many recipients may be sent to now; None: any number."""
-        rooms = [each.room(now_ms) for each in self.of(address, provider)]
-        return min((room for room in rooms if room is not None), default=None)
-
 
 def plan(
     target: int, begins: date, address: str, provider: str = "", first: int = 200, growth: float = 1.6
