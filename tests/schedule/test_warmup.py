@@ -70,7 +70,7 @@ def test_a_pause_stays_at_its_number() -> None:
 
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("take"), st.integers(1, 6)),  # a message of so many recipients
+        st.tuples(st.just("take"), st.integers(1, 6)),  # a message, and its recipients
         st.tuples(
             st.just("end"), st.integers(0, 5), st.integers(0, 6)
         ),  # of one under way, some were seen

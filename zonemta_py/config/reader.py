@@ -1,6 +1,6 @@
 """YAML nodes to the typed values of ``config.schema``, with the line of each key for errors.
 
-A mapping becomes a dataclass, a list a tuple, a scalar what the parsers of ``config.units`` return. No tag
+A mapping becomes a dataclass, a list a tuple, a scalar what ``read_scalar`` returns. No tag
 of a file is executed and no key is ignored. Old keys (``RENAMED`` of a class) are accepted with a warning.
 """
 
@@ -9,71 +9,17 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields, is_dataclass, replace
-from datetime import date
 from functools import cache
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from zonemta_py.config.endpoints import (
-    Address,
-    AdminAddress,
-    HostPort,
-    NameServer,
-    Smarthost,
-    address,
-    admin_address,
-    host_port,
-    smarthost,
-)
-from zonemta_py.config.units import (
-    ByteRate,
-    ExitCode,
-    Keep,
-    MessagesWithin,
-    Percent,
-    ProcessCount,
-    Rate,
-    Seconds,
-    Size,
-    Threshold,
-    Word,
-    byte_rate,
-    day,
-    duration,
-    exit_code,
-    keep,
-    messages_within,
-    percent,
-    process_count,
-    rate,
-    size,
-    threshold,
-    word,
-)
+from zonemta_py.config.endpoints import AdminAddress, Smarthost
+from zonemta_py.config.scalars import read_scalar, shown
+from zonemta_py.config.units import Rate, Word
 from zonemta_py.core.errors import ConfigError
-
-_PARSERS: dict[Any, Any] = {
-    Seconds: duration,
-    Size: size,
-    Rate: rate,
-    ByteRate: byte_rate,
-    HostPort: host_port,
-    NameServer: lambda value: host_port(value, 53),
-    ProcessCount: process_count,
-    Percent: percent,
-    ExitCode: exit_code,
-    Keep: keep,
-    MessagesWithin: messages_within,
-    Smarthost: smarthost,
-    AdminAddress: admin_address,
-    Word: word,
-    Threshold: threshold,
-    date: day,
-    Address: address,
-}
 
 _NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
 
@@ -148,13 +94,13 @@ class Reader:
         if item in (Smarthost, AdminAddress, Rate, Word) and isinstance(node, yaml.ScalarNode):
             return () if node.tag == _NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
-            self.fail(node, key, f"found {_shown(node)}, expected a list")
+            self.fail(node, key, f"found {shown(node)}, expected a list")
         start = base if is_dataclass(base) else _default_of(item)
         return tuple(self.read(n, item, start, f"{key}[{i}]") for i, n in enumerate(node.value))
 
     def _pairs(self, node: yaml.Node, key: str) -> list[_Pair]:
         if not isinstance(node, yaml.MappingNode):
-            self.fail(node, key, f"found {_shown(node)}, expected a mapping of keys to values")
+            self.fail(node, key, f"found {shown(node)}, expected a mapping of keys to values")
         pairs, seen = [], set()
         for name_node, value in node.value:
             name = name_node.value
@@ -239,36 +185,14 @@ class Reader:
             return None
         kinds = [option for option in options if option is not type(None)]
         if IPv4Network in kinds and IPv6Network in kinds:
-            return self._network(node, key)
+            return self._scalar(node, IPv4Network, key)  # of either version
         return self.read(node, kinds[0], base, key)
 
-    def _network(self, node: yaml.Node, key: str) -> Any:
-        try:
-            return ip_network(str(node.value), strict=False)
-        except ValueError:
-            self.fail(
-                node, key, f"found {_shown(node)}, expected a network such as 10.0.0.0/8 or ::1/128"
-            )
-
     def _scalar(self, node: yaml.Node, kind: Any, key: str) -> Any:
-        if not isinstance(node, yaml.ScalarNode):
-            self.fail(node, key, f"found {_shown(node)}, expected {_expected(kind)}")
         try:
-            value = node.value if kind is date else _plain(node)
-        except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # PyYAML's, for odd tags
-            self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_expected(kind)}")
-        if kind in _PARSERS:
-            try:
-                return _PARSERS[kind](value)
-            except ValueError as exc:
-                self.fail(node, key, f"found {_shown(node)}, expected {exc}")
-        if kind is str and value is False and node.value.lower() == "off":
-            return "off"  # a boolean in YAML 1.1, a word in `tls: off`
-        if kind is Path and isinstance(value, str) and value:
-            return Path(value)
-        if type(value) is kind:
-            return value
-        self.fail(node, key, f"found {_shown(node)}, expected {_expected(kind)}")
+            return read_scalar(node, kind)
+        except ValueError as exc:
+            self.fail(node, key, str(exc))
 
     def _limits(self, node: yaml.Node, spec: Field[Any], value: Any, key: str) -> None:
         limits = spec.metadata
@@ -278,13 +202,6 @@ class Reader:
             self.fail(node, key, f"found '{value}', allowed: {', '.join(limits['choices'])}")
         if "least" in limits and value is not None and not limits["least"] <= value <= limits["most"]:
             self.fail(node, key, f"found {value}, allowed: {limits['least']} to {limits['most']}")
-
-
-def _plain(node: yaml.ScalarNode) -> Any:
-    """The scalar as YAML resolves it: text, number, boolean or None."""
-    if node.tag == _STR:
-        return node.value
-    return yaml.SafeLoader("").construct_object(node)
 
 
 @cache
@@ -316,17 +233,6 @@ def _default_of(kind: Any) -> Any:
 
 def _under(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
-
-
-def _shown(node: yaml.Node) -> str:
-    if isinstance(node, yaml.ScalarNode):
-        return f"'{node.value}'" if node.value else "nothing"
-    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
-
-
-def _expected(kind: Any) -> str:
-    names = {str: "text", int: "a whole number", bool: "true or false", Path: "a path"}
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

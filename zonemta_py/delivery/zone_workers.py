@@ -8,13 +8,11 @@ from enum import Enum, auto
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
-from zonemta_py.core.model import Attempt
-from zonemta_py.core.repeats import RepeatedLines
-from zonemta_py.delivery.attempts import reason_of
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.failing_destinations import FailingDestinations
 from zonemta_py.delivery.lease_context import next_token_in_s
 from zonemta_py.delivery.message_egress import MessageEgress
-from zonemta_py.delivery.old_mail import fail_old, put_off_old
+from zonemta_py.delivery.old_mail import put_off_old
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next
 from zonemta_py.delivery.zone_egress import ZoneEgress
@@ -59,7 +57,7 @@ class ZoneWorkers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
-        self._lines = RepeatedLines(log)
+        self._failing = FailingDestinations(name, context.queue, self.scheduler, self.ready)
 
     @property
     def sessions(self) -> int:
@@ -110,11 +108,7 @@ class ZoneWorkers:
 
     def describe(self, destination: str) -> str:
         """Why mail for ``destination`` is suspended; empty when it is not."""
-        state = self.scheduler.state(destination)
-        if state is None or not state.failing:
-            return ""
-        wait_s = max(0, round(state.down_until_s - clock.monotonic_s()))
-        return f"next try in {wait_s} s: {state.reason}"
+        return self._failing.describe(destination)
 
     def why(self, destination: str) -> Constraint | None:
         """What keeps mail for ``destination`` waiting; None: it has its turn next, or is being sent."""
@@ -132,7 +126,7 @@ class ZoneWorkers:
     async def close(self, grace_s: float) -> None:
         """Finish the running transactions within ``grace_s``, then cancel the remaining ones."""
         self._stopping = True
-        self._lines.flush()
+        self._failing.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._tasks:
@@ -219,10 +213,10 @@ class ZoneWorkers:
                 case Next.SUSPEND:
                     assert result.failure is not None
                     await result.settled
-                    await self._suspend(destination, result.failure)
+                    await self._failing.suspend(destination, result.failure, self._worker)
                     return True
                 case Next.RESUME:
-                    self._resume(destination)
+                    self._failing.resume(destination)
             if settled is not None:
                 await settled  # a worker has one unfinished settle at most
             settled = result.settled
@@ -276,48 +270,9 @@ class ZoneWorkers:
             )
             return LeaseResult(await worker.defer_after_defect(lease))
 
-    # ---- suspended destinations
-
-    async def _suspend(self, destination: Destination, failure: Attempt) -> None:
-        """No session could be opened: suspend ``destination``, and free its part of the window.
-
-        Its mail stays on disk without an attempt, but for what is too old, or is to be warned about.
-        """
-        queue, now_s = self._context.queue, clock.monotonic_s()
-        zone = self.scheduler.table.settings(destination.name)
-        delay_s = self._worker.first_delay_s(destination.name)
-        if not destination.failing:
-            self._log(destination, f"is suspended: {reason_of(failure)}")
-        self.scheduler.failed(destination, delay_s, now_s, reason_of(failure))
-        queue.windows.suspend(self.name, destination.name)
-        self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
-        if await fail_old(queue, self._worker, (self.name, destination.name), zone, failure):
-            queue.windows.suspend(self.name, destination.name)
-
     async def give_up_old(self) -> None:
         """Mail that waits for a permit expires at its time, and its senders hear of the delay."""
         for destination, reason in self._egress.waiting():
             zone = self.scheduler.table.settings(destination)
             await put_off_old(self._context.queue, self._worker, (self.name, destination), zone, reason)
             await asyncio.sleep(0)
-
-    def _log(self, destination: Destination, text: str) -> None:
-        """A line about a suspension; of many destinations that fail together some are counted only."""
-        line = f"{self.name}/{destination.name} {text}"
-        self._lines.write((destination.name, text[:10]), logging.WARNING, lambda: line)
-
-    def _probe_when_due(self, destination: Destination) -> None:
-        """Schedule a suspended destination; later, if its suspension was extended or the timer was early."""
-        wait_s = destination.down_until_s - clock.monotonic_s()
-        if wait_s > 0:
-            self._loop.call_later(wait_s + 0.001, self._probe_when_due, destination)
-        else:
-            self.ready(destination.name)
-
-    def _resume(self, destination: Destination) -> None:
-        """A session was opened: the destination is not suspended any more."""
-        suspended_s = clock.monotonic_s() - destination.failing_since_s
-        self._log(destination, f"answers again, after {suspended_s:.0f} s")
-        destination.answered()
-        self._context.queue.windows.zone(self.name).resume(destination.name)
-        self.ready(destination.name)
