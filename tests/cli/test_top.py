@@ -61,9 +61,9 @@ def test_keys() -> None:
 
 def test_the_screen() -> None:
     """What a stranger's server replied does not command the terminal."""
-    console = Console(file=io.StringIO(), width=120, height=20)
+    console = Console(file=(file := io.StringIO()), width=120, height=20)
     console.print(render(Screen(), STATUS, ROWS, 20))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = file.getvalue()
     assert "b.example" in text
     assert "bulk/b.example: suspension: no [2J route" in text
     assert "\x1b[2J" not in text

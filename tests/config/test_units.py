@@ -1,8 +1,10 @@
 """Durations, sizes, rates."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
-from zonemta_py.config.units import Rate, duration, rate, size
+from zonemta_py.config.units import Rate, duration, moment, rate, size
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,27 @@ def test_rate(text: str, expected: Rate) -> None:
 def test_no_rate(bad: object) -> None:
     with pytest.raises(ValueError, match="rate"):
         rate(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "iso"),
+    [
+        ("2026-11-20", "2026-11-20T00:00:00+00:00"),
+        ("2026-11-20T08:30", "2026-11-20T08:30:00+00:00"),
+        ("2026-11-20T08:30:15Z", "2026-11-20T08:30:15+00:00"),
+        ("2026-11-20T08:30+01:00", "2026-11-20T07:30:00+00:00"),
+    ],
+)
+def test_moment(text: str, iso: str) -> None:
+    assert moment(text) == datetime.fromisoformat(iso)
+
+
+def test_a_moment_ago() -> None:
+    before, found, after = datetime.now(UTC), moment("1d12h"), datetime.now(UTC)
+    assert before <= found + timedelta(hours=36) <= after
+
+
+@pytest.mark.parametrize("bad", ["", "yesterday", "2026-13-01", "2026-11-20T25:00", "-2d", "999999w", 5])
+def test_no_moment(bad: object) -> None:
+    with pytest.raises(ValueError, match="a time such as"):
+        moment(bad)

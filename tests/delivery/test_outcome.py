@@ -1,6 +1,7 @@
 """From an attempt to an outcome, and from outcomes to the notes of a report."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -162,8 +163,8 @@ def test_what_a_policy_sees() -> None:
 # ---- what the submitter asked for
 
 
-def asked(**options: object) -> Meta:
-    return META._replace(options=DeliveryOptions(**options))  # type: ignore[arg-type]
+def asked(**options: Any) -> Meta:
+    return META._replace(options=DeliveryOptions(**options))
 
 
 def test_a_message_that_expires_is_not_tried_again_after_that() -> None:

@@ -465,7 +465,9 @@ async def test_a_host_that_fails_is_connected_to_once(
         await made.deliver("x@a.example")
         [entry] = made.pool._whole.all(None)
         other = codec.replace(entry.endpoint, source="127.0.0.9")
-        made.pool.put(other, "a.example", made.pool.take(entry.endpoint), 60)  # type: ignore[arg-type]
+        session = made.pool.take(entry.endpoint)
+        assert session is not None
+        made.pool.put(other, "a.example", session, 60)
         tried: list[str] = []
 
         async def refused(endpoint: Endpoint, ehlo: str, zone: Zone, trace: None) -> SmtpSession:

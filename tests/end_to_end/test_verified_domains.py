@@ -15,7 +15,7 @@ from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
 from zonemta_py.relay import domain_verifier
 from zonemta_py.relay.relay import Relay
-from zonemta_py.sink.nameserver import SERVFAIL
+from zonemta_py.sink.nameserver import SERVFAIL, Records
 
 PROCESSES = pytest.mark.parametrize(
     "processes",
@@ -29,13 +29,13 @@ def config_of(stage: Stage, processes: dict[str, int], *domains: str) -> Config:
     return stage.config(tenants={"acme": tenant}, processes=processes)
 
 
-def records(stage: Stage, **values: object) -> None:
+def records(stage: Stage, **values: str | list[str]) -> None:
     """TXT records of ``_zonemta.NAME.example``."""
-    texts = {
-        f"_zonemta.{name}.example": value if value == SERVFAIL else {"TXT": value}
+    texts: Records = {
+        f"_zonemta.{name}.example": value if isinstance(value, str) else {"TXT": value}
         for name, value in values.items()
     }
-    stage.names.records = {**stage.names.records, **texts}  # type: ignore[dict-item]
+    stage.names.records = {**stage.names.records, **texts}
 
 
 async def reply(relay: Relay, domain: str, author: str = "") -> str:
@@ -117,10 +117,10 @@ async def test_when_it_is_looked_up_again(directory: Path) -> None:
             verifier, now_ms = relay._verifier, relay.queue.now()
 
             def due(after_ms: int) -> list[str]:
-                relay.queue.now = lambda: now_ms + after_ms  # type: ignore[method-assign]
-                names = [domain for _, domain in verifier._domains() if verifier._is_due("acme", domain)]
-                relay.queue.now = lambda: now_ms  # type: ignore[method-assign]
-                return names
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(relay.queue, "now", lambda: now_ms + after_ms)
+                    domains = [domain for _, domain in verifier._domains()]
+                    return [domain for domain in domains if verifier._is_due("acme", domain)]
 
             assert due(0) == []
             assert due(domain_verifier.FAILED_AGAIN_MS + 1000) == ["two.example"]

@@ -1,6 +1,7 @@
 """15. Settings by destination, and 12. switches by peer."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,13 @@ async def test_broken_pipelining_is_learned(directory: Path, senders: int) -> No
     async with peers(
         directory, "", senders, kind=BreaksOnPipelining, messages_per_connection=1, **NEVER
     ) as made:
+
+        def has(name: str) -> bool:
+            return name in made.arrived("one")
+
         for name in "abc":
             await made.send(name)
-            await until(lambda name=name: name in made.arrived("one"), "the message")  # type: ignore[misc]
+            await until(partial(has, name), "the message")
         assert made.sessions("one") == 4, "one lost session, then one for each message"
         assert made.sessions("two") == 0
     assert logged_events(directory, "deferred") == []

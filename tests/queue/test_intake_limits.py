@@ -185,7 +185,10 @@ async def test_what_is_over_is_forgotten(directory: Path) -> None:
         limiter.configure(rules(messages(Rate(4, HOUR), Rate(9, DAY))))
         accepted(limiter, 1)
         await queue.commits.submit(WriteBatch())
-        stored = lambda: list(queue.store.keys(keys.META_LIMIT, keys.end_of(keys.META_LIMIT)))  # noqa: E731
+
+        def stored() -> list[bytes]:
+            return list(queue.store.keys(keys.META_LIMIT, keys.end_of(keys.META_LIMIT)))
+
         await limiter._delete_old(clock.ms)
         assert len(stored()) == 2
         clock.ms += round(1000 * (HOUR + MINUTE))

@@ -1,6 +1,7 @@
 """Permits and gates played on a virtual clock: destinations with mail, a provider, and what it sees."""
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -52,7 +53,7 @@ class ProviderSimulation:
         self.most: dict[str, int] = dict.fromkeys((*addresses, "all"), 0)
         self.open: dict[str, int] = dict.fromkeys((*addresses, "all"), 0)
         self.wakes = 0
-        self._events: list[tuple[int, int, object]] = []
+        self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = count()
         self.gates = Gates(lambda: None)
         self.permits = Permits(self.room)
@@ -89,13 +90,13 @@ class ProviderSimulation:
                 return self.now_ms - BEGIN_MS
             if self._events and (due_ms is None or self._events[0][0] <= due_ms):
                 self.now_ms, _, act = heappop(self._events)
-                act()  # type: ignore[operator]
+                act()
             else:
                 assert due_ms is not None
                 self.now_ms = max(self.now_ms, due_ms)
                 self.gates.run_due(self.now_ms)
 
-    def _at(self, delay_ms: int, act: object) -> None:
+    def _at(self, delay_ms: int, act: Callable[[], object]) -> None:
         heappush(self._events, (self.now_ms + delay_ms, next(self._numbers), act))
 
     def _start(self) -> None:

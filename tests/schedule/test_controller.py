@@ -1,5 +1,7 @@
 """The controller on a virtual clock: back by shares, up by steps, and the same again from the attempts alone."""
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +16,9 @@ MINUTE_MS = 60_000
 LIMITS = ProviderLimits(sessions_per_address=20, rate=(Rate(10, 1.0),))
 
 
-def controller(limits: ProviderLimits = LIMITS, **changes: object) -> Controller:
+def controller(limits: ProviderLimits = LIMITS, **changes: Any) -> Controller:
     made = Controller()
-    made.configure(ControllerSettings(**changes), lambda name: limits)  # type: ignore[arg-type]
+    made.configure(ControllerSettings(**changes), lambda name: limits)
     return made
 
 

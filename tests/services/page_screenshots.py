@@ -14,10 +14,15 @@ from tests.kit.deadlines import until
 from tests.kit.relay import Stage, staged
 from tests.services import page_stage
 from tests.services.page_stage import page_relay
-from tests.services.test_page_browser import browsing, path_of
+from tests.services.test_page_browser import SCHEMES, browsing, path_of
 from zonemta_py.relay.relay import Relay
 
 SAMPLES = 30
+TWO_PICTURES = """() => new Promise((done) => {
+  const source = new EventSource(document.body.dataset.live);
+  let pictures = 0;
+  source.onmessage = () => { if (++pictures === 2) { source.close(); done(); } };
+})"""
 PER_MESSAGE = 1000
 
 
@@ -34,13 +39,13 @@ async def shoot(relay: Relay, directory: Path, name: str, path: str = "/") -> No
     async with browsing(relay) as (page, _):
         await page.goto(path_of(page, path))
         for width, height in ((1280, 900), (360, 780)):
-            for scheme in ("light", "dark"):
+            for scheme in SCHEMES:
                 await page.set_viewport_size({"width": width, "height": height})
-                await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                await page.emulate_media(color_scheme=scheme)
                 await page.reload()
                 if path == "/":
                     await page.locator(".chart canvas").nth(1).wait_for()
-                await asyncio.sleep(1.5)  # a second picture of the page has come
+                await page.evaluate(TWO_PICTURES)
                 file = directory / f"{name}-{width}-{scheme}.png"
                 await page.screenshot(path=file, full_page=True)
                 print(file)

@@ -319,8 +319,8 @@ def test_every_event_has_a_line() -> None:
     environment = make_environment("relay.example")
     source = '{% import "parts.html" as parts with context %}{{ parts.events(found) }}'
     for kind in EVENTS:
-        event: dict[str, Any] = {"event": kind.name, "time_ms": 1}  # type: ignore[attr-defined]
-        if kind.name == "accepted":  # type: ignore[attr-defined]
+        event: dict[str, Any] = {"event": kind.name, "time_ms": 1}
+        if kind.name == "accepted":
             event |= {"sender": "", "recipients": [], "size_bytes": 1, "submitter": "x", "campaign": ""}
         text = environment.from_string(source).render(found=[event], session=None)
         assert f"<b>{event['event']}</b>" in text

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -22,6 +23,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 WIDTHS = ((1280, 900), (768, 1024), (360, 780))
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
@@ -52,8 +54,8 @@ async def assert_good(page: Page, where: str) -> None:
         await page.set_viewport_size({"width": width, "height": height})
         overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert await page.evaluate(overflow) == 0, f"{where}: too wide at {width}"
-        for scheme in ("light", "dark"):
-            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        for scheme in SCHEMES:
+            await page.emulate_media(color_scheme=scheme)
             found = (await Axe().run(page)).response["violations"]
             serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
             assert serious == [], f"{where} at {width}, {scheme}"
@@ -156,8 +158,9 @@ async def test_charts_and_a_relay_that_is_gone(directory: Path) -> None:
             await page.get_by_text("The first points come").first.wait_for()
             await page_stage.send_idle(relay)
             assert relay.admin is not None
+            assert relay.admin.charts is not None
             for _ in range(3):
-                relay.admin.charts.sample()  # type: ignore[union-attr]
+                relay.admin.charts.sample()
             await page.get_by_role("button", name="2 h").click()
             await page.locator(".chart canvas").nth(1).wait_for()
             assert complaints == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.units import MessagesWithin, Rate, Word
+from zonemta_py.config.units import MessagesWithin, Rate, Seconds, Word
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.sink import sink_limits
 from zonemta_py.sink.script import Step, load_script
@@ -25,9 +25,9 @@ FULL = SinkLimits(
     rate=(Rate(10, 1), Rate(1000, 3600)),
     rate_total=(Rate(100, 1),),
     connect_rate=(Rate(60, 60),),
-    greylist=30.0,  # type: ignore[arg-type]
-    block=SinkBlock(MessagesWithin(Rate(200, 60)), 600.0, "mail", "550 5.7.1 blocked"),  # type: ignore[arg-type]
-    slack=0.005,  # type: ignore[arg-type]
+    greylist=Seconds(30),
+    block=SinkBlock(MessagesWithin(Rate(200, 60)), Seconds(600), "mail", "550 5.7.1 blocked"),
+    slack=Seconds(0.005),
     replies={"rate": "421 4.7.28 slow down"},
 )
 

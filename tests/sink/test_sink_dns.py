@@ -13,6 +13,7 @@ from tests.kit.deadlines import scaled
 from tests.kit.relay import Stage, empty, logged_events, relaying
 from zonemta_py.bench.process import free_port
 from zonemta_py.cli.main import main
+from zonemta_py.config.units import Word
 from zonemta_py.sink.sink_limits import SinkLimits, name_records
 
 SCRIPT = """
@@ -24,7 +25,7 @@ DOMAINS = ("one.example", "two.example", "three.example")
 
 
 def test_the_records() -> None:
-    one = SinkLimits("one", ("127.0.0.21", "::1"), domains=("D.example",))  # type: ignore[arg-type]
+    one = SinkLimits("one", ("127.0.0.21", "::1"), domains=(Word("D.example"),))
     assert name_records([one, SinkLimits("two")]) == {
         "mx.one.example": {"A": ["127.0.0.21"], "AAAA": ["::1"]},
         "mx.two.example": {"A": ["127.0.0.1"]},

@@ -1,7 +1,7 @@
 """Options and parameter types that several commands share."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -9,7 +9,7 @@ import click
 from zonemta_py.cli.common import EXIT_USAGE, fail
 from zonemta_py.config.endpoints import host_port
 from zonemta_py.config.schema import Config
-from zonemta_py.config.units import duration, positive_duration
+from zonemta_py.config.units import duration, moment, positive_duration
 from zonemta_py.core.errors import ConfigError, LocalError
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -37,19 +37,19 @@ class ConfigValue(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
 HOST_PORT = ConfigValue("HOST:PORT", host_port)
 DURATION = ConfigValue("DURATION", duration)
 POSITIVE_DURATION = ConfigValue("DURATION", positive_duration)
-TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
+TIME = ConfigValue("TIME", moment)
 
 
 def time_ms(time: datetime | None) -> int | None:
-    """The unix ms of a TIME, which is UTC."""
-    return None if time is None else round(time.replace(tzinfo=UTC).timestamp() * 1000)
+    """The unix ms of a TIME."""
+    return None if time is None else round(time.timestamp() * 1000)
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of a command that reads an event log: ``config_path``, ``directory``, ``from_`` and ``to``."""
     for option in (
         click.option("--to", type=TIME, metavar="TIME", help="Nothing from then on."),
-        click.option("--from", "from_", type=TIME, metavar="TIME", help="Nothing older (UTC), such as 2026-11-20 or 2026-11-20T08:30."),
+        click.option("--from", "from_", type=TIME, metavar="TIME", help="Nothing older (UTC), such as 2026-11-20, 2026-11-20T08:30Z, or 2d: two days ago."),
         click.option("--events", "directory", type=DIRECTORY, help="The event log.  [default: events.directory of the configuration]"),
         click.option("-c", "--config", "config_path", type=FILE, envvar="ZONEMTA_CONFIG", show_envvar=True, help="The configuration file."),
     ):  # fmt: skip

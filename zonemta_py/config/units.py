@@ -6,7 +6,7 @@ a text that says what is allowed.
 
 import re
 from dataclasses import field
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple, NewType
 
 Seconds = NewType("Seconds", float)
@@ -87,6 +87,21 @@ def duration(value: object) -> Seconds:
     if not parts or "".join(n + u for n, u in parts) != re.sub(r"\s+", "", value):
         raise ValueError(allowed)
     return _bounded(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def moment(value: object) -> datetime:
+    """Parse ``2026-11-20``, ``2026-11-20T08:30`` (UTC without an offset, ``Z`` or ``+01:00``), or how long ago: ``2d``. Raises ValueError."""
+    allowed = "a time such as 2026-11-20, 2026-11-20T08:30Z, or 2d for two days ago"
+    if not isinstance(value, str):
+        raise ValueError(allowed)
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        try:
+            return datetime.now(UTC) - timedelta(seconds=duration(value))
+        except (ValueError, OverflowError):
+            raise ValueError(allowed) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def positive_duration(value: object) -> Seconds:

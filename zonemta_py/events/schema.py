@@ -267,12 +267,12 @@ class Shaped(Struct, frozen=True, kw_only=True):
     cause: str
 
 
-EVENTS: tuple[type, ...] = (
+EVENTS: tuple[type[Event], ...] = (
     Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Lost, Uncertain, Held, Released,
     Discarded, Repeated, Moved, Requeued, Lapsed, Shaped,
 )  # fmt: skip
 
-EVENT_NAMES = tuple(sorted(kind.name for kind in EVENTS))  # type: ignore[attr-defined]
+EVENT_NAMES = tuple(sorted(kind.name for kind in EVENTS))
 
 FINAL = (
     "delivered",

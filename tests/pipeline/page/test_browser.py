@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,6 +19,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 WIDTHS = (360, 768, 1280)
 HEADER = PageHeader(HOSTILE[1] + HOSTILE[4], 1_234_567, 168, HOSTILE)
 pytestmark = [
@@ -57,8 +59,8 @@ async def test_every_screen(days: int, names: tuple[str, ...], tmp_path: Path) -
             await page.set_viewport_size({"width": width, "height": 800})
             root = "document.documentElement"
             assert await page.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0, width
-            for scheme in ("light", "dark"):
-                await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            for scheme in SCHEMES:
+                await page.emulate_media(color_scheme=scheme)
                 found = (await Axe().run(page)).response["violations"]
                 serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
                 assert serious == [], f"at {width}, {scheme}"

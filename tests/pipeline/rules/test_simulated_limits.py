@@ -3,6 +3,7 @@
 from collections import Counter
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -73,12 +74,12 @@ class Played:
         return sum(each.delivered for each in self.found.zones.values())
 
 
-def big(limits: ProviderLimits, **changes: object) -> SendingSettings:
+def big(limits: ProviderLimits, **changes: Any) -> SendingSettings:
     """A provider of all domains, and two addresses of ours."""
     return SendingSettings(
         {"big": ProviderSettings(("*.big.example",), limits=limits)},
         pools={"default": (A, B)},
-        **changes,  # type: ignore[arg-type]
+        **changes,
     )
 
 

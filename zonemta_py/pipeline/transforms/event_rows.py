@@ -29,7 +29,7 @@ class EventDecoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        events = [event for event in EVENTS if event.name in ATTEMPTS]  # type: ignore[attr-defined]
+        events = [event for event in EVENTS if event.name in ATTEMPTS]
         fields = {field.encode_name for event in events for field in fields_of(event)}
         self._of_attempts = pa.schema(
             [
