@@ -1,7 +1,7 @@
 """``pytest -p tests.kit.parallel --in-parallel DIRECTORY …``: the tests below DIRECTORY run in a pytest of their own.
 
-The option may be repeated, also for a directory below another one. The reports become reports of the first process, after its own tests: one list
-of failures, one closing line.
+The option may be repeated, also for a directory below another one; AT_ONCE of them run at the same time, in their order. The reports become reports of
+the first process, after its own tests: one list of failures, one closing line.
 """
 
 import json
@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+AT_ONCE = 5  # beside the first process: most wait for peers and processes half of the time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,8 +72,9 @@ class Other:
     def __init__(self, directory: Path, others: Sequence[Path], scratch: Path) -> None:
         self.directory = directory
         self.reports = scratch / f"{directory.name}.reports"
-        self._output = (scratch / f"{directory.name}.output").open("w+b")
-        command = [
+        self._output = scratch / f"{directory.name}.output"
+        self._command = [
+            sys.executable,
             "-m",
             "pytest",
             "-p",
@@ -79,20 +83,22 @@ class Other:
             *(f"--ignore={each}" for each in others if directory in each.parents),
             str(directory),
         ]
-        self.process = subprocess.Popen(
-            [sys.executable, *command], stdout=self._output, stderr=self._output
-        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Run it to its end; the exit code."""
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
+        return self._process.wait()
 
     def kill(self) -> None:
         """End the process if it runs."""
-        self.process.kill()
-        self.process.wait()
-        self._output.close()
+        if self._process is not None:
+            self._process.kill()
 
     def output(self) -> str:
         """What it has printed."""
-        self._output.seek(0)
-        return self._output.read().decode(errors="replace")
+        return self._output.read_text(errors="replace")
 
 
 class Receiver:
@@ -113,18 +119,20 @@ class Receiver:
             return (yield)
         with tempfile.TemporaryDirectory() as name:
             others = [Other(directory, self._directories, Path(name)) for directory in self._directories]
-            try:
-                result = yield
-                for other in others:
-                    self._finish(session, other)
-            finally:
-                for other in others:
-                    other.kill()
+            with ThreadPoolExecutor(AT_ONCE) as starting:
+                running = [starting.submit(other.run) for other in others]
+                try:
+                    result = yield
+                    for other, code in zip(others, running, strict=True):
+                        self._finish(session, other, code.result())
+                finally:
+                    starting.shutdown(wait=False, cancel_futures=True)
+                    for other in others:
+                        other.kill()
         return result
 
-    def _finish(self, session: pytest.Session, other: Other) -> None:
-        """Wait for ``other`` and report what it reported, and that it did not end well."""
-        code = other.process.wait()
+    def _finish(self, session: pytest.Session, other: Other, code: int) -> None:
+        """Report what ``other`` reported, and that it did not end well."""
         if not self._replay(session, other.reports) and code != pytest.ExitCode.OK:
             text = f"its process ended with {code}:\n{other.output()}"
             broken = pytest.CollectReport(str(other.directory), "failed", text, [])

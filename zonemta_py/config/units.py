@@ -6,8 +6,10 @@ a text that says what is allowed.
 
 import re
 from dataclasses import field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Any, NamedTuple, NewType
+
+from zonemta_py.core import clock
 
 Seconds = NewType("Seconds", float)
 Size = NewType("Size", int)  # bytes
@@ -98,7 +100,8 @@ def moment(value: object) -> datetime:
         found = datetime.fromisoformat(value)
     except ValueError:
         try:
-            return datetime.now(UTC) - timedelta(seconds=duration(value))
+            ago_s = duration(value)
+            return datetime.fromtimestamp(clock.now_ms() / 1000 - ago_s, UTC)
         except (ValueError, OverflowError):
             raise ValueError(allowed) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
