@@ -137,9 +137,11 @@ async def accept(
 
 def spoil_chunk(store: Store, key: bytes, value: bytes | None) -> None:
     """Put ``value`` in the place of a chunk that is there; None: remove it."""
-    if not store.is_remote():  # a store of objects deletes later, which could remove the new value
-        store.write(store.batch([(key, None)], sync=True))
-    store.write(store.batch([(key, value)], sync=True))
+    steps = [[(key, None), (b"meta/spoiled", b"")], [(key, value), (b"meta/spoiled", None)]]
+    if store.is_remote():
+        del steps[0]  # a store of objects deletes later, which could remove the new value
+    for ops in steps:
+        store.write(store.batch(ops, sync=True))
 
 
 async def write(writer: MessageWriter, data: bytes) -> None:
