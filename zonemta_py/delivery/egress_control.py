@@ -211,7 +211,7 @@ def _paused(found: Iterable[Warming], now_ms: int, *, paused: bool) -> WriteBatc
 
 def _batch(events: Iterable[Event], puts: Puts) -> WriteBatch:
     batch = WriteBatch()
-    batch.put_all(puts)
+    batch.put_latest(puts)
     for event in events:
         batch.record(event)
     return batch

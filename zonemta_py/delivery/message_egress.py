@@ -62,7 +62,6 @@ class MessageEgress:
         is_usual = slot.permit is FREE and pool == way.own_pool and family == "both"
         if is_usual and not self._is_blocked(lease):
             return None
-        now_ms = egress.now_ms()
         from_pool = way if pool == way.pool else way._replace(pool=pool)
         usable = self._ways.sources(from_pool, lease.destination)
         if not usable and egress.is_disabled(pool):
@@ -70,15 +69,16 @@ class MessageEgress:
         if not usable:  # the agent says of the attempt what is missing
             is_own = family != "both" and pool == way.own_pool
             return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
-        found = self._choose(slot, lease, way.provider, usable, now_ms)
+        found = self._held(slot, lease, usable) or self._choose(slot, lease, way.provider, usable)
         if isinstance(found, Refusal):
             return found
         permit = slot.permit
         if permit is FREE:
             return self._order(way.provider, found, FREE, (-1, -1))
-        most = egress.recipients_max(permit, len(lease.recipients), now_ms)
-        if most < len(lease.recipients):
-            egress.queue.narrow(lease, most)
+        if permit.warming:
+            most = egress.recipients_max(permit, len(lease.recipients), egress.now_ms())
+            if most < len(lease.recipients):
+                egress.queue.narrow(lease, most)
         return self._order(way.provider, found, permit, permit.sessions_max)
 
     def _order(
@@ -130,20 +130,23 @@ class MessageEgress:
         text = f"{reason}; last: {record.text}"
         return Attempt("", 0, "4.3.0", text, reply_class=about, provider=provider)
 
+    def _held(self, slot: WorkerSlot, lease: Lease, usable: list[PoolAddress]) -> PoolAddress | None:
+        """The address that the worker has drawn, for a message without an attempt, if its permit is for that."""
+        held = slot.permit.address
+        if lease.recipients[0].record.source or slot.draws or (slot.source or held) != held:
+            return None
+        return next((each for each in usable if source_name(each) == held), None)
+
     def _choose(
-        self, slot: WorkerSlot, lease: Lease, provider: str, usable: list[PoolAddress], now_ms: int
+        self, slot: WorkerSlot, lease: Lease, provider: str, usable: list[PoolAddress]
     ) -> PoolAddress | Refusal:
         """The address for a message, whose permit the worker has then.
 
         A message without an attempt gets the address that the worker has drawn, any other that of its last attempt. A
         greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
         """
-        egress, last = self._egress, lease.recipients[0].record.source
+        egress, last, now_ms = self._egress, lease.recipients[0].record.source, self._egress.now_ms()
         held = "" if slot.draws else slot.source or slot.permit.address
-        if not last and held == slot.permit.address:
-            entry = next((each for each in usable if source_name(each) == held), None)
-            if entry is not None:
-                return entry
         about = self._last_class(lease) if last else None
         sources = every = preferred(usable, lease.active.id, last, held)
         if about == ReplyClass.BLOCKED and len(sources) > 1:

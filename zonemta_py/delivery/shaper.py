@@ -154,7 +154,7 @@ class Shaper:
     def write(self, events: Iterable[Event], puts: Puts) -> None:
         """Record what has changed apart from the settle of a message."""
         batch = WriteBatch()
-        batch.put_all(puts)
+        batch.put_latest(puts)
         for event in events:
             batch.record(event)
         self._queue.commits.submit(batch)

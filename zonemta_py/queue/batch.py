@@ -72,15 +72,16 @@ class WriteBatch:
 
     ``kinds``: its transitions, as fault injection names them (``core/faults.py``). ``may_wait``: a chunk of
     a large body, whose future may be completed late, while the store compacts (decision 38). ``counts``: what
-    it changes in the census.
+    it changes in the census. ``latest``: values of which only the last in a group is written; no ``ops`` may have their keys.
     """
 
-    __slots__ = ("counts", "events", "future", "kinds", "may_wait", "ops", "size_bytes")
+    __slots__ = ("counts", "events", "future", "kinds", "latest", "may_wait", "ops", "size_bytes")
 
     def __init__(self) -> None:
         self.future = CommitFuture()
         self.may_wait = False
         self.ops: list[Op] = []
+        self.latest: dict[bytes, bytes | None] = {}
         self.events: list[bytes] = []
         self.kinds: list[str] = []
         self.counts: list[Count] = []
@@ -95,13 +96,10 @@ class WriteBatch:
         """Delete ``key``, which need not exist."""
         self.ops.append((key, None))
 
-    def put_all(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write each value under its key; an empty value deletes the key."""
+    def put_latest(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write each value under its key, unless a later batch of the group has another one; an empty value deletes the key."""
         for key, value in puts:
-            if value:
-                self.put(key, value)
-            else:
-                self.delete(key)
+            self.latest[key] = value or None
 
     def record(self, event: Event) -> None:
         """Write ``event`` in the same group."""

@@ -183,12 +183,16 @@ class GroupCommit:
         while waiting and ops < GROUP_OPS_MAX and size_bytes < GROUP_BYTES_MAX:
             batch = waiting.popleft()
             group.append(batch)
-            ops += len(batch.ops)
+            ops += len(batch.ops) + len(batch.latest)
             size_bytes += batch.size_bytes
         return group
 
     def _ops(self, group: list[WriteBatch]) -> list[Op]:
         ops = [op for batch in group for op in batch.ops]
+        latest: dict[bytes, bytes | None] = {}
+        for batch in group:
+            latest.update(batch.latest)
+        ops += latest.items()
         events = [event for batch in group for event in batch.events]
         if events:
             ops.append((outbox_key(self._next_seq), identify(self._node, self._next_seq, events)))

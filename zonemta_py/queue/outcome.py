@@ -86,8 +86,8 @@ class SettleEffects(Struct, frozen=True):
 
     ``reports`` are accepted, ``notes`` kept for a later report on their message, ``events`` recorded, ``digests``
     written under their keys; ``warned``: a warning of delay is among the reports, and no other will follow.
-    ``failure_report``: the id of the report on the failed recipients, or empty. ``puts``: other keys and values; an
-    empty value deletes.
+    ``failure_report``: the id of the report on the failed recipients, or empty. ``puts``: other keys and values, of
+    which only the last in a group is written; an empty value deletes.
     """
 
     reports: Sequence[AcceptedMessage] = ()

@@ -39,7 +39,7 @@ class ReportWriter:
             batch.record(event)
         for key, entry in effects.digests:
             batch.put(key, pack(entry))
-        batch.put_all(effects.puts)
+        batch.put_latest(effects.puts)
         return self.accept(batch, effects.reports)
 
     def accept(self, batch: WriteBatch, reports: Sequence[AcceptedMessage]) -> list[DoneCallback]:
