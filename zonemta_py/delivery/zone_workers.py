@@ -37,6 +37,7 @@ class NoLease(Enum):
 
     LOOK_AGAIN = auto()  # a message was unreadable, or mail on disk has not been reached yet
     NO_MAIL = auto()
+    NOT_NOW = auto()  # no other message may be sent for now
 
 
 class ZoneWorkers:
@@ -86,9 +87,12 @@ class ZoneWorkers:
     def _resolve(self, domain: str) -> Awaitable[MxAnswer]:
         return self._agent.resolve(domain)
 
+    def _has_mail(self, destination: str) -> bool:
+        return self._context.queue.windows.zone(self.name).has_mail(destination)
+
     def _ready_again(self, destination: str) -> bool:
         """A destination may be served again; returns whether it has mail."""
-        has_mail = self._context.queue.windows.zone(self.name).has_mail(destination)
+        has_mail = self._has_mail(destination)
         if has_mail:
             self.scheduler.ready(destination, clock.monotonic_s())
             self._loop.call_soon(self.start_workers)  # not now: each that starts wakes the next one
@@ -162,7 +166,7 @@ class ZoneWorkers:
 
     def _on_room(self, destination: Destination) -> None:
         """A session was opened: more workers may follow, for this destination or others."""
-        if self._context.queue.windows.zone(self.name).has_mail(destination.name):
+        if self._has_mail(destination.name):
             self.scheduler.ready(destination.name, clock.monotonic_s())
         self.start_workers()
 
@@ -186,10 +190,9 @@ class ZoneWorkers:
         destination, served = slot.destination, 0
         settled: CommitFuture | None = None
         while not self._stopping:
-            now_s = clock.monotonic_s()
-            if not self.scheduler.next_lease(slot, now_s):
+            lease = self._take_lease(slot, served)
+            if lease is NoLease.NOT_NOW:
                 break
-            lease = self._take_lease(slot, now_s)
             if lease is NoLease.NO_MAIL:
                 return False
             if lease is NoLease.LOOK_AGAIN:
@@ -232,9 +235,15 @@ class ZoneWorkers:
             return True
         return lease.active.meta.options != NO_OPTIONS and await self._worker.settle_unsent(lease)
 
-    def _take_lease(self, slot: WorkerSlot, now_s: float) -> Lease | NoLease:
-        """The next lease for a worker."""
+    def _take_lease(self, slot: WorkerSlot, served: int) -> Lease | NoLease:
+        """The next lease for a worker that has ``served`` others."""
         scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
+        if served and not self._has_mail(destination.name):
+            scheduler.empty(destination.name)  # before anything is granted for another message
+            return NoLease.NO_MAIL
+        now_s = clock.monotonic_s()
+        if not scheduler.next_lease(slot, now_s):
+            return NoLease.NOT_NOW
         window = queue.windows.zone(self.name)
         settings = scheduler.table.settings(destination.name)
         recipients = destination.recipients(settings.recipients_per_transaction, now_s)
