@@ -203,11 +203,14 @@ async def test_a_blocked_address_is_left_at_once(
     }  # fmt: skip
 
 
-async def test_a_greylisted_recipient_keeps_its_address(directory: Path) -> None:
+@pytest.mark.parametrize("processes", PROCESSES)
+async def test_a_greylisted_recipient_keeps_its_address(
+    directory: Path, processes: tuple[int, int]
+) -> None:
     """A server of which the list knows address, sender and recipient takes the second attempt."""
     async with staged(directory) as stage:
         big = await stage.provider("big", ["d.example"], greylist="200ms")
-        async with relaying(shaped(stage, (0, 0), {"big": {"sessions_per_address": 2}})) as relay:
+        async with relaying(shaped(stage, processes, {"big": {"sessions_per_address": 2}})) as relay:
             await fill(relay, ["d.example"], MANY)
             await empty(relay)
         kept(big, MANY)
@@ -230,9 +233,9 @@ BLOCKED = "554 5.7.1 your IP is blocked for its bad reputation"
         ("connect", BLOCKED, 2),
     ],
 )
-@pytest.mark.parametrize("addresses", [1, 2])
+@pytest.mark.parametrize(("addresses", "processes"), [(1, (0, 0)), (2, (0, 0)), (2, (2, 2))])
 async def test_the_fallback_pool(
-    directory: Path, at: str, reply: str, attempt: int, addresses: int
+    directory: Path, at: str, reply: str, attempt: int, addresses: int, processes: tuple[int, int]
 ) -> None:
     """After as many deferrals as the zone says, and at once after a block, at whatever step it is said."""
     last = "127.0.0.33"
@@ -246,7 +249,7 @@ async def test_the_fallback_pool(
             "last": [{"address": last}],
         }
         config = shaped(
-            stage, (0, 0), {}, pools=pools, zones={"default": zone},
+            stage, processes, {}, pools=pools, zones={"default": zone},
             shaping={"shipped": False, "controller": {"enabled": False}},
         )  # fmt: skip
         async with relaying(config) as relay:
