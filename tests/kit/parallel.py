@@ -5,12 +5,15 @@ the first process, after its own tests: one list of failures, one closing line.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -83,22 +86,34 @@ class Other:
             *(f"--ignore={each}" for each in others if directory in each.parents),
             str(directory),
         ]
+        self._place = {"cwd": Path.cwd(), "env": dict(os.environ)}  # a test may change both meanwhile
+        self._starting = Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
 
     def run(self) -> int:
-        """Run it to its end; the exit code."""
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
+        """Run it to its end, unless it was killed before; the exit code."""
+        with self._starting:
+            if self._is_killed:
+                return pytest.ExitCode.INTERRUPTED
+            with self._output.open("wb") as output:
+                self._process = subprocess.Popen(
+                    self._command, stdout=output, stderr=output, **self._place
+                )
         return self._process.wait()
 
     def kill(self) -> None:
-        """End the process if it runs."""
-        if self._process is not None:
-            self._process.kill()
+        """End the process if it runs; else it will not start."""
+        with self._starting:
+            self._is_killed = True
+            if self._process is not None:
+                self._process.kill()
 
     def output(self) -> str:
         """What it has printed."""
-        return self._output.read_text(errors="replace")
+        return (
+            self._output.read_text(errors="replace") if self._output.exists() else "it was not started"
+        )
 
 
 class Receiver:
@@ -107,6 +122,7 @@ class Receiver:
     def __init__(self, config: pytest.Config, directories: Sequence[Path]) -> None:
         self._config = config
         self._directories = directories
+        self._is_interrupted = False
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out the tests of the other processes."""
@@ -120,7 +136,7 @@ class Receiver:
         with tempfile.TemporaryDirectory() as name:
             others = [Other(directory, self._directories, Path(name)) for directory in self._directories]
             with ThreadPoolExecutor(AT_ONCE) as starting:
-                running = [starting.submit(other.run) for other in others]
+                running = [starting.submit(self._run, other) for other in others]
                 try:
                     result = yield
                     for other, code in zip(others, running, strict=True):
@@ -130,6 +146,19 @@ class Receiver:
                     for other in others:
                         other.kill()
         return result
+
+    def _run(self, other: Other) -> int:
+        """Run ``other``, unless a user has interrupted one that ran before."""
+        if self._is_interrupted:
+            return pytest.ExitCode.INTERRUPTED
+        code = other.run()
+        if code in (pytest.ExitCode.INTERRUPTED, -signal.SIGINT):
+            self._is_interrupted = True
+        return code
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """No other part is to be started."""
+        self._is_interrupted = True
 
     def _finish(self, session: pytest.Session, other: Other, code: int) -> None:
         """Report what ``other`` reported, and that it did not end well."""

@@ -85,7 +85,7 @@ def read_scalar(node: yaml.Node, kind: Any) -> Any:
     if not isinstance(node, yaml.ScalarNode):
         raise refused
     try:
-        value = node.value if kind is date else _plain(node)
+        value = node.value if kind in (date, IPv4Network) else _plain(node)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as exc:  # PyYAML's, for odd tags
         raise ValueError(f"found {shown(node)} with tag {node.tag}, expected {_expected(kind)}") from exc
     if kind in _PARSERS:
@@ -117,5 +117,8 @@ def _plain(node: yaml.ScalarNode) -> Any:
 
 
 def _expected(kind: Any) -> str:
-    names = {str: "text", int: "a whole number", bool: "true or false", Path: "a path"}
+    names = {
+        str: "text", int: "a whole number", bool: "true or false", Path: "a path",
+        IPv4Network: "a network such as 10.0.0.0/8 or ::1/128",
+    }  # fmt: skip
     return names.get(kind, getattr(kind, "__name__", str(kind)))

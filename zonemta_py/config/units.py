@@ -92,7 +92,10 @@ def duration(value: object) -> Seconds:
 
 
 def moment(value: object) -> datetime:
-    """Parse ``2026-11-20``, ``2026-11-20T08:30`` (UTC without an offset, ``Z`` or ``+01:00``), or how long ago: ``2d``. Raises ValueError."""
+    """Parse ``2026-11-20``, ``2026-11-20T08:30`` (UTC without an offset, ``Z`` or ``+01:00``), or how long ago: ``2d``, to a time in UTC.
+
+    Raises ValueError.
+    """
     allowed = "a time such as 2026-11-20, 2026-11-20T08:30Z, or 2d for two days ago"
     if not isinstance(value, str):
         raise ValueError(allowed)
@@ -104,7 +107,10 @@ def moment(value: object) -> datetime:
             return datetime.fromtimestamp(clock.now_ms() / 1000 - ago_s, UTC)
         except (ValueError, OverflowError):
             raise ValueError(allowed) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    try:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except OverflowError:  # of the first or the last year
+        raise ValueError(allowed) from None
 
 
 def positive_duration(value: object) -> Seconds:

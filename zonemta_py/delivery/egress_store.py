@@ -92,6 +92,6 @@ def delete_old(queue: Queue, now_ms: int) -> None:
     for key in queue.store.keys(prefix, keys.end_of(prefix)):
         _, length_ms, slot, _, _ = keys.parse_sending(key)
         if slot < SlidingWindow(0, length_ms).oldest_slot(now_ms):
-            batch.delete(key)
-    if batch.ops:
+            batch.put_latest([(key, b"")])
+    if batch.latest:
         queue.commits.submit(batch)

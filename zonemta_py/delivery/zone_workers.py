@@ -239,6 +239,7 @@ class ZoneWorkers:
         """The next lease for a worker that has ``served`` others."""
         scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
         if served and not self._has_mail(destination.name):
+            queue.windows.feed(self.name)  # as a lease does
             scheduler.empty(destination.name)  # before anything is granted for another message
             return NoLease.NO_MAIL
         now_s = clock.monotonic_s()
