@@ -61,12 +61,13 @@ def test_null_means_inherited() -> None:
 def test_values() -> None:
     """Networks, relative paths, null and lists."""
     config = parse_config(
-        "listeners: [{address: '[::1]:0', trusted_networks: [10.0.0.1/8]}]\n"
+        "listeners: [{address: '[::1]:0', trusted_networks: [10.0.0.1/8, 1:2:3:4:5:6:7:8]}]\n"
         "queue: {directory: q}\nevents: {directory: /abs}\nresolver: {nameservers: [127.0.0.1:5353, 192.0.2.53]}\n"
         "zones: {default: {rate: 10/s, retry: {warn_after: null}}}\n",
         HERE,
     )
-    assert config.listeners[0].trusted_networks == (ip_network("10.0.0.0/8"),)
+    networks = (ip_network("10.0.0.0/8"), ip_network("1:2:3:4:5:6:7:8"))  # YAML: a number to base 60
+    assert config.listeners[0].trusted_networks == networks
     assert config.queue.directory == Path("/etc/zonemta/q")
     assert config.events.directory == Path("/abs")
     assert config.resolver.nameservers == (HostPort("127.0.0.1", 5353), HostPort("192.0.2.53", 53))
