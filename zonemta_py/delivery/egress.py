@@ -31,7 +31,7 @@ from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import source_name
+from zonemta_py.schedule.sources import source_name, usable
 from zonemta_py.schedule.warmup import WarmupState
 from zonemta_py.smtp.mx_order import MxAnswer
 
@@ -73,6 +73,7 @@ class Egress(Allowance):
         self.gates = Gates(self._arm)
         self.providers = Providers(ProviderTable({}))
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
+        self._sources: dict[tuple[str, tuple[str, ...]], list[PoolAddress]] = {}  # by pool and families
         self._suspensions = 0  # the version that ``_free`` is about
         self._timer: asyncio.TimerHandle | None = None
         self.look_ups = LookUps(self.learn)
@@ -93,6 +94,7 @@ class Egress(Allowance):
         """Use another configuration; what is under way, and what was used, counts on."""
         self.files = files
         self.pools = config.pools
+        self._sources.clear()
         self.tenant_pools = {
             name: each.pool for name, each in config.tenants.items() if each.pool is not None
         }
@@ -138,6 +140,13 @@ class Egress(Allowance):
                 self._free.clear()
             self._free[pool, provider] = free
         return free
+
+    def sources(self, pool: str, families: tuple[str, ...]) -> list[PoolAddress]:
+        """The addresses of ``pool`` that may be used with hosts of ``families``."""
+        found = self._sources.get((pool, families))
+        if found is None:
+            found = self._sources[pool, families] = usable(self.pools[pool], families)
+        return found
 
     def is_disabled(self, pool: str) -> bool:
         """Whether no address of ``pool`` may be used, for whatever provider."""

@@ -8,7 +8,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.local_agent import is_local
-from zonemta_py.schedule.sources import common_families, usable
+from zonemta_py.schedule.sources import common_families
 
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 
@@ -50,7 +50,7 @@ class Ways:
         egress = self._egress
         settings = egress.providers.table.settings(way.provider)
         families = common_families(settings.family, egress.providers.families(destination))
-        return usable(egress.pools[way.pool], families)
+        return egress.sources(way.pool, families)
 
     def provider(self, destination: str) -> str:
         """The provider of ``destination``, as events have it; empty where it is not looked up."""
