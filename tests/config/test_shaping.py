@@ -104,6 +104,11 @@ ACTION = ", action: suspend, for: 1h}"
         ("{name: a, class: policy, action: suspend, for: 90d}", "for", "up to 31d"),
         ("{name: a, class: policy, threshold: 1/1h" + ACTION, "threshold", "absent: at once"),
         (
+            "{name: a, class: policy, threshold: 5/1h, action: bounce}",
+            "threshold",
+            "action bounce has no threshold",
+        ),
+        (
             "{name: a, class: policy, threshold: often" + ACTION,
             "threshold",
             "expected a number of matches in a time such as 5/10m, of at least 2",

@@ -1,6 +1,7 @@
 """One lease on a real queue: the request that is made of it, and the settle that follows a result."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_store import read_stored
 from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
@@ -32,11 +34,13 @@ from zonemta_py.delivery.ways import Ways
 from zonemta_py.delivery.worker import SUSPEND_S, LeaseResult, Worker
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 from zonemta_py.queue.format.records import read_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
+from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
@@ -62,16 +66,17 @@ def scheduled(zone: Zone = ZONE, working: int = 0) -> tuple[Scheduler, WorkerSlo
     return scheduler, slot
 
 
-def egress_of(queue: Queue, zone: Zone = ZONE) -> MessageEgress:
-    config = parse_config("hostname: relay.example\n", Path("z.yaml"))
-    egress = Egress(queue, config)
+def egress_of(queue: Queue, zone: Zone = ZONE, egress: Egress | None = None) -> MessageEgress:
+    egress = egress or Egress(queue, parse_config("hostname: relay.example\n", Path("z.yaml")))
     return MessageEgress(egress, Ways(zone, egress))
 
 
-def worker_of(queue: Queue, zone: Zone = ZONE, scheduler: Scheduler | None = None) -> Worker:
+def worker_of(
+    queue: Queue, zone: Zone = ZONE, scheduler: Scheduler | None = None, egress: Egress | None = None
+) -> Worker:
     config = parse_config("hostname: relay.example\n", Path("z.yaml"))
     context = DeliveryContext(queue, config, "relay.example", make_router(config))
-    return Worker(context, zone, scheduler or scheduled(zone)[0], egress_of(queue, zone))
+    return Worker(context, zone, scheduler or scheduled(zone)[0], egress_of(queue, zone, egress))
 
 
 async def deliver(
@@ -271,6 +276,31 @@ async def test_a_lost_agent(queue: Queue, uncertain: bool) -> None:
     [again] = lease(queue, "a.example").recipients
     assert again.record.uncertain == int(uncertain)
     assert names(queue) == ["accepted", "uncertain"] if uncertain else ["accepted"]
+
+
+@pytest.mark.parametrize("failure", [AgentLost("it ended", uncertain=True), RuntimeError("a defect")])
+async def test_a_request_without_a_result_counts_as_sent(queue: Queue, failure: Exception) -> None:
+    """For the limits: two messages that an agent took are two of the rate, and their use is stored."""
+    pool = "pools: {default: [{address: 192.0.2.1, limits: {rate: [5/h]}}]}"
+    config = parse_config(f"hostname: relay.example\n{pool}\n", Path("z.yaml"))
+    egress = Egress(queue, config)
+    scheduler, slot = scheduled()
+    worker = worker_of(queue, scheduler=scheduler, egress=egress)
+    permit = egress.take("a.example", config.pools["default"], egress.now_ms())
+    assert isinstance(permit, Permit)
+    slot.permit = permit
+    for number in range(2):
+        await accept(queue, f"u{number}@a.example")
+        with suppress(RuntimeError):
+            await worker.deliver(
+                lease(queue, "a.example", 1), (3, 2), slot, ScriptedAgent(lambda request: failure)
+            )
+        assert egress.renew(permit, egress.now_ms()) is None
+    [windows] = [path.messages for path in permit.paths if path.messages is not None]
+    assert [used for _, used in windows.used(egress.now_ms())] == [3], "two that were sent, one granted"
+    await queue.commits.submit(WriteBatch())
+    stored = read_stored(queue.store).uses
+    assert [(address, used) for _, _, address, _, _, used in stored] == [("192.0.2.1", 2)]
 
 
 async def test_after_a_defect(queue: Queue) -> None:

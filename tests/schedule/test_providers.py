@@ -1,7 +1,7 @@
 """Which provider a domain belongs to."""
 
 from zonemta_py.config.providers import ProviderSettings, ProviderTable, own_provider
-from zonemta_py.schedule.providers import FRESH_S, Providers
+from zonemta_py.schedule.providers import FRESH_S, NOT_FOUND_S, Providers
 from zonemta_py.schedule.sources import common_families
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, best
 
@@ -57,6 +57,19 @@ def test_what_is_known_of_a_domain() -> None:
     known.configure(ProviderTable({}))
     assert known.get("a.example") is None
     assert known.learn("b.example", NO_MX_ANSWER, 0.0) == "b.example"
+
+
+def test_a_look_up_that_fails_is_repeated_soon() -> None:
+    """What was known stays: mail to a provider must not leave without its limits because a name server is silent."""
+    known = Providers(TABLE)
+    assert known.learn("a.example", answer("mx.big.example"), 0.0) == "big"
+    assert known.learn("a.example", NO_MX_ANSWER, FRESH_S + 1) == "big"
+    assert known.get("a.example") == "big"
+    assert known.is_stale("a.example", FRESH_S + 2 + NOT_FOUND_S)
+    known.learn("b.example", NO_MX_ANSWER, 0.0)
+    assert not known.is_stale("b.example", NOT_FOUND_S)
+    assert known.is_stale("b.example", NOT_FOUND_S + 1)
+    assert known.learn("b.example", answer("mx.big.example"), NOT_FOUND_S + 1) == "big"
 
 
 def test_families() -> None:

@@ -38,6 +38,8 @@ NEEDS = {
     "retry": ("delays",),
     "not_counted": (),
 }
+# Actions about all mail from an address to a provider; the others are about the recipient of the reply, each at once.
+ABOUT_SENDING = ("suspend", "lower_rate", "lower_sessions", "pool")
 _CLASSES: tuple[str, ...] = tuple(ReplyClass)
 
 
@@ -193,6 +195,11 @@ def _rule(entry: ShapingEntry, key: str, reader: Reader) -> ShapingRule:
     )
     if entry.threshold is None:
         return rule
+    if action not in ABOUT_SENDING:
+        reader.complain(
+            f"{key}.threshold",
+            f"action {action} has no threshold: it is about the recipient of each reply",
+        )
     count, per_s = entry.threshold
     if not 2 <= count <= MATCHES_MAX or per_s > LONGEST_S:
         reader.complain(

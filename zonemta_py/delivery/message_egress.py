@@ -222,6 +222,13 @@ class MessageEgress:
         opened = int(result.failure is not None)  # a session that was not opened may have been tried
         return self._egress.end(slot.permit, sent, opened)
 
+    def lost(self, slot: WorkerSlot, lease: Lease, *, is_sent: bool) -> None:
+        """The request has ended without a result: what may have been sent counts as sent."""
+        sent = len(lease.recipients) if is_sent else 0
+        puts = self._egress.end(slot.permit, sent, int(is_sent))
+        if puts:
+            self._egress.shaper.write([], puts)
+
     def named(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Sequence[Attempt | None]:
         """``attempts`` with the classes of their replies, and the provider."""
         classifier = self._egress.queue.classifier

@@ -123,7 +123,10 @@ class Worker:
         lease_context = LeaseContext(self._egress, lease, self._scheduler, slot)
         try:
             result = await agent.deliver(request, lease_context)
-        except AgentLost as exc:
+        except Exception as exc:
+            self._egress.lost(slot, lease, is_sent=lease_context.has_session)
+            if not isinstance(exc, AgentLost):
+                raise
             log.warning("%s: %s; its lease is released", lease.active.id, exc)
             return LeaseResult(interrupt(queue, lease) if exc.uncertain else queue.release(lease))
         finally:

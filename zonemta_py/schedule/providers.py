@@ -11,6 +11,7 @@ from zonemta_py.config.providers import ProviderTable
 from zonemta_py.smtp.mx_order import MxAnswer
 
 FRESH_S = 3600.0
+NOT_FOUND_S = 10.0  # after a look-up that found no host: a name server may be back soon
 DOMAINS_MAX = 500_000
 IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"
 
@@ -52,13 +53,18 @@ class Providers:
         return known is None or known.until_s < now_s
 
     def learn(self, domain: str, answer: MxAnswer, now_s: float) -> str:
-        """The exchangers of ``domain`` were found; returns its provider."""
+        """The exchangers of ``domain`` were found; returns its provider. None were: what is known stays, and is asked for again soon."""
+        known = self._known.get(domain)
+        if known is not None and not answer.hosts:
+            self._known[domain] = known._replace(until_s=now_s + NOT_FOUND_S)
+            return known.provider
         name = self.table.of(domain, answer.hosts)
         name = self._names.setdefault(name, name)
         families = IPV4 if not answer.has_ipv6 else IPV6 if not answer.has_ipv4 else BOTH
-        if domain in self._known:
+        if known is not None:
             self._known.move_to_end(domain)
-        self._known[domain] = _Known(name, families, now_s + FRESH_S)
+        fresh_s = FRESH_S if answer.hosts else NOT_FOUND_S
+        self._known[domain] = _Known(name, families, now_s + fresh_s)
         if len(self._known) > DOMAINS_MAX:
             self._known.popitem(last=False)
         return name

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
-from zonemta_py.config.shaping import ShapingRule, ShapingRules
+from zonemta_py.config.shaping import ABOUT_SENDING, ShapingRule, ShapingRules
 from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.schedule.controller import MINUTE_S, Controller, Key, ShapingChange
 
@@ -112,7 +112,7 @@ class ShapingEngine:
         changes = self.end_reroutes(now_ms) if self.reroutes else []
         changes += self.controller.attempt(about.key, about.reply_class, now_ms)
         for rule in self._matching(about):
-            if rule.action in _SENDING and self._reaches_threshold(rule, about.key, now_ms):
+            if rule.action in ABOUT_SENDING and self._reaches_threshold(rule, about.key, now_ms):
                 change = self._act(rule, about, now_ms)
                 changes += [change] if change is not None else []
         return changes
@@ -177,6 +177,3 @@ class ShapingEngine:
         """Drop what counts no more."""
         self.controller.forget_idle(now_ms)
         self._counts = {key: count for key, count in self._counts.items() if count.used(now_ms)}
-
-
-_SENDING = ("suspend", "lower_rate", "lower_sessions", "pool")

@@ -248,6 +248,14 @@ def test_rules_that_no_mail_could_match(tmp_path: Path) -> None:
     ]
 
 
+def test_a_bounce_has_no_threshold(tmp_path: Path) -> None:
+    """It would be about the recipients of all replies at the relay, and the first would bounce."""
+    text = '[["x.example".automation]]\nregex = "slow"\naction = ["Suspend", "Bounce"]\ntrigger = {Threshold="5/h"}\nduration = "1h"\n'
+    found = kumomta(tmp_path, text)
+    assert [(each["action"], each["threshold"]) for each in found.rules] == [("suspend", "5/h")]
+    assert "action Bounce with a threshold: no counterpart" in [each.text for each in found.left]
+
+
 def test_thresholds_and_durations_that_the_relay_has_not(tmp_path: Path) -> None:
     entry = '[["x.example".automation]]\nregex = "slow"\naction = "Suspend"\n'
     text = (

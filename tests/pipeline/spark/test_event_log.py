@@ -225,3 +225,15 @@ def test_files_are_listed_as_spark_does(
         first = event_log.open_log(spark, path)
         again = event_log.open_log(spark, path, first.read or Coverage(), first.names)
         assert (len(first.names), again.segments, again.known) == (4, [], 4)
+
+
+def test_a_segment_that_is_sealed_meanwhile(spark: "SparkSession", tmp_path: Path) -> None:
+    """What a job has listed and verified is read, and nothing else: the next run would read it again."""
+    from zonemta_py.pipeline.spark.events import read_events
+
+    write_log(tmp_path, 2)
+    log = open_log(spark, tmp_path)
+    write_log(tmp_path, 3)
+    assert log.contents(spark).count() == 2
+    assert read_events(spark, log).count() == 2 * LENGTH
+    assert open_log(spark, tmp_path).records == 3 * LENGTH

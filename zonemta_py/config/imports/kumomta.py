@@ -19,7 +19,7 @@ from zonemta_py.config.imports.model import (
     threshold_of,
 )
 from zonemta_py.config.providers import ProviderTable, is_domain, is_mx_pattern
-from zonemta_py.config.shaping import SESSIONS_MAX
+from zonemta_py.config.shaping import ABOUT_SENDING, SESSIONS_MAX
 from zonemta_py.core.errors import ConfigError
 
 _HEADER = re.compile(r"\s*(\[\[?.+\]\]?)\s*(?:#.*)?\Z")
@@ -232,7 +232,9 @@ class _Import:
             actions = entry.get("action", "Suspend")
             for action in actions if isinstance(actions, list) else [actions]:
                 rule = self._action(action, duration_of(entry.get("duration")), line)
-                if rule is not None:
+                if rule is not None and "threshold" in common and rule["action"] not in ABOUT_SENDING:
+                    self._found.leave(line, f"action {action} with a threshold: no counterpart")
+                elif rule is not None:
                     self._found.add_rule(
                         f"{(providers or ['all'])[0]}-{rule['action']}", {**common, **rule}
                     )

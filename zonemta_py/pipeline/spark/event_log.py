@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from zonemta_py.core.codec import from_json
@@ -78,11 +79,16 @@ class EventLog:
         reader = spark.read.format("binaryFile").options(**OF_SEGMENTS)
         if len(self.segments) <= PATHS_MAX and self.known:
             return reader.load(list(self.segments)).select("path", "content")
-        files = reader.load(self.path)
-        if self.known:
-            wanted = spark.createDataFrame([(path,) for path in self.segments], "path string")
-            files = files.join(wanted, "path", "left_semi")
-        return files.select("path", "content")
+        return self.listed(reader.load(self.path)).select("path", "content")
+
+    def listed(self, rows: DataFrame) -> DataFrame:
+        """Those of ``rows`` whose ``path`` is of a segment of this log: others were sealed since it was listed, and are not verified."""
+        names = sorted({path.rpartition("/")[2] for path in self.segments})
+        name = F.element_at(F.split("path", "/"), -1)
+        if len(names) <= PATHS_MAX:
+            return rows.where(name.isin(names))
+        wanted = rows.sparkSession.createDataFrame([(each,) for each in names], "segment_name string")
+        return rows.join(F.broadcast(wanted), name == F.col("segment_name"), "left_semi")
 
 
 def open_log(

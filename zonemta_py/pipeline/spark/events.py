@@ -84,7 +84,7 @@ def _read_segments(spark: SparkSession, log: EventLog) -> DataFrame:
     segments = spark.read.schema(event_schema()).options(**OF_SEGMENTS)
     file = F.col("_metadata.file_path").alias("path")
     if not log.parts and not log.known:
-        return _with_hour_of_file(segments.json(log.path).select("*", file))
+        return _with_hour_of_file(log.listed(segments.json(log.path).select("*", file)))
     whole = [path for path in log.segments if path not in (log.parts or {})]
     found = spark.createDataFrame([], event_schema())
     if whole:
