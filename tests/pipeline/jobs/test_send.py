@@ -238,6 +238,13 @@ async def test_warnings_of_relays_that_forget(spark: "SparkSession", directory: 
         run.rename(run.with_name(f"run={now_ms() - 2 * 3_600_000}"))
         [late] = await warnings(patience_s=600.0)
         assert "forgets submission keys after 1.0h" in late
+        other = directory / "campaign"
+        other.mkdir()
+        made = partial(personal_plan, spark, other, 3, once_per="campaign")
+        plan_path = await asyncio.to_thread(made)
+        [of_campaign] = await warnings(patience_s=600.0)
+        assert "the plan is --once-per campaign" in of_campaign
+        plan_path = directory / "plan"
     unreachable = submit_options("127.0.0.1:1")
     assert await asyncio.to_thread(key_warnings, spark, str(plan_path), unreachable) == []
     sink = Sink()

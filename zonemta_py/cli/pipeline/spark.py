@@ -35,7 +35,7 @@ SHORT_BYTES = (
     64 << 20
 )  # of a list and its suppression lists: more is worth the optimisation of Java's code
 EXIT_DAMAGED = 3  # done, with what can be read of a damaged event log
-MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
+MISSING_SPARK = "the pipeline needs Spark: pip install '.[pipeline]' in a checkout of zonemta_py, and Java 17 or newer"
 
 rows_option = click.option(
     "--output", metavar="DIRECTORY", help="Also write the rows into this directory, as Parquet."

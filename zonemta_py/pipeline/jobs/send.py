@@ -20,6 +20,7 @@ from zonemta_py.core.durations import span
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED, SubmitOptions, envelope_of
+from zonemta_py.pipeline.jobs.plan import CAMPAIGN
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest
@@ -66,8 +67,14 @@ def key_warnings(spark: SparkSession, plan: str, options: SubmitOptions) -> list
     ledger = read_ledger(spark, plan)
     last_ms = ledger.agg(F.max("run").alias("run")).collect()[0]["run"] if ledger is not None else None
     since_s = (clock.now_ms() - last_ms) / 1000 if last_ms else 0.0
+    of_campaign = read_manifest(spark, plan).once_per == CAMPAIGN
     found = []
     for relay, window_s in windows.items():
+        if window_s is not None and of_campaign:
+            found.append(
+                f"the plan is --once-per campaign, and {relay} forgets submission keys after {span(window_s)}: "
+                "recipients that got another plan of the campaign before that get this one, too"
+            )
         if window_s is None:
             found.append(f"{relay} does not say whether it recognises a message that is submitted again")
         elif since_s > window_s:
