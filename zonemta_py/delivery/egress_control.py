@@ -90,8 +90,11 @@ class RunningEgress:
     async def end_pace(self, provider: str, address: str) -> Row:
         """Forget a pace. Raises LocalError when there is none, QueueUnavailable."""
         egress = self._delivery.egress
-        shaper = egress.shaper
-        change = _end(shaper.controller, provider, address, egress.now_ms())
+        shaper, now_ms = egress.shaper, egress.now_ms()
+        shaper.run_due(
+            now_ms
+        )  # steps that were due before are recorded before: a replay takes them first
+        change = _end(shaper.controller, provider, address, now_ms)
         await self._queue.commits.submit(_batch(*shaper.apply([change])))
         return _ended(change)
 
@@ -144,11 +147,13 @@ class StoppedEgress:
 
     async def end_pace(self, provider: str, address: str) -> Row:
         """Forget a pace. Raises LocalError when there is none, QueueUnavailable."""
-        controller = Controller()
+        controller, table, now_ms = Controller(), read_egress(self._config).table, clock.now_ms()
+        controller.configure(self._config.shaping.controller, lambda name: table.settings(name).limits)
         controller.paces |= read_stored(self._queue.store).paces
-        change = _end(controller, provider, address, clock.now_ms())
+        steps = controller.advance((provider, address), now_ms)
+        change = _end(controller, provider, address, now_ms)
         puts = [pace_put((provider, address), None)]
-        await self._queue.commits.submit(_batch([event_of(change)], puts))
+        await self._queue.commits.submit(_batch(map(event_of, [*steps, change]), puts))
         return _ended(change)
 
     async def end_reroute(self, provider: str, pool: str) -> Row:

@@ -124,6 +124,7 @@ class ShapingReplay:
         elif change.what == POOL:
             engine.reroutes.pop((change.provider, change.after), None)
         elif change.after == FULL:
+            self._keep(engine.controller.advance((change.provider, change.address), change.time_ms))
             engine.controller.end((change.provider, change.address), change.time_ms, OPERATOR)
 
     def end(self, now_ms: int | None = None) -> None:
