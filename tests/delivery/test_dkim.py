@@ -6,7 +6,7 @@ import dkim as dkimpy
 import pytest
 
 from tests.kit.dkim import verified, write_key
-from tests.kit.relay import ledger, received, relaying, send, staged
+from tests.kit.relay import empty, ledger, received, relaying, send, staged
 from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
@@ -99,6 +99,7 @@ async def test_a_receiver_can_verify(directory: Path, size: int) -> None:
             await send(relay, ["x@a.example", "y@b.example"], message + b"end")
             await received(sink, 1)
             await received(other, 1)
+            await empty(relay)
         (one,), (two,) = sink.messages, other.messages
         assert verified(one.data, *keys) == [True, True]
         assert one.data == two.data

@@ -372,6 +372,7 @@ async def test_opportunistic_tls_falls_back(directory: Path) -> None:
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"])
             await received(sink, 1)
+            await empty(relay)
         assert [f["tls"] for f in logged_events(directory, "delivered")] == [False]
     assert ssl.OPENSSL_VERSION
 
@@ -389,6 +390,7 @@ async def test_a_restart_keeps_what_waits_and_wakes_it_on_time(directory: Path) 
             )
         async with relaying(config) as relay:
             await received(sink, 1)
+            await empty(relay)
             await empty(relay)
         delivered, deferred = (
             logged_events(directory, "delivered")[0],
