@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import eventually, scaled, until
+from tests.kit.deadlines import eventually, scaled, time_limit, until
 from tests.kit.relay import Stage, logged_events, staged
 from tests.kit.smtp_client import RawClient
 from tests.kit.stores import kill, own_server, suspended
@@ -130,7 +130,7 @@ async def test_a_server_that_hangs(directory: Path) -> None:
     queue = {
         "directory": "queue",
         "store": "redis",
-        "shared": {"name": "one", "lease": "2s"},
+        "shared": {"name": "one", "lease": time_limit(2)},
         "redis": {"url": settings.redis.url},
     }
     try:
@@ -150,7 +150,12 @@ async def test_an_object_store_that_hangs(directory: Path) -> None:
     """Its client waits for minutes: mail is not answered meanwhile, and goes on when the store does."""
     settings, server = own_server(directory, "s3")
     s3 = {"bucket": settings.s3.bucket, "endpoint": settings.s3.endpoint}
-    queue = {"directory": "queue", "store": "s3", "shared": {"name": "one", "lease": "2s"}, "s3": s3}
+    queue = {
+        "directory": "queue",
+        "store": "s3",
+        "shared": {"name": "one", "lease": time_limit(2)},
+        "s3": s3,
+    }
     try:
         async with staged(directory) as stage:
             sink = await stage.receiver("a.example")

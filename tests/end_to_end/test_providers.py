@@ -163,7 +163,7 @@ async def test_a_blocked_address_is_left_at_once(
     """Nothing leaves from it to that provider from the next lease on; after the pause it comes back by steps."""
     domains = [f"d{n}.example" for n in range(4)]
     blocked = ADDRESSES[0]
-    rules = [{"name": "block", "class": "blocked", "action": "suspend", "for": time_limit(3)}]
+    rules = [{"name": "block", "class": "blocked", "action": "suspend", "for": time_limit(6)}]
     (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": rules}))
     async with staged(directory) as stage:
         big = await stage.provider("big", domains, block={"at": at})
@@ -339,12 +339,14 @@ async def test_a_pool_that_a_reload_removes(directory: Path) -> None:
     last, changes = "127.0.0.33", {"shaping": {"file": "shaping.yaml", "shipped": False}}
     async with staged(directory) as stage:
         big = await stage.provider("big", ["d.example"])
-        big.block(ADDRESSES[0], "451 4.7.0 local policy")
+        for each in ADDRESSES:
+            big.block(each, "451 4.7.0 local policy")
         config = shaped(stage, (0, 0), {}, pools={"last": [{"address": last}]}, **changes)
         async with relaying(config) as relay:
             await fill(relay, ["d.example"], 20)
             await until(lambda: big.account(last).messages, "mail from the other pool")
-            big.unblock(ADDRESSES[0])
+            for each in ADDRESSES:
+                big.unblock(each)
             (directory / "shaping.yaml").write_text("rules: []\n")
             relay.reload(shaped(stage, (0, 0), {}, **changes))
             before = big.account(last).messages

@@ -45,7 +45,9 @@ def warming(
     return stage.config(
         providers={"file": "providers.yaml", "shipped": False},
         warmup={"file": "warmup.yaml"},
-        pools={"default": [{"address": each} for each in addresses]},
+        pools={
+            "default": [{"address": each, "weight": 1000 if each == NEW else 1} for each in addresses]
+        },
         processes={"receivers": processes[0], "senders": processes[1]},
     )
 

@@ -26,6 +26,8 @@ START_S = 0.1  # seconds of CPU that an interpreter with asyncio takes to start
 SYNCS = 10
 SYNC_S = 0.005  # seconds that one fsync of a small file takes
 
+_given = 1.0  # the greatest factor that ``scaled`` has used
+
 
 @cache
 def slowness() -> float:
@@ -81,8 +83,11 @@ def scale() -> float:
 
 
 def scaled(seconds: float) -> float:
-    """``seconds`` of a usual machine, on this one, now."""
-    return seconds * scale()
+    """``seconds`` of a usual machine, on this one, now. Deadlines that follow grow by that factor at least: they may wait for it."""
+    global _given
+    factor = scale()
+    _given = max(_given, factor)
+    return seconds * factor
 
 
 def time_limit(seconds: float) -> str:
@@ -103,7 +108,7 @@ class Deadline:
         elapsed_s = time.monotonic() - self._began_s
         if elapsed_s < self._seconds * self._scale:
             return False
-        self._scale = max(self._scale, scale())
+        self._scale = max(self._scale, scale(), _given)
         return elapsed_s >= self._seconds * self._scale
 
 

@@ -56,6 +56,8 @@ def write_files(stage: Stage) -> Path:
     for pool in own["pools"].values():
         for each in pool:
             each["address"] = f"127.0.0.{next(last)}"
+            if each["address"] == NEW:
+                each["weight"] = 100  # so that its schedule limits it, whatever is drawn
     kept = {key: own[key] for key in ("pools", "providers", "shaping", "warmup")}
     stage.config(admin={"address": "127.0.0.1:0"}, processes={"receivers": 0, "senders": 0}, **kept)
     return stage.directory / "zonemta.yaml"
