@@ -111,7 +111,7 @@ async def test_new_sessions_of_a_provider(directory: Path, processes: tuple[int,
 async def test_addresses_share_the_sessions(
     directory: Path, processes: tuple[int, int], limits: dict[str, int]
 ) -> None:
-    """By weight; a session of one does not end for one of the other, so few are opened."""
+    """By weight. The bound on connections only excludes one for each second message; ``test_schedule`` has the draws."""
     async with staged(directory) as stage:
         big = await stage.provider("big", ["d.example"], **limits)
         pool = [{"address": ADDRESSES[0], "weight": 3}, {"address": ADDRESSES[1]}]

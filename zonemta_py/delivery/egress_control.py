@@ -91,9 +91,8 @@ class RunningEgress:
         """Forget a pace. Raises LocalError when there is none, QueueUnavailable."""
         egress = self._delivery.egress
         shaper, now_ms = egress.shaper, egress.now_ms()
-        shaper.run_due(
-            now_ms
-        )  # steps that were due before are recorded before: a replay takes them first
+        # Steps that were due before are recorded before: a replay takes them first.
+        shaper.run_due(now_ms)
         change = _end(shaper.controller, provider, address, now_ms)
         await self._queue.commits.submit(_batch(*shaper.apply([change])))
         return _ended(change)
