@@ -25,7 +25,7 @@ from zonemta_py.queue.format.keys import (
     is_chunk,
     owner_of,
 )
-from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin
+from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin, Waiting
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
@@ -41,6 +41,18 @@ LATER = Attempt("rcpt", 451, "4.7.1", "later")
 NO = Attempt("rcpt", 550, "5.1.1", "no such user")
 HEADER = b"Subject: test\r\n"
 SPACES = (MESSAGE, WAITING, DEFERRED, DUE, SPILL, INFLIGHT, OPEN, CLEANUP)
+
+
+class UserPools:
+    """Mail of user a leaves from the pool ``own``, that of others after an attempt from ``fallback``."""
+
+    def of_submitter(self, submitter: str) -> str:
+        """See ``MailPools``."""
+        return "own" if submitter == "a" else ""
+
+    def of(self, zone: str, destination: str, record: Waiting) -> str:
+        """See ``MailPools``."""
+        return self.of_submitter(record.submitter) or ("fallback" if record.attempts else "")
 
 
 class Clock:

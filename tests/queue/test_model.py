@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.kit.deadlines import until
-from tests.kit.queue import Clock, accept, begin, events, everything, make_queue, outcomes, problems
+from tests.kit.queue import (
+    Clock,
+    UserPools,
+    accept,
+    begin,
+    events,
+    everything,
+    make_queue,
+    outcomes,
+    problems,
+)
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.census import differences
@@ -23,6 +33,7 @@ from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
 from zonemta_py.queue.upkeep.flush import flush
 
 DOMAINS = ["x.example", "y.example"]
@@ -77,7 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def lease(self, domain: str, zone: str, most: int, start: bool) -> None:
         async def take() -> None:
-            held = self.queue.lease(zone, domain, most)
+            held = self._take(zone, domain, most)
             if held is None:
                 busy = {(r.message, r.address) for lease in self.leases for r in lease.recipients}
                 left = [
@@ -90,6 +101,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.leases.append(held)
 
         self.runner.run(take())
+
+    def _take(self, zone: str, domain: str, most: int) -> Lease | None:
+        return self.queue.lease(zone, domain, most)
 
     def _zone(self, where: tuple[str, str]) -> str:
         value = self.queue.store.get(keys.waiting_key("bulk", *where))
@@ -240,9 +254,33 @@ class FilesQueueMachine(QueueMachine):
     store = "filesystem"
 
 
+class PoolsQueueMachine(QueueMachine):
+    """Mail of one user, and mail that was deferred, leaves from other pools; a worker has mail of one of them."""
+
+    store = "memory"
+
+    def _open(self) -> None:
+        super()._open()
+        self.queue.windows.set_pools(UserPools())
+
+    @rule(pools=st.sampled_from([UserPools(), ONE_POOL]))
+    def reload(self, pools: MailPools) -> None:
+        self.queue.windows.set_pools(pools)
+
+    def _take(self, zone: str, domain: str, most: int) -> Lease | None:
+        for pool in self.queue.windows.pools_of(zone, domain):
+            held = self.queue.lease(zone, domain, most, pool)
+            if held is not None:
+                assert self.queue.windows.pool_of(zone, domain, held.recipients[0].record) == pool
+                return held
+        return None
+
+
 TestQueueModel = QueueMachine.TestCase
 TestQueueModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestMemoryQueueModel = MemoryQueueMachine.TestCase
 TestMemoryQueueModel.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestPoolsQueueModel = PoolsQueueMachine.TestCase
+TestPoolsQueueModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestFilesQueueModel = FilesQueueMachine.TestCase
 TestFilesQueueModel.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

@@ -34,7 +34,7 @@ async def test_a_message_for_later_takes_no_room_until_then(directory: Path) -> 
     async with opened(directory, clock) as queue:
         await accept(queue, "a@x.example", "b@x.example", options=LATER)
         await accept(queue, "now@x.example")
-        assert queue.windows.zone("default").size == 1
+        assert queue.windows.zone("default").room.size == 1
         assert await flush(queue) == 0
         assert await flush(queue, "default", "x.example", None) == 0
         [accepted, _] = events(queue.store)
@@ -46,7 +46,7 @@ async def test_a_message_for_later_takes_no_room_until_then(directory: Path) -> 
         clock.ms += 1
         assert await queue.deferral.wake_due(clock.ms) == 1
         assert problems(queue.store) == []
-        await until(lambda: queue.windows.zone("default").size > 0, "both in the window")
+        await until(lambda: queue.windows.zone("default").room.size > 0, "both in the window")
         assert left(queue) == ["a", "b"]
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.queue import Clock, accept, everything, lease, opened, problems, settle
+from tests.kit.queue import Clock, UserPools, accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_waiting
-from zonemta_py.queue.ready import HEADROOM, SHARES, ReadyWindow
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.ready import ReadyWindow
+from zonemta_py.queue.submitter_queues import ONE_POOL, QueuedRecipient
+from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.window_room import HEADROOM, SHARES
 
 
 def _recipient(message: str, n: int, domain: str = "x.example") -> QueuedRecipient:
@@ -29,7 +31,7 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
     held: list[bytes] = []
     for kind, count in steps:
         if kind == 0 and window.reserve("x.example", "me", count):
-            window.unreserve("x.example", "me", count)
+            window.room.unreserve("x.example", "me", count)
             window.add("x.example", [_recipient(f"m{number}", i) for i in range(count)])
             number += 1
         elif kind == 1:
@@ -47,7 +49,7 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
     rest = []
     while taken := window.take("x.example", 5):
         rest += taken
-    assert window.size == 0
+    assert window.room.size == 0
     assert not {r.key for r in rest} & set(held)
 
 
@@ -155,7 +157,7 @@ async def test_a_small_job_finds_a_place_in_a_window_full_of_anothers(directory:
         for n in range(150):
             await accept(queue, f"a@d{n}.example", user="bulk")
         window = queue.windows.zone("default")
-        assert window.size == 100 - 100 // HEADROOM
+        assert window.room.size == 100 - 100 // HEADROOM
         assert ready[-1] == ("d149.example", False)
         await accept(queue, "b@new.example", user="small")
         assert ready[-1] == ("new.example", True)
@@ -215,13 +217,13 @@ async def test_two_floods_with_their_mail_mixed_on_disk(directory: Path) -> None
 def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> None:
     """Of one submitter's starved destinations, the first being full of others' mail, the second is fed."""
     window = ReadyWindow("z", 160)
-    for n in range(window.share):
+    for n in range(window.room.share):
         other = _recipient(f"m{n}", 0, "full.example")
         other.record = other.record._replace(lane=f"other{n}")
         other.submitter = other.record.submitter
         window.add("full.example", [other])
     window.add(
-        "busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.low_volume)]
+        "busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.room.low_volume)]
     )
     window.note_spill("full.example", "me", "m900")
     window.note_spill("empty.example", "me", "m901")
@@ -230,3 +232,59 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
     assert window.suspend("full.example")
     window.resume("full.example")
     assert window.next_starved() == "full.example", "its turn comes when there is room"
+
+
+async def test_mail_that_leaves_from_another_pool_has_a_share_of_its_own(directory: Path) -> None:
+    """Deferred mail finds room beside a flood that waits for the usual pool, most of it on disk, and the other way round."""
+    async with opened(directory, window=160) as queue:
+        queue.windows.set_pools(UserPools())
+        window, share, hour_ms = queue.windows.zone("default"), 160 // SHARES, queue.now() + 3_600_000
+        for n in range(2):
+            await accept(queue, f"early{n}@x.example", user="b")
+            await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, due_ms=hour_ms)
+        for n in range(share * 4):
+            await accept(queue, f"r{n}@x.example", user="b")
+        assert window.waiting("x.example") == share
+        await flush(queue)
+        assert window.pools_of("x.example") == ("", "fallback")
+        for n in range(2):
+            held = queue.lease("default", "x.example", 10, "fallback")
+            assert held is not None
+            assert held.recipients[0].address == f"early{n}@x.example"
+            await settle(queue, held, OutcomeKind.DELIVERED)
+        assert queue.lease("default", "x.example", 10, "fallback") is None
+        assert window.has_mail("x.example", "") and not window.has_mail("x.example", "fallback")
+        for _ in range(share * 4):
+            held = queue.lease("default", "x.example", 10, "")
+            assert held is not None
+            await settle(queue, held, OutcomeKind.DEFERRED, due_ms=hour_ms)
+        await flush(queue)  # all of it waits for the fallback pool now
+        new = await accept(queue, "new@x.example", user="b")
+        assert "" in queue.windows.pools_of("default", "x.example"), "it does not wait behind those"
+        held = queue.lease("default", "x.example", 10, "")
+        assert held is not None and held.active.id == new
+        await settle(queue, held, OutcomeKind.DELIVERED)
+        count = 0
+        while held := queue.lease("default", "x.example", 10):
+            count += 1
+            await settle(queue, held, OutcomeKind.DELIVERED)
+        assert count == share * 4
+        assert everything(queue.store) == []
+
+
+async def test_pools_take_turns(directory: Path) -> None:
+    """Where nothing says from which pool, and after a change of the pools."""
+    async with opened(directory) as queue:
+        queue.windows.set_pools(UserPools())
+        for n in range(3):
+            for user in "ab":
+                await accept(queue, f"{user}{n}@x.example", user=user)
+        held = [lease(queue, "x.example") for _ in range(2)]
+        assert [each.recipients[0].address for each in held] == ["a0@x.example", "b0@x.example"]
+        assert queue.windows.pools_of("default", "x.example") == ("own", "")
+        queue.windows.set_pools(ONE_POOL)
+        assert queue.windows.zone("default").pools_of("x.example") == ("",)
+        for each in held:
+            queue.release(each)
+        found = [lease(queue, "x.example").recipients[0].address[:2] for _ in range(6)]
+        assert sorted(found) == ["a0", "a1", "a2", "b0", "b1", "b2"]

@@ -81,8 +81,8 @@ def test_turns_and_limits() -> None:
     scheduler.session_opened(b, 0.0)
     assert started(scheduler) == [], "three connections"
     scheduler.ready("b", 0.0)
-    assert scheduler.should_yield(a.destination, 10)
-    assert not scheduler.should_yield(a.destination, 9)
+    assert scheduler.should_yield(a, 10)
+    assert not scheduler.should_yield(a, 9)
     scheduler.ended(b, 0.0, has_mail=False)
     scheduler.empty("b")
     scheduler.ready("a", 0.0)
@@ -129,11 +129,11 @@ def test_urgent_mail_is_next() -> None:
     scheduler.session_opened(a, 0.0)
     scheduler.ready("b", 0.0)
     scheduler.ready("c", 0.0, urgent=True)
-    assert scheduler.should_yield(a.destination, 1)
+    assert scheduler.should_yield(a, 1)
     scheduler.ended(a, 0.0, has_mail=True)
     [c] = started(scheduler)
     assert c.destination.name == "c"
-    assert not scheduler.should_yield(c.destination, 1)
+    assert not scheduler.should_yield(c, 1)
 
 
 def test_a_learned_limit_holds_for_a_while() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
 from zonemta_py.queue.queue import Queue
@@ -26,8 +27,8 @@ class ZoneView(Protocol):
     def sessions(self) -> int:
         """How many sessions its workers have."""
 
-    def why(self, destination: str) -> Constraint | None:
-        """What keeps mail for ``destination`` waiting; None: it has its turn next, or is being sent."""
+    def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
+        """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
 
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now; None: every one."""
@@ -93,15 +94,15 @@ class Reasons:
     def __init__(self, queue: Queue, relay: RunningRelay) -> None:
         self._queue = queue
         self._relay = relay
-        self._by_destination: dict[tuple[str, str], Constraint | None] = {}
+        self._by_destination: dict[tuple[str, str, str], Constraint | None] = {}
         self._meta: tuple[str, Meta | None] = ("", None)
 
-    def destination(self, zone: str, destination: str) -> Constraint | None:
-        """What keeps all mail for a destination waiting."""
-        place = zone, destination
+    def destination(self, zone: str, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
+        """What keeps all mail for a destination waiting that leaves from ``pool``."""
+        place = zone, destination, pool
         if place not in self._by_destination:
             view = self._relay.zones.get(zone)
-            self._by_destination[place] = view.why(destination) if view is not None else None
+            self._by_destination[place] = view.why(destination, pool) if view is not None else None
         return self._by_destination[place]
 
     def of(self, zone: str, message: str, address: str, record: Waiting) -> Constraint:
@@ -185,7 +186,8 @@ class Reasons:
         if name := queue.suspended.of_recipient(meta, zone, "", record.domain):
             return self._suspended_for(name, message)
         destination = queue.windows.destination_of(zone, record.domain)
-        found = self.destination(zone, destination)
+        pool = queue.windows.pool_of(zone, destination, record)
+        found = self.destination(zone, destination, pool)
         if found is not None:
             if found.name in (Limit.SUSPENSION, Limit.PROBE):
                 return found

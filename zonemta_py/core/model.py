@@ -18,6 +18,8 @@ AGES_MIN = (
     1280,
 )  # upper ends of the ages of Postfix's qshape, in minutes
 
+USUAL_POOL = ""  # the pool that the settings of a destination name, or a rule of shaping instead
+
 
 class Attempt(Struct, frozen=True, array_like=True):
     """The result of one delivery attempt for the recipients that it concerns.

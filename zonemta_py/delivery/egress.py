@@ -95,9 +95,6 @@ class Egress(Allowance):
         self.files = files
         self.pools = config.pools
         self._sources.clear()
-        self.tenant_pools = {
-            name: each.pool for name, each in config.tenants.items() if each.pool is not None
-        }
         addresses = {source_name(each): each.limits for pool in config.pools.values() for each in pool}
         self.addresses: dict[str, AddressLimits] = addresses
         self.providers.configure(files.table)

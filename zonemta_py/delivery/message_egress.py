@@ -98,16 +98,8 @@ class MessageEgress:
 
     def _pool(self, lease: Lease, way: Way) -> str:
         """The pool of a message: of its tenant, the fallback of its zone, or that of the destination."""
-        own = self._egress.tenant_pools.get(lease.active.meta.origin.tenant)
-        if own is not None:
-            return own
-        settings = self._ways.table.settings(lease.destination)
         record = lease.recipients[0].record
-        if settings.fallback_pool is None or not record.attempts:
-            return way.pool
-        if record.attempts >= settings.fallback_after or self._last_class(lease) == ReplyClass.BLOCKED:
-            return settings.fallback_pool
-        return way.pool
+        return self._egress.queue.windows.pool_of(lease.zone, lease.destination, record) or way.pool
 
     def _is_blocked(self, lease: Lease) -> bool:
         """Whether the address of the last attempt was refused."""

@@ -1,6 +1,6 @@
 """Mail that cannot be sent for now: what is too old expires, and senders that asked for it hear of the delay.
 
-A destination waits as a whole, so only the front of its mail is looked at: the oldest is there.
+All mail of a destination that leaves from one pool waits for the same, so only the front of it is looked at: the oldest is there.
 """
 
 from zonemta_py.config.zones import Zone
@@ -44,10 +44,16 @@ async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, f
     return False
 
 
-async def put_off_old(queue: Queue, worker: Worker, place: Place, settings: Zone, reason: str) -> None:
-    """Settle the old mail of a destination that waits for a limit. Nothing of it was an attempt."""
+async def put_off_old(
+    queue: Queue, worker: Worker, place: tuple[str, str, str | None], settings: Zone, reason: str
+) -> None:
+    """Settle the old mail of a destination that waits for a limit. Nothing of it was an attempt.
+
+    ``place``: the zone, the destination, and the pool from which the mail leaves (None: any).
+    """
+    zone, destination, pool = place
     now_ms, warned = clock.now_ms(), 0
-    while lease := queue.lease(*place, settings.recipients_per_transaction):
+    while lease := queue.lease(zone, destination, settings.recipients_per_transaction, pool):
         meta, message = lease.active.meta, lease.active.id
         if await worker.settle_unsent(lease):
             continue

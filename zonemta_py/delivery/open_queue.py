@@ -8,6 +8,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import DAY
 from zonemta_py.delivery.bounces import BounceReporter
+from zonemta_py.delivery.mail_pools import mail_pools
 from zonemta_py.events.recovery import last_seq, newest_message
 from zonemta_py.queue.options import LONGEST_DELAY_MS, QueueOptions
 from zonemta_py.queue.queue import Queue
@@ -57,6 +58,7 @@ def configure_queue(queue: Queue, config: Config) -> None:
     """Use what a reload may change. Raises ConfigError, and changes nothing then."""
     queue.classifier = make_classifier(config.classify.file)
     queue.limits.configure(limit_rules(config.tenants, config.limits))
+    queue.windows.set_pools(mail_pools(config))
 
 
 def _longest_delay_ms(config: Config) -> int:

@@ -20,6 +20,10 @@ class Way(NamedTuple):
     pool: str
     own_pool: str  # that of the zone, where a rule sends the mail from another one
 
+    def leaving_from(self, pool: str | None) -> "Way":
+        """The way of mail that leaves from ``pool``; USUAL_POOL or None: from that of the destination."""
+        return self._replace(pool=pool) if pool else self
+
 
 class Ways:
     """The ways of one zone."""

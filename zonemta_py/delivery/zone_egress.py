@@ -1,14 +1,16 @@
 """The permits of one zone: which of its destinations may send now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.look_ups import Resolve
-from zonemta_py.delivery.ways import Ways
+from zonemta_py.delivery.ways import Way, Ways
+from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
+from zonemta_py.schedule.places import Place, Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import ranked
@@ -24,28 +26,21 @@ class ZoneEgress:
         self._egress = egress
         self._resolve = resolve
         self._ready = ready
-        self._waiting: dict[
-            str, tuple[str, str]
-        ] = {}  # the gate of each destination: zone and pool, provider
+        self._places = Places(egress.gates, ready)
         self.ways = Ways(zone, egress)
 
     def configure(self, zone: Zone) -> None:
         """Use other settings."""
         self.ways.configure(zone)
-        for destination in list(self._waiting):
-            self.passed(destination)
+        self._places.leave_all()
 
     # ---- Admission
 
-    def admit(self, destination: str) -> Permit | None:
+    def admit(self, destination: str) -> Admitted | None:
         """See ``Admission``."""
-        if self.ways.is_local and not self._egress.queue.suspended:
-            return FREE
-        egress, place = self._egress, self._waiting.get(destination)
-        if place is not None:
-            gate = egress.gates.get(*place)
-            if gate is not None and gate.awake != destination:
-                return None  # it waits for its turn
+        egress = self._egress
+        if self.ways.is_local and not egress.queue.suspended:
+            return ANY_MAIL
         way = self.ways.of(destination)
         if way is None:
             egress.look_ups.add(destination, self._resolve, lambda: self._looked_up(destination))
@@ -54,72 +49,67 @@ class ZoneEgress:
             ("zone", self._name), ("provider", way.provider), ("domain", destination)
         )
         if stopped is not None:
-            self._wait(destination, stopped[0], stopped[1])
+            self._wait(destination, (f"{self._name}:", stopped[0]), stopped[1])
             return None
-        if self.ways.is_local or egress.is_free(way.pool, way.provider):
-            self._granted(destination)
+        pools = egress.queue.windows.pools_of(self._name, destination)
+        if self.ways.is_local or all(egress.is_free(pool or way.pool, way.provider) for pool in pools):
+            self._places.granted_all(destination)
+            return ANY_MAIL
+        ways = [way.leaving_from(pool) for pool in pools]
+        self._places.keep(destination, [self._place(each) for each in ways])
+        for pool, each in zip(pools, ways, strict=True):
+            permit = self._admit(destination, each)
+            if permit is not None:
+                return Admitted(permit, pool)
+        return None
+
+    def _admit(self, destination: str, way: Way) -> Permit | None:
+        """What a worker may send from the pool of ``way``."""
+        egress, place = self._egress, self._place(way)
+        if egress.is_free(way.pool, way.provider):
+            self._places.granted(destination, place)
             return FREE
-        now_ms, key = egress.now_ms(), f"{self._name}:{way.pool}"
-        gate = egress.gates.get(key, way.provider)
-        if gate is not None and gate.waiting and gate.awake != destination and gate.refusal is not None:
-            self._wait_at(destination, (key, way.provider))
-            if egress.gates.join(key, way.provider, destination):
-                return None
-        sources = self.ways.sources(way, destination)
+        if not self._places.may_try(destination, place):
+            return None
+        now_ms, sources = egress.now_ms(), self.ways.sources(way, destination)
         if not sources and egress.is_disabled(way.pool):
             reason = f"every address of the pool '{way.pool}' is disabled"
-            self._wait(destination, way.provider, Refusal(Limit.NO_SOURCE, UNKNOWN, reason), way.pool)
+            self._wait(destination, place, Refusal(Limit.NO_SOURCE, UNKNOWN, reason))
             return None
         if not sources:  # the attempt fails, so that the sender hears of it in time
-            self._granted(destination)
+            self._places.granted(destination, place)
             return FREE
         permit = egress.take(way.provider, ranked(sources, f"{destination} {now_ms}"), now_ms)
         if isinstance(permit, Refusal):
-            self._wait(destination, way.provider, permit, way.pool)
+            self._wait(destination, place, permit)
             return None
-        self._granted(destination)
+        self._places.granted(destination, place)
         return permit
 
-    def waiting(self) -> list[tuple[str, str]]:
-        """The destinations that wait for a permit, and why."""
-        found = []
-        for destination, place in self._waiting.items():
-            gate = self._egress.gates.get(*place)
-            if gate is not None and gate.refusal is not None:
-                found.append((destination, gate.refusal.reason))
+    def _place(self, way: Way) -> Place:
+        return f"{self._name}:{way.pool}", way.provider
+
+    def waiting(self) -> list[tuple[str, str | None, str]]:
+        """The destinations that wait for a permit: for mail that leaves from which pool (None: from any), and why."""
+        window = self._egress.queue.windows.zone(self._name)
+        found: list[tuple[str, str | None, str]] = []
+        for destination, place, refusal in self._places.waiting():
+            way = self.ways.of(destination)
+            pools = window.pools_of(destination) if way is not None else ()
+            here = [pool for pool in pools if way and self._place(way.leaving_from(pool)) == place]
+            is_whole = place[0] == f"{self._name}:"  # whatever the pool
+            found += [(destination, pool, refusal.reason) for pool in ([None] if is_whole else here)]
         return found
 
     def _looked_up(self, destination: str) -> None:
         self._ready(destination)
 
-    def _wait(self, destination: str, provider: str, refusal: Refusal, pool: str = "") -> None:
-        place = f"{self._name}:{pool}", provider
-        self._wait_at(destination, place)
-        self._egress.gates.wait(*place, destination, self._wake, refusal, self._egress.now_ms())
-
-    def _wait_at(self, destination: str, place: tuple[str, str]) -> None:
-        """It waits at the gate ``place``, and no more at another one."""
-        before = self._waiting.get(destination)
-        if before is not None and before != place:
-            self._egress.gates.emptied(*before, destination)
-        self._waiting[destination] = place
-
-    def _wake(self, destination: str) -> bool:
-        if self._ready(destination):
-            return True
-        self._waiting.pop(destination, None)
-        return False
-
-    def _granted(self, destination: str) -> None:
-        place = self._waiting.pop(destination, None)
-        if place is not None:
-            self._egress.gates.granted(*place, destination)
+    def _wait(self, destination: str, place: Place, refusal: Refusal) -> None:
+        self._places.wait(destination, place, refusal, self._egress.now_ms())
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
-        place = self._waiting.pop(destination, None)
-        if place is not None:
-            self._egress.gates.emptied(*place, destination)
+        self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
         """See ``Admission``. A worker that may not goes to the gate with its destination."""
@@ -135,30 +125,52 @@ class ZoneEgress:
         ):
             return False
         if permit is FREE:
-            may_fail = not self.ways.sources(way, name) and not egress.is_disabled(way.pool)
-            return egress.is_free(way.pool, way.provider) or may_fail
+            return all(self._is_free(way.leaving_from(pool), name) for pool in self._pools(slot))
         if way.provider != permit.provider:
             return False
         return egress.renew(permit, egress.now_ms()) is None
 
-    def others_wait(self, destination: str) -> bool:
-        """See ``Admission``."""
+    def _pools(self, slot: WorkerSlot) -> Sequence[str]:
+        """The pools from which the mail of the worker leaves."""
+        if slot.pool is not None:
+            return (slot.pool,)
+        return self._egress.queue.windows.pools_of(self._name, slot.destination.name)
+
+    def _is_free(self, way: Way, destination: str) -> bool:
+        """Whether nothing limits mail from the pool of ``way``, or it is to fail, so that its sender hears of it."""
+        if self._egress.is_free(way.pool, way.provider):
+            return True
+        return not self._egress.is_disabled(way.pool) and not self.ways.sources(way, destination)
+
+    def others_wait(self, slot: WorkerSlot) -> bool:
+        """See ``Admission``. Others are also mail of the same destination that leaves from other pools."""
+        destination = slot.destination.name
         way = self.ways.of(destination)
-        gate = self._egress.gates.get(f"{self._name}:{way.pool}", way.provider) if way else None
+        if way is None or self.ways.is_local:
+            return False
+        if slot.pool is not None:
+            pools = self._egress.queue.windows.pools_of(self._name, destination)
+            if any(pool != slot.pool for pool in pools):
+                return True
+        gate = self._egress.gates.get(*self._place(way.leaving_from(slot.pool)))
         return gate is not None and bool(gate.waiting)
 
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``."""
         self._egress.release(slot)
 
-    def binding(self, destination: str, now_s: float) -> Binding | None:
+    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
         """See ``Admission``."""
-        egress, place = self._egress, self._waiting.get(destination)
-        if place is None:
+        egress, way = self._egress, self.ways.of(destination)
+        if way is None:
             if destination in egress.look_ups:
                 return Binding(Limit.PROVIDER_LOOK_UP, now_s, 0.0, "its provider is being looked up")
             return None
-        gate = egress.gates.get(*place)
+        kinds = ("zone", self._name), ("provider", way.provider), ("domain", destination)
+        places = [(f"{self._name}:", f"{kind}:{name}") for kind, name in kinds]
+        places.append(self._place(way.leaving_from(pool)))
+        gates = (self._places.gate(destination, place) for place in places)
+        gate = next((gate for gate in gates if gate is not None), None)
         if gate is None or gate.refusal is None:
             return None
         now_ms, refusal = egress.now_ms(), gate.refusal
@@ -175,4 +187,4 @@ class ZoneEgress:
             refusal = Refusal(
                 Limit.PROVIDER_CONNECT_RATE, until_ms or now_ms + 1, "no new session is allowed"
             )
-            self._wait(slot.destination.name, way.provider, refusal, way.pool)
+            self._wait(slot.destination.name, self._place(way.leaving_from(slot.pool)), refusal)

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.failing_destinations import FailingDestinations
 from zonemta_py.delivery.lease_context import next_token_in_s
@@ -114,10 +115,10 @@ class ZoneWorkers:
         """Why mail for ``destination`` is suspended; empty when it is not."""
         return self._failing.describe(destination)
 
-    def why(self, destination: str) -> Constraint | None:
-        """What keeps mail for ``destination`` waiting; None: it has its turn next, or is being sent."""
+    def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
+        """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
         now_s = clock.monotonic_s()
-        binding = self.scheduler.binding(destination, now_s)
+        binding = self.scheduler.binding(destination, now_s, pool)
         if binding is None:
             return None
         return constraint_of(binding, self.name, now_s, clock.now_ms())
@@ -194,7 +195,7 @@ class ZoneWorkers:
             if lease is NoLease.NOT_NOW:
                 break
             if lease is NoLease.NO_MAIL:
-                return False
+                return bool(self._context.queue.windows.zone(self.name).pools_of(destination.name))
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
@@ -224,7 +225,7 @@ class ZoneWorkers:
                 await settled  # a worker has one unfinished settle at most
             settled = result.settled
             served += 1
-            if self.scheduler.should_yield(destination, served):
+            if self.scheduler.should_yield(slot, served):
                 break
         return True
 
@@ -238,30 +239,34 @@ class ZoneWorkers:
     def _take_lease(self, slot: WorkerSlot, served: int) -> Lease | NoLease:
         """The next lease for a worker that has ``served`` others."""
         scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
-        if served and not self._has_mail(destination.name):
+        window = queue.windows.zone(self.name)
+        if served and not window.has_mail(destination.name, slot.pool):
             queue.windows.feed(self.name)  # as a lease does
-            scheduler.empty(destination.name)  # before anything is granted for another message
-            return NoLease.NO_MAIL
+            return self._no_mail(destination.name)  # before anything is granted for another message
         now_s = clock.monotonic_s()
         if not scheduler.next_lease(slot, now_s):
             return NoLease.NOT_NOW
-        window = queue.windows.zone(self.name)
         settings = scheduler.table.settings(destination.name)
         recipients = destination.recipients(settings.recipients_per_transaction, now_s)
         try:
-            lease = queue.lease(self.name, destination.name, recipients)
+            lease = queue.lease(self.name, destination.name, recipients, slot.pool)
         except QueueCorrupt as exc:
             log.critical("not delivered: %s", exc)
             return NoLease.LOOK_AGAIN
         if lease is None:
-            if window.may_refill(destination.name):  # one refill reads a limited number of keys
-                return NoLease.LOOK_AGAIN
-            scheduler.empty(destination.name)
-            return NoLease.NO_MAIL
+            if not window.waiting(destination.name) and window.may_refill(destination.name):
+                return NoLease.LOOK_AGAIN  # one refill reads a limited number of keys
+            return self._no_mail(destination.name)
         faults.reach("lease.taken")
         if scheduler.leased(slot, now_s, more=window.has_mail(destination.name)):
             self.start_workers()
         return lease
+
+    def _no_mail(self, destination: str) -> NoLease:
+        """The worker has no mail any more. There may be some that leaves from another pool than its own."""
+        if not self._context.queue.windows.zone(self.name).pools_of(destination):
+            self.scheduler.empty(destination)
+        return NoLease.NO_MAIL
 
     async def _deliver(self, lease: Lease, slot: WorkerSlot) -> LeaseResult:
         scheduler, destination = self.scheduler, slot.destination
@@ -282,7 +287,7 @@ class ZoneWorkers:
 
     async def give_up_old(self) -> None:
         """Mail that waits for a permit expires at its time, and its senders hear of the delay."""
-        for destination, reason in self._egress.waiting():
-            zone = self.scheduler.table.settings(destination)
-            await put_off_old(self._context.queue, self._worker, (self.name, destination), zone, reason)
+        for destination, pool, reason in self._egress.waiting():
+            zone, place = self.scheduler.table.settings(destination), (self.name, destination, pool)
+            await put_off_old(self._context.queue, self._worker, place, zone, reason)
             await asyncio.sleep(0)

@@ -209,18 +209,18 @@ class Queue:
 
     # ---- delivery
 
-    def lease(self, zone: str, destination: str, limit: int) -> Lease | None:
-        """Up to ``limit`` recipients of the oldest message at ``destination``, or None.
+    def lease(self, zone: str, destination: str, limit: int, pool: str | None = None) -> Lease | None:
+        """Up to ``limit`` recipients of the oldest message at ``destination`` that leaves from ``pool`` (None: any), or None.
 
         Raises QueueCorrupt for a message that cannot be read; its recipients stay on disk and are not
         offered again before the next start.
         """
         window = self.windows.zone(zone)
         self.windows.refill(zone, destination)
-        recipients = window.take(destination, limit)
+        recipients = window.take(destination, limit, pool)
         if not recipients and window.may_refill(destination):  # the window held withdrawn ones only
             self.windows.refill(zone, destination)
-            recipients = window.take(destination, limit)
+            recipients = window.take(destination, limit, pool)
         self.windows.feed(zone)
         if not recipients:
             return None

@@ -2,7 +2,8 @@
 
 Each waiting recipient is in the window, or under a ``spill/`` key of its destination, or not yet
 reached by the start-up scan. A destination gets a share of the window, so that a blocked one does not fill it; the
-last quarter is reserved for low-volume submitters (decision 29).
+last quarter is reserved for low-volume submitters (decision 29). Mail for each pool has a share of its own: what waits for
+the addresses of one leaves room for the others.
 
 Plain ``def`` throughout: ``windows.py`` reads the store and writes the batches.
 """
@@ -11,31 +12,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from zonemta_py.queue.spill import SpillIndex
-from zonemta_py.queue.submitter_queues import EQUAL, QueuedRecipient, SubmitterQueues, Weights
-
-SHARES = 8  # a destination gets at most 1/8 of the window
-HEADROOM = 4  # the last 1/4 of the window is for low-volume submitters
-URGENT_SHARES = 2  # shares of a destination that may be filled when urgent mail comes
-LOW_VOLUME = 16  # recipients in the window: up to this many find room at any destination, and go first
+from zonemta_py.queue.submitter_queues import (
+    EQUAL,
+    ONE_POOL,
+    DestinationQueues,
+    MailPools,
+    QueuedRecipient,
+    Weights,
+)
+from zonemta_py.queue.window_room import WindowRoom
 
 
 class ReadyWindow:
-    """One zone's window of at most ``limit`` recipients.
-
-    ``size`` counts the recipients in it and those reserved for commits under way.
-    """
+    """One zone's window of at most ``limit`` recipients; ``room`` counts them."""
 
     def __init__(self, zone: str, limit: int, weights: Weights = EQUAL) -> None:
         self.zone = zone
         self._weights = weights
-        self.limit = limit
-        self.share = max(1, limit // SHARES)
-        self.low_volume = min(LOW_VOLUME, max(1, self.share // 2))
-        self.size = 0
+        self.room = WindowRoom(limit)
         self.spilled = SpillIndex()
-        self._queues: dict[str, SubmitterQueues] = {}  # by destination
-        self._reserved: Counter[tuple[str, str]] = Counter()  # by destination and submitter
-        self._by_submitter: Counter[str] = Counter()  # of ``size``
+        self.pools: MailPools = ONE_POOL
+        self._queues: dict[str, DestinationQueues] = {}
         # By key: the queued recipient, or None while it is leased or withdrawn.
         self._known: dict[bytes, QueuedRecipient | None] = {}
         self._leased: dict[bytes, str] = {}  # with the destination
@@ -50,51 +47,41 @@ class ReadyWindow:
 
     # ---- room
 
-    def has_room(self, destination: str, submitter: str, *, urgent: bool = False) -> bool:
-        """Whether one more recipient of ``submitter`` may enter; urgent mail has larger shares."""
-        low_volume = self._by_submitter.get(submitter, 0) < self.low_volume
-        if self.size >= (self.limit if low_volume else self.limit - self.limit // HEADROOM):
-            return False
-        queues = self._queues.get(destination)
-        if low_volume or queues is None:
-            return True
-        share = self.share * URGENT_SHARES if urgent else self.share
-        return queues.length + self._reserved.get((destination, submitter), 0) < share
+    def has_room(
+        self, destination: str, submitter: str, *, urgent: bool = False, pool: str | None = None
+    ) -> bool:
+        """Whether one more recipient of ``submitter`` may enter; urgent mail has larger shares.
 
-    def is_low_volume(self, submitter: str) -> bool:
-        """Whether the submitter has so little here that its mail goes first."""
-        return self._by_submitter.get(submitter, 0) <= self.low_volume
+        ``pool``: from which it leaves; None: from that of its submitter.
+        """
+        queues, waiting = self._queues.get(destination), 0
+        if queues is not None:
+            waiting = queues.waiting(self.pools.of_submitter(submitter) if pool is None else pool)
+        return self.room.has_room(destination, submitter, waiting, urgent=urgent)
 
-    def reserve(self, destination: str, submitter: str, count: int, *, urgent: bool = False) -> bool:
+    def reserve(
+        self,
+        destination: str,
+        submitter: str,
+        count: int,
+        *,
+        urgent: bool = False,
+        pool: str | None = None,
+    ) -> bool:
         """Reserve room for ``count`` recipients of a commit under way; False: they are to be spilled.
 
-        Mail of a submitter that has spilled mail at the destination is queued behind that, unless it is urgent.
+        Mail of a submitter that has spilled mail at the destination is queued behind that, unless it is urgent or
+        leaves from another ``pool``.
         """
-        if destination in self._suspended or not self.has_room(destination, submitter, urgent=urgent):
+        if destination in self._suspended:
             return False
-        if not urgent and self.spilled.has(destination, submitter):
+        if not self.has_room(destination, submitter, urgent=urgent, pool=pool):
             return False
-        self._reserved[destination, submitter] += count
-        self._by_submitter[submitter] += count
-        self.size += count
+        moved = pool is not None and pool != self.pools.of_submitter(submitter)
+        if not (urgent or moved) and self.spilled.has(destination, submitter):
+            return False
+        self.room.reserve(destination, submitter, count)
         return True
-
-    def unreserve(self, destination: str, submitter: str, count: int) -> None:
-        """The commit has ended; ``add`` follows if it succeeded."""
-        self.size -= count
-        self._count(submitter, -count)
-        remaining = self._reserved[destination, submitter] - count
-        if remaining:
-            self._reserved[destination, submitter] = remaining
-        else:
-            del self._reserved[destination, submitter]
-
-    def _count(self, submitter: str, change: int) -> None:
-        count = self._by_submitter[submitter] + change
-        if count:
-            self._by_submitter[submitter] = count
-        else:
-            del self._by_submitter[submitter]
 
     # ---- recipients
 
@@ -102,48 +89,54 @@ class ReadyWindow:
         """Queue recipients; those already known are skipped."""
         queues = self._queues.get(destination)
         if queues is None:
-            queues = self._queues[destination] = SubmitterQueues(self._weights)
+            queues = self._queues[destination] = DestinationQueues(self._weights)
         for recipient in recipients:
             if recipient.key not in self._known:
                 self._known[recipient.key] = recipient
-                queues.append(recipient)
-                self._by_submitter[recipient.submitter] += 1
-                self.size += 1
+                queues.append(self._pool_of(destination, recipient), recipient)
+                self.room.count(recipient.submitter, 1)
         if not queues.length:
             del self._queues[destination]
 
-    def take(self, destination: str, limit: int) -> list[QueuedRecipient]:
-        """Lease up to ``limit`` recipients of one message, submitters in turn."""
+    def _pool_of(self, destination: str, recipient: QueuedRecipient) -> str:
+        return self.pools.of(self.zone, destination, recipient.record)
+
+    def take(self, destination: str, limit: int, pool: str | None = None) -> list[QueuedRecipient]:
+        """Lease up to ``limit`` recipients of one message, submitters in turn. ``pool``: see ``DestinationQueues.take``."""
         queues = self._queues.get(destination)
         if queues is None:
             return []
-        taken, turns = queues.take(limit)
+        taken, turns = queues.take(limit, pool)
         for recipient in taken:
             self._known[recipient.key] = None
             self._leased[recipient.key] = destination
         if taken:
-            self.size -= len(taken)
-            self._count(taken[0].submitter, -len(taken))
+            self.room.count(taken[0].submitter, -len(taken))
         if self.spilled.has(destination):
             self._note_low(destination, queues, turns)
         if not queues.length:
             del self._queues[destination]
         return taken
 
-    def _note_low(self, destination: str, queues: SubmitterQueues, submitters: Iterable[str]) -> None:
+    def _note_low(self, destination: str, queues: DestinationQueues, submitters: Iterable[str]) -> None:
         """These submitters have less than before."""
-        low = self._low(queues)
         for submitter in submitters:
-            if queues.count(submitter) <= low and self.spilled.has(destination, submitter):
+            if self._is_low(queues, submitter) and self.spilled.has(destination, submitter):
                 self._may_be_low.add(destination)
-                if not queues.count(submitter):
-                    self.spilled.note_starved(destination, submitter)
-        if queues.length <= self.share // 2:
+                self._note_starved(destination, queues, submitter)
+        if any(queues.waiting(pool) <= self.room.share // 2 for pool in queues.pools):
             self._may_be_low.add(destination)
 
-    def _low(self, queues: SubmitterQueues) -> int:
-        """Up to how many recipients of a submitter are little: half of what finds room."""
-        return self.low_volume // 2 if queues.length > self.share // 2 else self.share // 2
+    def _is_low(self, queues: DestinationQueues | None, submitter: str) -> bool:
+        """See ``WindowRoom.is_low``."""
+        if queues is None:
+            return True
+        pool = self.pools.of_submitter(submitter)
+        return self.room.is_low(queues.waiting(pool), queues.count(pool, submitter))
+
+    def _note_starved(self, destination: str, queues: DestinationQueues | None, submitter: str) -> None:
+        if queues is None or not queues.count(self.pools.of_submitter(submitter), submitter):
+            self.spilled.note_starved(destination, submitter)
 
     def put_back(self, destination: str, recipients: Iterable[QueuedRecipient]) -> None:
         """Put leased recipients back at the front, in order."""
@@ -151,11 +144,12 @@ class ReadyWindow:
         for recipient in returned:
             self._leased.pop(recipient.key, None)
             self._known[recipient.key] = recipient
-            self._by_submitter[recipient.submitter] += 1
+            self.room.count(recipient.submitter, 1)
+        if not returned:
+            return
         if destination not in self._queues:
-            self._queues[destination] = SubmitterQueues(self._weights)
-        self._queues[destination].put_back(returned)
-        self.size += len(returned)
+            self._queues[destination] = DestinationQueues(self._weights)
+        self._queues[destination].put_back(self._pool_of(destination, returned[0]), returned)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """These recipients are settled, deferred or deleted."""
@@ -173,8 +167,7 @@ class ReadyWindow:
             return False
         queued = self._known.get(key)
         if queued is not None:
-            self.size -= 1
-            self._count(queued.submitter, -1)
+            self.room.count(queued.submitter, -1)
             queued.withdrawn = True
         self._known[key] = queued
         self._withdrawn.add(key)
@@ -187,8 +180,7 @@ class ReadyWindow:
         if queued is None:
             self._known.pop(key, None)
         else:
-            self.size += 1
-            self._by_submitter[queued.submitter] += 1
+            self.room.count(queued.submitter, 1)
             queued.withdrawn = False
 
     # ---- suspended destinations
@@ -199,8 +191,7 @@ class ReadyWindow:
         evicted = list(self._queues.pop(destination, ()))
         for recipient in evicted:
             if not recipient.withdrawn:
-                self.size -= 1
-                self._count(recipient.submitter, -1)
+                self.room.count(recipient.submitter, -1)
                 self._known.pop(recipient.key, None)
             elif recipient.key in self._withdrawn:
                 self._known[recipient.key] = (
@@ -222,21 +213,18 @@ class ReadyWindow:
         """``message`` has spilled recipients; the next refill begins there or earlier."""
         self.spilled.note(destination, submitter, message)
         self._may_be_low.add(destination)
-        queues = self._queues.get(destination)
-        if queues is None or not queues.count(submitter):
-            self.spilled.note_starved(destination, submitter)
+        self._note_starved(destination, self._queues.get(destination), submitter)
 
     def refilled(self, destination: str) -> None:
         """A refill has ended: remember the submitters that it did not reach, see ``SpillIndex``."""
         self._may_be_low.add(destination)
         queues = self._queues.get(destination)
         for submitter in self.spilled.submitters(destination):
-            if queues is None or not queues.count(submitter):
-                self.spilled.note_starved(destination, submitter)
+            self._note_starved(destination, queues, submitter)
 
     def next_starved(self) -> str | None:
         """The destination to refill next, round-robin by submitter; None without room or starved mail."""
-        if self.size >= self.limit:
+        if self.room.is_full:
             return None
         return self.spilled.next_starved(self._may_enter)
 
@@ -254,12 +242,11 @@ class ReadyWindow:
         queues = self._queues.get(destination)
         if queues is not None and destination not in self._may_be_low:
             return None
-        low = self._low(queues) if queues is not None else 0
         found = min(
             (
                 message
                 for submitter, message in self.spilled.submitters(destination).items()
-                if queues is None or queues.count(submitter) <= low
+                if self._is_low(queues, submitter)
             ),
             default=None,
         )
@@ -295,9 +282,28 @@ class ReadyWindow:
         queues = self._queues.get(destination)
         return queues.submitters if queues is not None else 0
 
-    def has_mail(self, destination: str) -> bool:
-        """Whether there is mail of ``destination`` to lease, in the window or spilled."""
-        return destination in self._queues or self.spilled.has(destination)
+    def has_mail(self, destination: str, pool: str | None = None) -> bool:
+        """Whether there is mail of ``destination`` to lease, in the window or spilled.
+
+        With a ``pool``: mail that leaves from there, or from where is not known while nothing is in the window.
+        """
+        queues = self._queues.get(destination)
+        if queues is None:
+            return self.spilled.has(destination)
+        return pool is None or pool in queues
+
+    def pools_of(self, destination: str) -> tuple[str, ...]:
+        """From which pools the mail of ``destination`` in the window leaves, the next one first."""
+        queues = self._queues.get(destination)
+        return queues.pools if queues is not None else ()
+
+    def use(self, pools: MailPools) -> None:
+        """Mail leaves from other pools than before."""
+        self.pools = pools
+        for destination, queues in list(self._queues.items()):
+            self._queues[destination] = moved = DestinationQueues(self._weights)
+            for recipient in queues:
+                moved.append(self._pool_of(destination, recipient), recipient)
 
     def destinations(self) -> list[str]:
         """Destinations that have mail in the window."""
@@ -307,13 +313,7 @@ class ReadyWindow:
         """Violations of the invariants of this class, for tests."""
         queued = [r for queues in self._queues.values() for r in queues]
         active = [r for r in queued if not r.withdrawn]
-        if self.size != len(active) + self._reserved.total():
-            yield f"size {self.size}: {len(active)} queued, {self._reserved.total()} reserved"
-        counts = Counter(r.submitter for r in active)
-        for (_, submitter), count in self._reserved.items():
-            counts[submitter] += count
-        if counts != self._by_submitter:
-            yield f"by submitter {self._by_submitter}, counted {counts}"
+        yield from self.room.problems(Counter(r.submitter for r in active))
         for recipient in active:
             if self._known.get(recipient.key) is not recipient or recipient.key in self._leased:
                 yield f"{recipient.key!r} is queued, and not known as queued"

@@ -3,12 +3,42 @@
 A million recipients of one customer do not delay the one message of another. A tenant with a weight has as
 many turns in a row. Within a submitter, urgent mail comes first and nonurgent mail last; the lanes of one priority
 are served round-robin: those of the users of a tenant, and of the domains from which a host without a user sends.
+
+Mail that leaves from another pool than that of its destination has queues of its own: it does not wait for the addresses of
+that (decision 102).
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
+from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, Waiting
+
+
+class MailPools(Protocol):
+    """Which mail leaves from another pool than that of its destination; USUAL_POOL for all other mail."""
+
+    def of_submitter(self, submitter: str) -> str:
+        """The pool of all mail of a submitter."""
+
+    def of(self, zone: str, destination: str, record: Waiting) -> str:
+        """The pool of a recipient."""
+
+
+class OnePool:
+    """All mail leaves from the pool of its destination."""
+
+    def of_submitter(self, submitter: str) -> str:
+        """See ``MailPools``."""
+        return USUAL_POOL
+
+    def of(self, zone: str, destination: str, record: Waiting) -> str:
+        """See ``MailPools``."""
+        return USUAL_POOL
+
+
+ONE_POOL = OnePool()
 
 
 class QueuedRecipient:
@@ -41,7 +71,10 @@ def rank_of(lane: str) -> int:
 
 
 class SubmitterQueues:
-    """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
+    """The recipients of a destination that leave from one pool; in each lane the oldest comes first.
+
+    ``length`` counts all.
+    """
 
     __slots__ = (
         "_counts",
@@ -154,3 +187,77 @@ class SubmitterQueues:
             for lanes in by_rank.values():
                 for lane in lanes.values():
                     yield from lane
+
+
+class DestinationQueues:
+    """The recipients of one destination: the queues of each pool from which they leave, served round-robin."""
+
+    __slots__ = ("_pools", "_weights", "length")
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._pools: OrderedDict[str, SubmitterQueues] = OrderedDict()  # the next one first
+        self.length = 0
+
+    def __contains__(self, pool: object) -> bool:
+        return pool in self._pools
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools from which mail leaves, the next one first."""
+        return tuple(self._pools)
+
+    @property
+    def submitters(self) -> int:
+        """How many submitters have recipients here; one that uses two pools counts twice."""
+        return sum(each.submitters for each in self._pools.values())
+
+    def waiting(self, pool: str) -> int:
+        """The number of recipients that leave from ``pool``."""
+        queues = self._pools.get(pool)
+        return queues.length if queues is not None else 0
+
+    def count(self, pool: str, submitter: str) -> int:
+        """The number of recipients of ``submitter`` that leave from ``pool``."""
+        queues = self._pools.get(pool)
+        return queues.count(submitter) if queues is not None else 0
+
+    def _of(self, pool: str) -> SubmitterQueues:
+        queues = self._pools.get(pool)
+        if queues is None:
+            queues = self._pools[pool] = SubmitterQueues(self._weights)
+        return queues
+
+    def append(self, pool: str, recipient: QueuedRecipient) -> None:
+        """Put ``recipient`` at the end of its lane."""
+        self._of(pool).append(recipient)
+        self.length += 1
+
+    def put_back(self, pool: str, recipients: list[QueuedRecipient]) -> None:
+        """Put recipients at the front of their lane, in order, and make that lane the next."""
+        self._of(pool).put_back(recipients)
+        self._pools.move_to_end(pool, last=False)
+        self.length += len(recipients)
+
+    def take(self, limit: int, pool: str | None) -> tuple[list[QueuedRecipient], list[str]]:
+        """As ``SubmitterQueues.take``: of ``pool``, or of the next one that has any (None)."""
+        taken: list[QueuedRecipient] = []
+        turns: list[str] = []
+        while self._pools and not taken:
+            name = next(iter(self._pools)) if pool is None else pool
+            queues = self._pools.get(name)
+            if queues is None:
+                break
+            before = queues.length
+            taken, had_turns = queues.take(limit)
+            turns += had_turns
+            self.length -= before - queues.length
+            if not queues.length:
+                del self._pools[name]
+            elif len(self._pools) > 1:
+                self._pools.move_to_end(name)
+        return taken, turns
+
+    def __iter__(self) -> Iterator[QueuedRecipient]:
+        for queues in self._pools.values():
+            yield from queues

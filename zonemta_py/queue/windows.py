@@ -9,17 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.format.records import Waiting, read_waiting
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.spill import SpillKey
-from zonemta_py.queue.submitter_queues import QueuedRecipient, rank_of
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient, rank_of
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.storage.interface import Store
 
 REFILL_KEYS = 2000  # keys read by one refill: a few milliseconds
+ONLY_USUAL = (USUAL_POOL,)
 FEED_AT_ONCE = 4  # starved destinations that one lease refills
 
 DestinationOf = Callable[[str, str], str]  # (zone, domain) → the destination where its mail waits
@@ -50,6 +52,7 @@ class ReadyWindows:
         self.on_ready = on_ready
         self._zones: dict[str, ReadyWindow] = {}
         self._weights: dict[str, int] = {}
+        self._pools: MailPools = ONE_POOL
         self.pending: Counter[SpillKey] = Counter()  # that commits under way write
 
     def zone(self, zone: str) -> ReadyWindow:
@@ -57,12 +60,32 @@ class ReadyWindows:
         window = self._zones.get(zone)
         if window is None:
             window = self._zones[zone] = ReadyWindow(zone, self._limit, self._weights)
+            window.use(self._pools)
         return window
 
     def set_weights(self, weights: Mapping[str, int]) -> None:
         """Serve these submitters as often as ``weights`` says, and the others once; see ``SubmitterQueues``."""
         self._weights.clear()  # the windows share it
         self._weights.update(weights)
+
+    def set_pools(self, pools: MailPools) -> None:
+        """From which pools mail leaves from now on."""
+        self._pools = pools
+        for window in self._zones.values():
+            window.use(pools)
+
+    def pool_of(self, zone: str, destination: str, record: Waiting) -> str:
+        """The pool of a recipient, see ``MailPools``."""
+        return self._pools.of(zone, destination, record)
+
+    def pools_of(self, zone: str, destination: str) -> tuple[str, ...]:
+        """From which pools mail of a destination leaves, the next one first; at least one, see ``MailPools``."""
+        if self._pools is ONE_POOL:
+            return ONLY_USUAL
+        window = self.zone(zone)
+        if window.spilled.has(destination):
+            self.refill(zone, destination)
+        return window.pools_of(destination) or ONLY_USUAL
 
     # ---- new and woken mail
 
@@ -79,9 +102,13 @@ class ReadyWindows:
             groups.setdefault(spill, []).append(recipient)
         reservation = Reservation(self)
         for spill, members in groups.items():
-            urgent = rank_of(members[0].record.lane) == 0
+            urgent, pool = rank_of(members[0].record.lane) == 0, None
+            if self._pools is not ONE_POOL:
+                pool = self._pools.of(spill.zone, spill.destination, members[0].record)
             window = self.zone(spill.zone)
-            if window.reserve(spill.destination, spill.submitter, len(members), urgent=urgent):
+            if window.reserve(
+                spill.destination, spill.submitter, len(members), urgent=urgent, pool=pool
+            ):
                 reservation.groups.append((spill, members))
             else:
                 reservation.spills.append(spill)
@@ -174,7 +201,7 @@ class ReadyWindows:
         stop = keys.end_of(keys.spill_key(zone, destination, ""))
         for key in self._store.keys(keys.spill_key(zone, destination, began), stop):
             message = keys.parse_spill(key)[2]
-            if budget <= 0 or window.size >= window.limit:
+            if budget <= 0 or window.room.is_full:
                 return message
             budget -= 1
             submitter = self._submitter_of(zone, message)
@@ -191,9 +218,18 @@ class ReadyWindows:
             budget -= read
             if SpillKey(zone, destination, message, submitter or "") not in self.pending:
                 batch.delete(key)
-            if window.is_suspended(destination) and found:
+            if found and (
+                window.is_suspended(destination) or self._fills(window, destination, found[0])
+            ):
                 return message + "0"  # the id after this one: a probe needs one message
         return None
+
+    def _fills(self, window: ReadyWindow, destination: str, recipient: QueuedRecipient) -> bool:
+        """Whether what leaves from the pool of ``recipient``, known when it is read, has its share of the window."""
+        if self._pools is ONE_POOL:
+            return False
+        pool = self._pools.of(window.zone, destination, recipient.record)
+        return not window.has_room(destination, recipient.submitter, pool=pool)
 
     def _submitter_of(self, zone: str, message: str) -> str | None:
         """The submitter of a message that waits in ``zone``; None when no record of it can be read."""
@@ -275,9 +311,9 @@ class Reservation:
         windows = self._windows
         for place, members in self.groups:
             window, submitter = windows.zone(place.zone), place.submitter
-            window.unreserve(place.destination, submitter, len(members))
+            window.room.unreserve(place.destination, submitter, len(members))
             window.add(place.destination, members)
-            windows.on_ready(place.zone, place.destination, window.is_low_volume(submitter))
+            windows.on_ready(place.zone, place.destination, window.room.is_low_volume(submitter))
         windows.spilled(self.spills)
         for spill in self.spills:
             windows.on_ready(spill.zone, spill.destination, False)
@@ -286,5 +322,5 @@ class Reservation:
         """``batch`` was not written."""
         for place, members in self.groups:
             window = self._windows.zone(place.zone)
-            window.unreserve(place.destination, place.submitter, len(members))
+            window.room.unreserve(place.destination, place.submitter, len(members))
         self._windows.not_pending(self.spills)

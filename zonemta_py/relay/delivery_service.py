@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
@@ -38,7 +39,7 @@ class ProgramZone:
         self._name = name
         self._channels = channels
 
-    def why(self, destination: str) -> Constraint | None:
+    def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
         """No program takes its mail, or None."""
         if self._name in self._channels.wakeups:
             return None

@@ -1,16 +1,26 @@
 """What a zone's scheduler asks before a worker starts: the limits that are not those of the zone. Pure."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from zonemta_py.schedule.constraint import Binding
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rings import WorkerSlot
 
 
+class Admitted(NamedTuple):
+    """What a worker may send: only mail that leaves from ``pool``, see ``MailPools`` of the queue; None: any."""
+
+    permit: Permit
+    pool: str | None = None
+
+
+ANY_MAIL = Admitted(FREE)
+
+
 class Admission(Protocol):
     """Whether the limits of providers and of our addresses allow a worker, see ``delivery.zone_egress``."""
 
-    def admit(self, destination: str) -> Permit | None:
+    def admit(self, destination: str) -> Admitted | None:
         """What a worker for ``destination`` may send; None: ``ready`` will be called for it when it may."""
 
     def passed(self, destination: str) -> None:
@@ -19,22 +29,22 @@ class Admission(Protocol):
     def may_continue(self, slot: WorkerSlot) -> bool:
         """Whether the worker may send another message."""
 
-    def others_wait(self, destination: str) -> bool:
-        """Whether others wait for what its workers use."""
+    def others_wait(self, slot: WorkerSlot) -> bool:
+        """Whether others wait for what the worker uses."""
 
     def ended(self, slot: WorkerSlot) -> None:
         """The worker has ended."""
 
-    def binding(self, destination: str, now_s: float) -> Binding | None:
-        """Which limit keeps its mail waiting."""
+    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
+        """Which limit keeps its mail that leaves from ``pool`` waiting."""
 
 
 class Unlimited:
     """The admission of a zone without such limits."""
 
-    def admit(self, destination: str) -> Permit | None:
+    def admit(self, destination: str) -> Admitted | None:
         """Everything is allowed."""
-        return FREE
+        return ANY_MAIL
 
     def passed(self, destination: str) -> None:
         """There are no turns."""
@@ -43,13 +53,13 @@ class Unlimited:
         """Everything is allowed."""
         return True
 
-    def others_wait(self, destination: str) -> bool:
+    def others_wait(self, slot: WorkerSlot) -> bool:
         """Nothing waits."""
         return False
 
     def ended(self, slot: WorkerSlot) -> None:
         """Nothing is counted."""
 
-    def binding(self, destination: str, now_s: float) -> Binding | None:
+    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
         """Nothing waits."""
         return None

@@ -36,19 +36,26 @@ class WorkerSlot:
 
     ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for
     its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
-    until it has a session. ``permit``: what it may send, and from where. ``source``: the address of ours that was drawn for
-    messages without an attempt; ``in_row`` of them have left from it.
+    until it has a session. ``permit``: what it may send, and from where; ``pool``: whose mail, see ``Admitted``.
+    ``source``: the address of ours that was drawn for messages without an attempt; ``in_row`` of them have left from it.
     """
 
     __slots__ = (
-        "destination", "established", "hurried", "in_row", "is_newcomer", "permit", "ring", "source", "unpaid",
+        "destination", "established", "hurried", "in_row", "is_newcomer", "permit", "pool", "ring", "source", "unpaid",
     )  # fmt: skip
 
     def __init__(
-        self, destination: Destination, ring: Ring, permit: Permit = FREE, *, hurried: bool
+        self,
+        destination: Destination,
+        ring: Ring,
+        permit: Permit = FREE,
+        pool: str | None = None,
+        *,
+        hurried: bool,
     ) -> None:
         self.destination = destination
         self.permit = permit
+        self.pool = pool
         self.ring = ring
         self.hurried = hurried
         self.established = False

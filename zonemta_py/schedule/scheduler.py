@@ -15,10 +15,9 @@ from collections.abc import Callable
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.plain import rate_text
 from zonemta_py.config.zones import Zone
-from zonemta_py.schedule.admission import Admission, Unlimited
+from zonemta_py.schedule.admission import Admission, Admitted, Unlimited
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import FAILING, FRESH, KNOWN, NEW, ORDERS, URGENT, Ring, WorkerSlot
 from zonemta_py.schedule.token_bucket import TokenBucket
 
@@ -139,8 +138,8 @@ class Scheduler:
                     destination.block(now_s)
                     self._admission.passed(name)
                     continue
-                permit = self._admission.admit(name)
-                if permit is None:
+                admitted = self._admission.admit(name)
+                if admitted is None:
                     continue
                 if destination is None:
                     destination = Destination(name, self._connections_max(name))
@@ -148,7 +147,7 @@ class Scheduler:
                 if ring in ORDERS:
                     self._order = ORDERS[ring]
                     waiting[name] = since_s
-                return self._start(destination, ring, permit, now_s)
+                return self._start(destination, ring, admitted, now_s)
         return None
 
     def _has_room(self, ring: Ring) -> bool:
@@ -168,7 +167,9 @@ class Scheduler:
             return fresh < fresh_max
         return new + failing < others_max and (ring is NEW or failing < max(1, others_max // 2))
 
-    def _start(self, destination: Destination, ring: Ring, permit: Permit, now_s: float) -> WorkerSlot:
+    def _start(
+        self, destination: Destination, ring: Ring, admitted: Admitted, now_s: float
+    ) -> WorkerSlot:
         # One that has failed before gets all the time it needs.
         hurried = (ring is FRESH or ring is NEW) and len(self._rings[NEW]) > self.trying_max
         destination.active += 1
@@ -179,7 +180,7 @@ class Scheduler:
             self._full_since_s = now_s
         self.unpaid += 1
         self._starting[ring] += 1
-        return WorkerSlot(destination, ring, permit, hurried=hurried)
+        return WorkerSlot(destination, ring, *admitted, hurried=hurried)
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
         """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
@@ -265,17 +266,17 @@ class Scheduler:
         elif destination.active == 0:
             self._destinations.pop(destination.name, None)  # nothing to remember
 
-    def should_yield(self, destination: Destination, served: int) -> bool:
+    def should_yield(self, slot: WorkerSlot, served: int) -> bool:
         """Whether a worker should end after ``served`` leases: no connection is free and others have mail.
 
         Other destinations are checked every TURN leases, those with urgent mail after each.
         """
-        if served % TURN == 0 and self._admission.others_wait(destination.name):
+        if served % TURN == 0 and self._admission.others_wait(slot):
             return True
         if self.active < self.zone.connections:
             return False
         for ring in self._order:
-            others = any(name != destination.name for name in self._rings[ring])
+            others = any(name != slot.destination.name for name in self._rings[ring])
             if others and self._has_room(ring) and (ring is URGENT or served % TURN == 0):
                 return True
         return False
@@ -296,8 +297,11 @@ class Scheduler:
             destination.down_until_s = 0.0
         return [destination.name for destination in suspended]
 
-    def binding(self, name: str, now_s: float) -> Binding | None:
-        """Which limit keeps the mail of a destination waiting; None: it has its turn next, or workers take it."""
+    def binding(self, name: str, now_s: float, pool: str = "") -> Binding | None:
+        """Which limit keeps the mail of a destination waiting; None: it has its turn next, or workers take it.
+
+        ``pool``: see ``Admission.binding``.
+        """
         destination = self._destinations.get(name)
         if destination is not None and destination.failing:
             own = destination.binding(now_s)
@@ -314,7 +318,7 @@ class Scheduler:
         if self.active >= self.zone.connections:
             full = f"all {self.zone.connections} connections of the zone are in use"
             return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)
-        own = self._admission.binding(name, now_s)
+        own = self._admission.binding(name, now_s, pool)
         if own is None and destination is not None:
             own = destination.binding(now_s)
         if own is not None:

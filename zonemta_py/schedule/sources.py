@@ -14,6 +14,9 @@ from hashlib import blake2b
 from math import log
 
 from zonemta_py.config.sending import PoolAddress
+from zonemta_py.config.zones import Zone
+from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.smtp.classification import ReplyClass
 
 BY_SYSTEM = "system"  # the name of the address that the system chooses
 
@@ -21,6 +24,14 @@ BY_SYSTEM = "system"  # the name of the address that the system chooses
 def source_name(entry: PoolAddress) -> str:
     """Under which name the use of an address is counted."""
     return entry.address or BY_SYSTEM
+
+
+def fallback_pool(settings: Zone, attempts: int, reply_class: str) -> str:
+    """The pool that a message leaves from after ``attempts``, the last with ``reply_class``, or USUAL_POOL."""
+    if settings.fallback_pool is None or not attempts:
+        return USUAL_POOL
+    is_moved = attempts >= settings.fallback_after or reply_class == ReplyClass.BLOCKED
+    return settings.fallback_pool if is_moved else USUAL_POOL
 
 
 def ranked(pool: Sequence[PoolAddress], message: str) -> list[PoolAddress]:

@@ -1,6 +1,7 @@
 """Limits of providers, warm-up, controller and shaping rules in a simulated week: none is exceeded, all mail is sent."""
 
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from zonemta_py.schedule.warmup import DAY_MS
 
 BEGIN_MS = 1_700_006_400_000 // DAY_MS * DAY_MS  # midnight
 DOMAINS = ("d0.example", "d1.example", "d2.example")
-A, B = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2")
+A, B, C = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2"), PoolAddress("192.0.2.3")
 QUICK = PeerModel([0.05])
 LIMITED = RecordedReply("deferred", "rate_limited", 421, "4.7.28", "unusual rate of mail")
 REFUSED = RecordedReply("deferred", "blocked", 421, "4.7.0", "[TSS04] messages deferred")
@@ -52,7 +53,8 @@ class Played:
         seed: int = 0,
     ) -> None:
         self.sent: list[SentTransaction] = []
-        config = parse_config(f"zones: {{{zones}}}", Path("z.yaml"))
+        pools = "pools: {default: [{}], other: [{}]}"
+        config = parse_config(f"{pools}\nzones: {{{zones}}}", Path("z.yaml"))
         load = SimulatedLoad(
             messages,
             PeerModels(peer, {}, {"big": replies} if replies else {}),
@@ -78,7 +80,7 @@ def big(limits: ProviderLimits, **changes: Any) -> SendingSettings:
     """A provider of all domains, and two addresses of ours."""
     return SendingSettings(
         {"big": ProviderSettings(("*.big.example",), limits=limits)},
-        pools={"default": (A, B)},
+        pools={"default": (A, B), "other": (C,)},
         **changes,
     )
 
@@ -91,7 +93,8 @@ def mail(count: int, *, gap_s: float = 0.0, recipients: int = 1) -> list[Simulat
 
 
 RATE = st.builds(Rate, st.integers(1, 20), st.sampled_from([1.0, 5.0, 60.0]))
-TWO_ZONES = "default: {connections: 9}, bulk: {connections: 30, connections_per_domain: 30}"
+TWO_ZONES = "default: {connections: 9%s}, bulk: {connections: 30, connections_per_domain: 30}"
+FALLBACK = ", fallback_pool: other, fallback_after: 1"
 
 
 @settings(max_examples=200, deadline=None)
@@ -111,6 +114,7 @@ TWO_ZONES = "default: {connections: 9}, bulk: {connections: 30, connections_per_
     st.integers(1, 4),
     st.integers(1, 5),
     st.sampled_from([10, 80, 300]),
+    st.sampled_from(["", FALLBACK]),
 )
 def test_no_limit_is_exceeded_and_everything_is_sent(
     messages: list[SimulatedMessage],
@@ -119,8 +123,9 @@ def test_no_limit_is_exceeded_and_everything_is_sent(
     sessions: int,
     per_session: int,
     answer_ms: int,
+    fallback: str,
 ) -> None:
-    """In any period, from each address, over two zones and three domains of one provider."""
+    """In any period, from each address, over two zones and three domains of one provider, also with two pools."""
     limits = ProviderLimits(
         sessions_per_address=sessions,
         messages_per_session=per_session,
@@ -128,9 +133,9 @@ def test_no_limit_is_exceeded_and_everything_is_sent(
         connect_rate=(connect_rate,),
     )
     peer = PeerModel([answer_ms / 1000], deferred=[0.2, 0.0])
-    played = Played(big(limits), messages, peer=peer, zones=TWO_ZONES)
+    played = Played(big(limits), messages, peer=peer, zones=TWO_ZONES % fallback)
     assert played.delivered == sum(each.recipients for each in messages)
-    for address in (A, B):
+    for address in (A, B, C):
         sent, opened = played.times_ms(address), played.times_ms(address, opened=True)
         assert most_within(sent, round(rate.per_s * 1000)) <= rate.events
         assert most_within(opened, round(connect_rate.per_s * 1000)) <= connect_rate.events
@@ -148,7 +153,7 @@ def test_no_limit_is_exceeded_and_everything_is_sent(
 )
 def test_a_limit_is_used_and_named(limits: ProviderLimits, limit: str, per_s: float) -> None:
     """Two addresses send what the limits allow, at 50 ms a transaction, and the report says what bound them."""
-    played = Played(big(limits), mail(3000), zones=TWO_ZONES)
+    played = Played(big(limits), mail(3000), zones=TWO_ZONES % "")
     assert played.delivered == 3000
     took_s = max(each.completed_s for each in played.found.zones.values())
     assert 0.85 * per_s <= 3000 / took_s <= per_s * 1.02
@@ -295,6 +300,24 @@ def test_another_pool_takes_over() -> None:
     during = [each.way[1] for each in played.sent if first_ms < each.time_ms < first_ms + 3_500_000]
     assert set(during) == {B.address}
     assert any(each.way[1] == A.address for each in played.sent if each.time_ms > first_ms + 3_700_000)
+
+
+def test_mail_for_the_fallback_pool_does_not_wait_for_the_usual_one() -> None:
+    """A rule suspends the address of the usual pool for two hours: what was blocked is delivered in minutes."""
+    model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, REFUSED, 50, of_sender=True)])
+    rule = ShapingRule("s", classes=("blocked",), action="suspend", for_s=7200.0)
+    sending = SendingSettings(
+        {"big": ProviderSettings(("*.big.example",), limits=ProviderLimits(sessions=1))}, (rule,),
+        pools={"default": (A,), "other": (C,)},
+    )  # fmt: skip
+    zones = "default: {fallback_pool: other, retry: {delays: [1m]}}"
+    messages = [replace(each, zone="default") for each in mail(40)]
+    played = Played(sending, messages, replies=model, zones=zones)
+    assert played.delivered == 40
+    first, moved_ms = played.times_ms(A), played.times_ms(C)[0]
+    assert moved_ms < first[0] + 600_000
+    waited = [ms for ms in first if ms > moved_ms]
+    assert waited and min(waited) > first[0] + 7_000_000, "mail without an attempt waits"
 
 
 def test_the_provider_of_a_domain() -> None:

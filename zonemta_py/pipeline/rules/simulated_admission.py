@@ -3,7 +3,7 @@
 Follows ``delivery.zone_egress``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zonemta_py.config.destinations import ALL, DestinationTable
@@ -13,12 +13,14 @@ from zonemta_py.delivery.message_egress import AGAIN_MS, KEPT_MS
 from zonemta_py.delivery.ways import SMARTHOST, Way
 from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
+from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
+from zonemta_py.schedule.places import Place, Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import BY_SYSTEM, preferred, ranked, source_name
+from zonemta_py.schedule.sources import BY_SYSTEM, fallback_pool, preferred, ranked, source_name
 
 LOCAL = ""  # the provider of what is not sent by SMTP
 BLOCKED, GREYLISTED = "blocked", "greylisted"
@@ -38,83 +40,68 @@ class Earlier(NamedTuple):
 
 
 class SimulatedAdmission:
-    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail."""
+    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail.
+
+    ``pools`` returns the pools from which the mail of a destination leaves; USUAL_POOL: that of the destination.
+    """
 
     def __init__(
-        self, name: str, zone: Zone, egress: SimulatedEgress, ready: Callable[[str], bool]
+        self,
+        name: str,
+        zone: Zone,
+        egress: SimulatedEgress,
+        ready: Callable[[str], bool],
+        pools: Callable[[str], Sequence[str]],
     ) -> None:
         self._name = name
         self._zone = zone
         self._egress = egress
-        self._ready = ready
+        self._pools = pools
         self._table = DestinationTable(zone)
-        self._waiting: dict[str, tuple[str, str]] = {}  # the gate of each destination
+        self._places = Places(egress.gates, ready, egress.waits)
         self._sessions: dict[WorkerSlot, SimulatedSession] = {}
 
     # ---- Admission
 
-    def admit(self, destination: str) -> Permit | None:
+    def admit(self, destination: str) -> Admitted | None:
         """See ``Admission``."""
-        egress, place = self._egress, self._waiting.get(destination)
-        if place is not None:
-            gate = egress.gates.get(*place)
-            if gate is not None and gate.awake != destination:
-                return None  # it waits for its turn
-        way = self.way(destination)
-        if not is_limited(way) or egress.is_free(way.pool, way.provider):
-            self._granted(destination)
+        way, pools = self.way(destination), self._pools(destination)
+        if not is_limited(way) or all(self._is_free(way.leaving_from(pool)) for pool in pools):
+            self._places.granted_all(destination)
+            return ANY_MAIL
+        ways = [way.leaving_from(pool) for pool in pools]
+        self._places.keep(destination, [self._place(each) for each in ways])
+        for pool, each in zip(pools, ways, strict=True):
+            permit = self._admit(destination, each)
+            if permit is not None:
+                return Admitted(permit, pool)
+        return None
+
+    def _admit(self, destination: str, way: Way) -> Permit | None:
+        egress, place = self._egress, self._place(way)
+        if self._is_free(way):
+            self._places.granted(destination, place)
             return FREE
-        gate = egress.gates.get(self._place(way), way.provider)
-        if gate is not None and gate.waiting and gate.awake != destination:
-            self._wait_at(destination, (self._place(way), way.provider))
-            if egress.gates.join(self._place(way), way.provider, destination):
-                return None
+        if not self._places.may_try(destination, place):
+            return None
         sources = egress.sources(way.provider, way.pool)
         order = ranked(sources, f"{destination} {egress.clock.now_ms}")
         permit = egress.take_noted(way.provider, order)
         if isinstance(permit, Refusal):
-            self._wait(destination, way, permit)
+            self._places.wait(destination, place, permit, egress.clock.now_ms)
             return None
-        self._granted(destination)
+        self._places.granted(destination, place)
         return permit
 
-    def _place(self, way: Way) -> str:
-        return f"{self._name}:{way.pool}"
+    def _is_free(self, way: Way) -> bool:
+        return self._egress.is_free(way.pool, way.provider)
 
-    def _wait(self, destination: str, way: Way, refusal: Refusal) -> None:
-        egress, place = self._egress, (self._place(way), way.provider)
-        self._wait_at(destination, place)
-        egress.gates.wait(*place, destination, self._wake, refusal, egress.clock.now_ms)
-
-    def _wait_at(self, destination: str, place: tuple[str, str]) -> None:
-        """It waits at the gate ``place``, and no more at another one."""
-        if self._waiting.get(destination) != place:
-            self.passed(destination)
-            self._waiting[destination] = place
-            self._egress.waits(place[1], 1)
-
-    def _wake(self, destination: str) -> bool:
-        if self._ready(destination):
-            return True
-        self._forget(destination)
-        return False
-
-    def _forget(self, destination: str) -> tuple[str, str] | None:
-        place = self._waiting.pop(destination, None)
-        if place is not None:
-            self._egress.waits(place[1], -1)
-        return place
-
-    def _granted(self, destination: str) -> None:
-        place = self._forget(destination)
-        if place is not None:
-            self._egress.gates.granted(*place, destination)
+    def _place(self, way: Way) -> Place:
+        return f"{self._name}:{way.pool}", way.provider
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
-        place = self._forget(destination)
-        if place is not None:
-            self._egress.gates.emptied(*place, destination)
+        self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
         """See ``Admission``."""
@@ -122,15 +109,18 @@ class SimulatedAdmission:
         if permit.granted:
             return True  # its last message was not sent
         if permit is FREE:
-            return not is_limited(way) or self._egress.is_free(way.pool, way.provider)
+            pools = (slot.pool,) if slot.pool is not None else self._pools(slot.destination.name)
+            return not is_limited(way) or all(self._is_free(way.leaving_from(pool)) for pool in pools)
         if way.provider != permit.provider:
             return False
         return self._egress.renew(permit, self._egress.clock.now_ms) is None
 
-    def others_wait(self, destination: str) -> bool:
+    def others_wait(self, slot: WorkerSlot) -> bool:
         """See ``Admission``."""
-        way = self.way(destination)
-        gate = self._egress.gates.get(self._place(way), way.provider)
+        name = slot.destination.name
+        if slot.pool is not None and any(pool != slot.pool for pool in self._pools(name)):
+            return True
+        gate = self._egress.gates.get(*self._place(self.way(name).leaving_from(slot.pool)))
         return gate is not None and bool(gate.waiting)
 
     def ended(self, slot: WorkerSlot) -> None:
@@ -143,10 +133,10 @@ class SimulatedAdmission:
             self._egress.finish(permit, 0, 0, self._egress.clock.now_ms)
             self._egress.permits.release(permit)
 
-    def binding(self, destination: str, now_s: float) -> Binding | None:
+    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
         """See ``Admission``."""
-        place = self._waiting.get(destination)
-        gate = self._egress.gates.get(*place) if place is not None else None
+        place = self._place(self.way(destination).leaving_from(pool))
+        gate = self._places.gate(destination, place)
         if gate is None or gate.refusal is None:
             return None
         until_s = max(0.0, (gate.refusal.until_ms - self._egress.clock.begin_ms) / 1000)
@@ -155,7 +145,7 @@ class SimulatedAdmission:
     @property
     def has_waiting(self) -> bool:
         """Whether a destination waits for a limit of its provider or of our addresses."""
-        return bool(self._waiting)
+        return bool(self._places)
 
     # ---- one message
 
@@ -169,15 +159,15 @@ class SimulatedAdmission:
         provider = self._egress.provider_of(destination)
         return Way(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
 
+    def pool_of(self, destination: str, earlier: Earlier) -> str:
+        """From which pool a message leaves after its last attempt."""
+        settings = self._table.settings(destination)
+        return fallback_pool(settings, earlier.attempts, earlier.reply_class)
+
     def choose(self, slot: WorkerSlot, message: str, earlier: Earlier) -> str | Refusal:
         """The address for a message, whose permit the worker has then. A greylisted one keeps its address, a blocked one leaves it."""
         egress, way = self._egress, self.way(slot.destination.name)
-        settings = self._table.settings(slot.destination.name)
-        pool = way.pool
-        if settings.fallback_pool is not None and earlier.attempts:
-            is_blocked = earlier.reply_class == BLOCKED
-            if is_blocked or earlier.attempts >= settings.fallback_after:
-                pool = settings.fallback_pool
+        pool = self.pool_of(slot.destination.name, earlier) or way.pool
         usable = egress.sources(way.provider, pool)
         held = "" if slot.draws else slot.source or slot.permit.address
         sources = preferred(usable, message, earlier.source, held)
@@ -246,5 +236,7 @@ class SimulatedAdmission:
         waits = [each.connects.wait_ms(clock.now_ms) for each in slot.permit.paths if each.connects]
         reason = "no new session is allowed"
         until_ms = max(waits, default=0) or clock.now_ms + 1
-        self._wait(slot.destination.name, way, Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason))
+        place = self._place(way.leaving_from(slot.pool))
+        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason)
+        self._places.wait(slot.destination.name, place, refusal, clock.now_ms)
         egress.limits.bind((way.provider, name), Limit.PROVIDER_CONNECT_RATE.value, clock.now_s)

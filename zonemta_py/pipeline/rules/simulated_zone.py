@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.delivery.ways import Way
 from zonemta_py.pipeline.rules.prediction import Prediction, SimulatedMessage, WayUse, quantiles
 from zonemta_py.pipeline.rules.reply_model import BOUNCED, RecordedReply
@@ -45,11 +46,11 @@ class SimulatedZone:
         self._zone = zone
         self._world = world
         self._clock = world.clock
-        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake)
+        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake, self._pools)
         self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._admission)
         self._table = self._scheduler.table
         self._policies = [make_policy(each.retry) for each in self._table.zones]
-        self._queues: dict[str, deque[_WaitingMessage]] = {}
+        self._queues: dict[str, dict[str, deque[_WaitingMessage]]] = {}  # by destination and pool
         self._ready = 0  # messages that could be sent now
         self._timer_s: float | None = None
         self._backlog = 0
@@ -79,14 +80,23 @@ class SimulatedZone:
 
     def _add(self, waiting: _WaitingMessage) -> None:
         name = self._table.name_of(waiting.message.destination)
-        self._queues.setdefault(name, deque()).append(waiting)
+        self._queue(name, waiting).append(waiting)
         self._ready += 1
         self._scheduler.ready(name, self._clock.now_s)
         self._start_workers()
 
+    def _queue(self, name: str, waiting: _WaitingMessage) -> deque[_WaitingMessage]:
+        """Where ``waiting`` waits: with the mail of its destination that leaves from the same pool."""
+        pool = self._admission.pool_of(name, waiting.earlier)
+        return self._queues.setdefault(name, {}).setdefault(pool, deque())
+
+    def _pools(self, name: str) -> tuple[str, ...]:
+        """The pools from which mail of a destination leaves, the next one first."""
+        return tuple(self._queues.get(name, ())) or (USUAL_POOL,)
+
     def _return(self, name: str, waiting: _WaitingMessage) -> None:
         """It is the next of its destination again."""
-        self._queues[name].appendleft(waiting)
+        self._queue(name, waiting).appendleft(waiting)
         self._ready += 1
         self._scheduler.ready(name, self._clock.now_s)
 
@@ -138,7 +148,7 @@ class SimulatedZone:
         self._start_workers()
 
     def _on_room(self, destination: Destination) -> None:
-        if self._queues[destination.name]:
+        if self._queues.get(destination.name):
             self._scheduler.ready(destination.name, self._clock.now_s)
         self._start_workers()
 
@@ -161,12 +171,13 @@ class SimulatedZone:
         if self._wait_s()[0] > 0 or not scheduler.next_lease(slot, now_s):
             self._leave(slot, has_mail=True)
             return
-        waiting = self._lease(name)
+        waiting = self._lease(name, slot.pool)
         if waiting is None:
-            scheduler.empty(name)
-            self._leave(slot, has_mail=False)
+            if not self._queues.get(name):
+                scheduler.empty(name)
+            self._leave(slot, has_mail=bool(self._queues.get(name)))
             return
-        if scheduler.leased(slot, now_s, more=bool(self._queues[name])):
+        if scheduler.leased(slot, now_s, more=bool(self._queues.get(name))):
             self._start_workers()
         source = self._admission.choose(slot, str(waiting.number), waiting.earlier)
         if isinstance(source, Refusal):  # others at its destination are sent meanwhile
@@ -184,21 +195,30 @@ class SimulatedZone:
             slot.left_from(source)
         self._begin(worker, waiting, source, opened=opened)
 
-    def _lease(self, name: str) -> _WaitingMessage | None:
-        """The next recipients of one message for a destination, up to the limit of a transaction."""
-        queue = self._queues.get(name)
-        if not queue:
+    def _lease(self, name: str, pool: str | None) -> _WaitingMessage | None:
+        """The next recipients of one message for a destination, up to the limit of a transaction.
+
+        They leave from ``pool``, or from that whose turn it is (None).
+        """
+        queues = self._queues.get(name)
+        if not queues:
+            return None
+        turn = pool if pool is not None else next(iter(queues))
+        queue = queues.pop(turn, None)
+        if queue is None:
             return None
         self._ready -= 1
-        return self._split(queue, queue.popleft(), self._table.settings(name).recipients_per_transaction)
+        waiting = queue.popleft()
+        if queue:
+            queues[turn] = queue  # the others are next
+        return self._split(name, waiting, self._table.settings(name).recipients_per_transaction)
 
-    def _split(
-        self, queue: deque[_WaitingMessage], waiting: _WaitingMessage, most: int
-    ) -> _WaitingMessage:
-        """``waiting`` with ``most`` recipients at most; the others are the next message of ``queue``."""
+    def _split(self, name: str, waiting: _WaitingMessage, most: int) -> _WaitingMessage:
+        """``waiting`` with ``most`` recipients at most; the others are the next message of its queue."""
         if waiting.recipients <= most:
             return waiting
-        queue.appendleft(replace(waiting, recipients=waiting.recipients - most))
+        rest = replace(waiting, recipients=waiting.recipients - most)
+        self._queue(name, waiting).appendleft(rest)
         self._ready += 1
         return replace(waiting, recipients=most)
 
@@ -209,7 +229,7 @@ class SimulatedZone:
             return waiting
         most = egress.recipients_max(permit, waiting.recipients, self._clock.now_ms)
         if most < waiting.recipients:
-            waiting = self._split(self._queues[name], waiting, most)
+            waiting = self._split(name, waiting, most)
             self._scheduler.ready(name, self._clock.now_s)
         return waiting
 
@@ -244,7 +264,7 @@ class SimulatedZone:
         egress.finish(slot.permit, waiting.recipients, 0, self._clock.now_ms)
         self._settle(slot.destination.name, waiting, key)
         self._scheduler.session_ended(slot)
-        if self._scheduler.should_yield(slot.destination, worker.served):
+        if self._scheduler.should_yield(slot, worker.served):
             self._leave(slot, has_mail=True)
         else:
             self._clock.soon(partial(self._serve, worker))

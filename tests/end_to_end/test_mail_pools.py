@@ -1,0 +1,119 @@
+"""Mail of one destination that leaves from several pools: none waits for the addresses of another."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.end_to_end.test_providers import ADDRESSES, BLOCKED, PROCESSES, fill, shaped
+from tests.kit.deadlines import until
+from tests.kit.relay import empty, logged_events, relaying, sound, staged
+from zonemta_py.delivery.egress_control import RunningEgress
+from zonemta_py.delivery.worker import Worker
+
+OTHER = "127.0.0.33"
+POOLS = {"default": [{"address": ADDRESSES[0]}], "other": [{"address": OTHER}]}
+DEFERRED = BLOCKED.replace("554 5", "451 4")
+
+
+def rules(directory: Path, *found: dict[str, Any]) -> dict[str, Any]:
+    """The settings with these rules of shaping and no others."""
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": list(found)}))
+    return {"file": "shaping.yaml", "shipped": False, "controller": {"enabled": False}}
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+async def test_the_fallback_pool_while_the_usual_one_is_suspended(
+    directory: Path, processes: tuple[int, int]
+) -> None:
+    """A rule suspends the only address for an hour: what was blocked leaves from the fallback pool, the rest waits."""
+    rule = {"name": "stop", "class": "blocked", "action": "suspend", "for": "1h"}
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], block={"at": "mail"})
+        big.block(ADDRESSES[0], DEFERRED)
+        zone = {"fallback_pool": "other", "retry": {"delays": ["50ms"]}}
+        config = shaped(
+            stage, processes, {"big": {"sessions": 1}}, pools=POOLS, zones={"default": zone},
+            shaping=rules(directory, rule),
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 30)
+            await until(lambda: big.account(OTHER).messages, "the one that was blocked")
+            workers = relay._delivery.zones["default"]
+            await until(lambda: (why := workers.why("d.example")) and why.name == "pause", "a reason")
+            assert workers.why("d.example", "other") is None
+            assert len(big.accepted) == 1
+            big.unblock(ADDRESSES[0])
+            control = RunningEgress(relay.queue, relay._delivery, lambda: config)
+            await control.end_pace("big", ADDRESSES[0])
+            await empty(relay)
+            assert sound(relay)
+        assert len(big.accepted) == 30
+    attempts = sorted(each["attempt"] for each in logged_events(directory, "delivered"))
+    assert attempts == [1] * 29 + [2]
+
+
+@pytest.mark.parametrize("stopped", [ADDRESSES[0], OTHER])
+@pytest.mark.parametrize("processes", PROCESSES)
+async def test_a_tenant_with_a_pool_of_its_own(
+    directory: Path, processes: tuple[int, int], stopped: str
+) -> None:
+    """Its mail leaves while the zone's address may not be used, and the others' while its own may not."""
+    tenants = {
+        "acme": {"users": ["ann"], "domains": ["acme.example"], "pool": "other"},
+        "globex": {"users": ["bob"], "domains": ["globex.example"]},
+    }
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"])
+        config = shaped(stage, processes, {"big": {"sessions": 2}}, pools=POOLS, tenants=tenants)
+        async with relaying(config) as relay:
+            queue = relay.queue
+            await queue.suspended.suspend(f"address:{stopped}", "test")
+            for number in range(20):
+                for user, tenant in ("ann", "acme"), ("bob", "globex"):
+                    sender, rcpt = f"s@{tenant}.example", f"{user}{number}@d.example"
+                    text = f"From: {sender}\r\n\r\nbody\r\n".encode()
+                    await relay.enqueue(sender, [rcpt], text, user=user)
+            await until(lambda: len(big.accepted) == 20, "the half that may be sent")
+            assert not big.account(stopped).messages
+            workers = relay._delivery.zones["default"]
+            why = [workers.why("d.example", pool) for pool in ("", "other")]
+            assert [each and each.name for each in why] == (
+                ["operator_suspension", None]
+                if stopped == ADDRESSES[0]
+                else [None, "operator_suspension"]
+            )
+            await queue.suspended.resume(f"address:{stopped}")
+            relay._delivery.egress.changed()
+            await empty(relay)
+            assert sound(relay)
+        assert big.account(OTHER).messages == big.account(ADDRESSES[0]).messages == 20
+    delivered = logged_events(directory, "delivered")
+    assert {(each["tenant"], each["source_ip"], each["attempt"]) for each in delivered} == {
+        ("acme", OTHER, 1), ("globex", ADDRESSES[0], 1),
+    }  # fmt: skip
+    assert not logged_events(directory, "deferred"), "nothing was put off"
+
+
+async def test_mail_for_a_limited_pool_is_not_put_off(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deferred mail whose fallback pool has a low rate waits for that at the gate, and is not written again."""
+    put_off: list[str] = []
+    monkeypatch.setattr(Worker, "put_off", lambda self, lease, reason, due_ms: put_off.append(reason))
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], block={"at": "mail"})
+        big.block(ADDRESSES[0], DEFERRED)
+        pools = {**POOLS, "other": [{"address": OTHER, "limits": {"sessions": 1, "rate": ["4/s"]}}]}
+        zone = {"fallback_pool": "other", "retry": {"delays": ["50ms"]}}
+        config = shaped(
+            stage, (0, 0), {"big": {"sessions": 10}}, pools=pools, zones={"default": zone},
+            shaping=rules(directory),
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 12)
+            await empty(relay)
+        assert big.account(OTHER).messages == 12
+    assert len(logged_events(directory, "deferred")) == 12, "each was blocked once"
+    assert not put_off

@@ -1,0 +1,98 @@
+"""Where destinations wait: one whose mail leaves from two pools waits at two gates, and holds up nothing at either."""
+
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.gates import Gates
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.places import Place, Places
+from zonemta_py.schedule.rate_windows import UNKNOWN
+
+ONE, TWO = ("zone:one", "big"), ("zone:two", "big")
+REFUSAL = Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, "full")
+
+
+class Stand:
+    """The places of a zone, with the destinations that have mail, and those that were woken."""
+
+    def __init__(self, *with_mail: str) -> None:
+        self.with_mail = set(with_mail)
+        self.woken: list[str] = []
+        self.counted: dict[str, int] = {"big": 0}
+        self.gates = Gates(lambda: None)
+        self.places = Places(self.gates, self.ready, self.count)
+
+    def ready(self, destination: str) -> bool:
+        if destination in self.with_mail:
+            self.woken.append(destination)
+        return destination in self.with_mail
+
+    def count(self, provider: str, change: int) -> None:
+        self.counted[provider] += change
+
+    def refuse(self, destination: str, *places: Place) -> None:
+        for place in places:
+            if self.places.may_try(destination, place):
+                self.places.wait(destination, place, REFUSAL, 0)
+
+    def awake(self, place: Place) -> str:
+        gate = self.gates.get(*place)
+        return gate.awake if gate is not None else ""
+
+
+def test_room_for_one_pool_leaves_the_place_for_the_other() -> None:
+    stand = Stand("a", "b")
+    stand.refuse("a", ONE, TWO)
+    stand.refuse("b", ONE)
+    assert stand.counted["big"] == 3
+    stand.gates.room_at("big")
+    assert (stand.awake(ONE), stand.awake(TWO)) == ("a", "a")
+    assert stand.places.may_try("a", ONE)
+    stand.places.granted("a", ONE)
+    assert stand.awake(ONE) == "b", "each that gets a permit wakes the next"
+    assert stand.awake(TWO) == "a"
+    stand.refuse("a", TWO)
+    assert stand.awake(TWO) == ""
+    assert stand.places.gate("a", ONE) is None
+    assert stand.places.gate("a", TWO) is not None
+
+
+def test_a_place_for_which_there_is_no_mail_any_more_is_given_up() -> None:
+    """The next one there has its turn, also when the destination was awake at that gate."""
+    stand = Stand("a", "b")
+    stand.refuse("a", ONE, TWO)
+    stand.refuse("b", TWO)
+    stand.gates.room_at("big")
+    stand.places.keep("a", [ONE])
+    assert stand.awake(TWO) == "b"
+    assert [place for name, place, _ in stand.places.waiting() if name == "a"] == [ONE]
+    stand.places.leave("a")
+    assert ("zone:one", "big") not in [place for _, place, _ in stand.places.waiting()]
+    assert stand.counted["big"] == 1
+
+
+def test_one_without_mail_is_forgotten_when_it_would_have_its_turn() -> None:
+    """It may come again later, behind the others."""
+    stand = Stand("b")
+    stand.refuse("a", ONE, TWO)
+    stand.refuse("b", ONE)
+    stand.gates.room_at("big")
+    assert stand.woken == ["b"]
+    assert stand.places.gate("a", ONE) is None
+    assert stand.counted["big"] == 1
+    stand.with_mail.add("a")
+    assert stand.places.may_try("a", TWO), "none waits there"
+    stand.refuse("b", ONE)
+    assert not stand.places.may_try("a", ONE), "b waits there"
+    stand.places.granted("b", ONE)
+    assert stand.awake(ONE) == "a"
+
+
+def test_nothing_limits_any_more() -> None:
+    stand = Stand("a", "b")
+    stand.refuse("a", ONE, TWO)
+    stand.refuse("b", ONE, TWO)
+    stand.places.granted_all("a")
+    assert (stand.awake(ONE), stand.awake(TWO)) == ("b", "b")
+    stand.places.granted_all("b")
+    assert len(stand.places) == 0
+    assert stand.gates.all() == []
+    assert stand.counted["big"] == 0

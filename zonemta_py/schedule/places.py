@@ -1,0 +1,111 @@
+"""At which gates the destinations of a zone wait. Pure; times are ms.
+
+A destination whose mail leaves from several pools waits for the addresses of each at a gate of its own (decision 102).
+"""
+
+from collections.abc import Callable, Collection, Iterator
+
+from zonemta_py.schedule.gates import Gate, Gates, Wake
+from zonemta_py.schedule.paths import Refusal
+
+Place = tuple[str, str]  # a gate: the zone and the pool, and the provider
+
+
+def ignore_change(provider: str, change: int) -> None:
+    """The ``on_change`` of what does not count."""
+
+
+class Places:
+    """The places of one zone's destinations. ``ready``: a destination may be served; returns whether it has mail.
+
+    ``on_change`` is called with a provider and by how many more (or, negative, fewer) destinations wait there.
+    """
+
+    def __init__(
+        self, gates: Gates, ready: Wake, on_change: Callable[[str, int], None] = ignore_change
+    ) -> None:
+        self._gates = gates
+        self._ready = ready
+        self._on_change = on_change
+        self._of: dict[str, tuple[Place, ...]] = {}  # by destination; tuples are small
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def _add(self, destination: str, place: Place) -> None:
+        known = self._of.get(destination, ())
+        if place not in known:
+            self._of[destination] = (*known, place)
+            self._on_change(place[1], 1)
+
+    def _remove(self, destination: str, place: Place) -> bool:
+        known = self._of.get(destination, ())
+        if place not in known:
+            return False
+        rest = tuple(each for each in known if each != place)
+        if rest:
+            self._of[destination] = rest
+        else:
+            del self._of[destination]
+        self._on_change(place[1], -1)
+        return True
+
+    def may_try(self, destination: str, place: Place) -> bool:
+        """Whether it is its turn at ``place``; if others wait there, it waits behind them."""
+        gate = self._gates.get(*place)
+        if gate is None or gate.awake == destination:
+            return True
+        if place in self._of.get(destination, ()):
+            return False
+        if gate.refusal is None or not self._gates.join(*place, destination):
+            return True
+        self._add(destination, place)
+        return False
+
+    def wait(self, destination: str, place: Place, refusal: Refusal, now_ms: int) -> None:
+        """It waits at ``place`` until ``refusal`` may be over."""
+        self._add(destination, place)
+        self._gates.wait(*place, destination, lambda name: self._wake(name, place), refusal, now_ms)
+
+    def _wake(self, destination: str, place: Place) -> bool:
+        if self._ready(destination):
+            return True
+        self._remove(destination, place)
+        return False
+
+    def granted(self, destination: str, place: Place) -> None:
+        """It got what it waited for at ``place``."""
+        if self._remove(destination, place):
+            self._gates.granted(*place, destination)
+
+    def granted_all(self, destination: str) -> None:
+        """Nothing limits it any more."""
+        for place in self._of.get(destination, ()):
+            self.granted(destination, place)
+
+    def keep(self, destination: str, places: Collection[Place]) -> None:
+        """It waits at no other than ``places``: it has no mail for those."""
+        for place in self._of.get(destination, ()):
+            if place not in places and self._remove(destination, place):
+                self._gates.emptied(*place, destination)
+
+    def leave(self, destination: str) -> None:
+        """It waits nowhere."""
+        self.keep(destination, ())
+
+    def leave_all(self) -> None:
+        """No destination waits."""
+        for destination in list(self._of):
+            self.leave(destination)
+
+    def gate(self, destination: str, place: Place) -> Gate | None:
+        """The gate at ``place``, if ``destination`` waits there."""
+        return self._gates.get(*place) if place in self._of.get(destination, ()) else None
+
+    def waiting(self) -> Iterator[tuple[str, Place, Refusal]]:
+        """Each destination that waits, where, and why."""
+        for destination, places in list(self._of.items()):
+            for place in places:
+                gate = self._gates.get(*place)
+                if gate is not None and gate.refusal is not None:
+                    yield destination, place, gate.refusal
