@@ -65,7 +65,7 @@ class SuspendedZone:
         self.probed: list[str | None] = []
         self.sessions = 3
 
-    def why(self, destination: str) -> Constraint | None:
+    def why(self, destination: str, pool: str = "") -> Constraint | None:
         if destination != "b.example":
             return None
         return Constraint(
