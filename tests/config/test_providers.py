@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zonemta_py.config.providers import SMARTHOST, load_providers
+from zonemta_py.config.providers import SMARTHOST, ProviderLimits, load_providers
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery import ways
 
@@ -68,6 +68,7 @@ def test_beside_the_table(tmp_path: Path) -> None:
     assert table.of("x.example", ("a.yahoodns.net",)) == "mine"
     assert table.of_domain("xn--bcher-kva.example") == "b.example"
     assert table.settings("other.example").limits.sessions == 9
+    assert table.settings(SMARTHOST).limits == ProviderLimits(), "it judges no address"
 
 
 def test_mail_for_smarthosts_has_the_name_that_no_provider_may_have() -> None:

@@ -98,6 +98,11 @@ ACTION = ", action: suspend, for: 1h}"
             "found 'none', allowed: suspend, lower_rate",
         ),
         ("{name: a, class: policy, action: suspend}", "", "action suspend needs for"),
+        (
+            "{name: a, class: policy, provider: [google, smarthost]" + ACTION,
+            "action",
+            "found 'suspend': nothing limits mail to a smarthost; rules for it may say hold, bounce, retry, not_counted",
+        ),
         ("{name: a, class: policy, action: hold, for: 1h}", "for", "action hold has no for"),
         ("{name: a, class: policy, action: retry}", "", "action retry needs delays"),
         ("{name: a, class: policy, action: retry, delays: [0s]}", "delays", "more than 0s"),

@@ -1,14 +1,20 @@
 """Mail of one destination that leaves from several pools: none waits for the addresses of another."""
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from tests.end_to_end.test_providers import ADDRESSES, BLOCKED, PROCESSES, fill, shaped
 from tests.kit.deadlines import until
 from tests.kit.relay import empty, logged_events, relaying, sound, staged
+from zonemta_py.admin.page.provider_matrix import matrix
+from zonemta_py.admin.shaping_series import shaping_series
+from zonemta_py.cli.main import main
 from zonemta_py.delivery.egress_control import RunningEgress
 from zonemta_py.delivery.worker import Worker
 
@@ -117,3 +123,34 @@ async def test_mail_for_a_limited_pool_is_not_put_off(
         assert big.account(OTHER).messages == 12
     assert len(logged_events(directory, "deferred")) == 12, "each was blocked once"
     assert not put_off
+
+
+async def test_limits_of_an_address_are_seen(directory: Path) -> None:
+    """Over two providers, whose mail waits for the address: one row in commands and metrics says how much is used."""
+    pools = {"default": [{"address": OTHER, "limits": {"sessions": 3, "rate": ["2/h"]}}]}
+    async with staged(directory) as stage:
+        providers = [await stage.provider(name, [f"{name}.example"]) for name in ("one", "two")]
+        config = shaped(stage, (0, 0), {"one": {}, "two": {}}, pools=pools)
+        async with relaying(config) as relay:
+            await fill(relay, ["one.example", "two.example"], 6)
+            await until(lambda: sum(len(each.accepted) for each in providers) == 2, "the rate")
+            workers = relay._delivery.zones["default"]
+            names = ["one.example", "two.example"]
+            await until(lambda: all(workers.why(name) for name in names), "both to wait")
+            assert {str(why.name) for name in names if (why := workers.why(name))} == {"address_rate"}
+            rows = await shown(config.path)
+            assert [(row["address"], row["rates"], row["waiting"]) for row in rows] == [
+                (OTHER, [{"rate": "2/h", "used": 2, "of": 2}], 2)
+            ]
+            families = {each.name: each.values for each in shaping_series(rows, [])}
+            assert families["zonemta_provider_rate_used_ratio"] == [(("*", OTHER, "2/h"), 1.0)]
+            page = matrix(rows)
+            assert page["providers"][0]["sessions_max"] is None
+
+
+async def shown(path: Path | str) -> list[dict[str, Any]]:
+    """What ``zonemta shaping status`` shows of all providers together."""
+    arguments = ["shaping", "status", "-c", str(path), "--provider", "*", "--json"]
+    found = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+    assert found.exit_code == 0, found.output
+    return [json.loads(line) for line in found.output.splitlines()]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
 from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
+from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.upkeep.inspect import recipient_rows
 from zonemta_py.relay.relay import Relay
 
@@ -144,3 +147,29 @@ async def test_an_operator_pauses_it(directory: Path) -> None:
             await empty(relay)
     changes = [(each["from"], each["to"]) for each in logged_events(directory, "shaped")]
     assert changes == [("continued", "paused"), ("paused", "continued")]
+
+
+def has_deferred(relay: Relay, number: int) -> bool:
+    return sum(row[RecipientState.DEFERRED] for row in relay.queue.census.zones().values()) == number
+
+
+async def test_it_slows_down_by_itself(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When the provider refuses the address: once a day, also over a restart, with an event and a line of the log."""
+    rule = {"name": "slow", "class": "rate_limited", "action": "lower_rate", "to": "50%", "for": "1h"}
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": [rule]}))
+    reply = {"at": "rcpt", "recipient": "slow*@*", "reply": "451 4.7.28 unusual rate of mail"}
+    async with staged(directory) as stage:
+        await stage.provider("big", DOMAINS, rules=[reply])
+        config = warming(stage, [NEW], (0, 0), (50, 100))
+        shaping = replace(config.shaping, file=directory / "shaping.yaml", shipped=False)
+        config = replace(config, shaping=shaping)
+        for number in (2, 4):
+            async with relaying(config) as relay:
+                await fill(relay, 2, f"slow{number}")
+                await until(partial(has_deferred, relay, number), "two more")
+    line = f"big from {NEW}: warmup: the same step tomorrow (its pace was lowered: rule slow)"
+    assert caplog.text.count(line) == 1
+    found = [each for each in logged_events(directory, "shaped") if each["what"] == "warmup"]
+    assert [(each["provider"], each["address"], each["to"], each["cause"]) for each in found] == [
+        ("big", NEW, "the same step tomorrow", "its pace was lowered: rule slow")
+    ]

@@ -50,7 +50,8 @@ def status(config_path: Path, provider: str, address: str, as_json: bool) -> Non
 
     sessions: in use, of those that are allowed. rates: messages used of each rate. pace: what the controller or a rule allows.
     classes: of the last refusals and deferrals. refused: of the attempts of the last interval those that were refused or deferred
-    for reasons of the sender. waiting: destinations that wait for a limit of the provider.
+    for reasons of the sender. waiting: destinations that wait for a limit of the provider. The provider * stands for all of them:
+    the limits of the address in its pool.
 
     \b
     Example:

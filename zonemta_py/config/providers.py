@@ -93,9 +93,14 @@ class ProviderTable:
         return own_provider(hosts) if hosts else domain
 
     def settings(self, provider: str) -> ProviderSettings:
-        """Those of ``provider``; without limits if the table does not have it, unless it has ``default``."""
+        """Those of ``provider``; without limits if the table does not have it, unless it has ``default``.
+
+        A smarthost has none: it is no provider that judges our addresses.
+        """
         found = self.providers.get(provider)
-        return found if found is not None else self.providers.get(DEFAULT, _OTHER)
+        if found is not None:
+            return found
+        return _OTHER if provider == SMARTHOST else self.providers.get(DEFAULT, _OTHER)
 
     def problem_of(self, provider: str) -> str:
         """Why no mail is ever for ``provider``; empty if some may be: its name is in the table, or that of a host or domain."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zonemta_py.config.load import read_document
-from zonemta_py.config.providers import NAME, ProviderTable
+from zonemta_py.config.providers import NAME, SMARTHOST, ProviderTable
 from zonemta_py.config.reader import Reader
 from zonemta_py.config.shipped import shipped_file
 from zonemta_py.config.units import DAY, Percent, Rate, Seconds, Threshold, Word, percent, rate
@@ -181,6 +181,12 @@ def _rule(entry: ShapingEntry, key: str, reader: Reader) -> ShapingRule:
         if name != name.lower():
             reader.complain(f"{key}.provider", f"found '{name}', expected lower case")
     action = _action(entry, key, reader)
+    if SMARTHOST in entry.provider and action in ABOUT_SENDING:
+        others = ", ".join(each for each in NEEDS if each not in ABOUT_SENDING)
+        reader.complain(
+            f"{key}.action",
+            f"found '{action}': nothing limits mail to a smarthost; rules for it may say {others}",
+        )
     rule = ShapingRule(
         entry.name,
         tuple(entry.provider),

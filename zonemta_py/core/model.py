@@ -18,6 +18,7 @@ AGES_MIN = (
     1280,
 )  # upper ends of the ages of Postfix's qshape, in minutes
 
+ALL_PROVIDERS = "*"  # the provider in the row of an address whose limits hold over all of them
 USUAL_POOL = ""  # the pool that the settings of a destination name, or a rule of shaping instead
 
 

@@ -234,7 +234,10 @@ class Egress(Allowance):
     # ---- what operators see
 
     def rows(self) -> list[dict[str, object]]:
-        """Each way from an address to a provider on which something is limited, under way, or was refused lately."""
+        """Each way from an address to a provider on which something is limited, under way, or was refused lately.
+
+        An address with limits of its own has a row with the provider ALL_PROVIDERS as well.
+        """
         now_ms, paces = self.now_ms(), self.shaper.controller.paces
         counts = {key: found for key, *found in self.shaper.controller.counts(now_ms)}
         waiting: Counter[str] = Counter()
@@ -247,17 +250,20 @@ class Egress(Allowance):
             attempts, refused = counts.get(key, (0, 0))
             stopped = self.stopped(("provider", path.provider), ("address", path.address))
             warming = self.warmup.of(path.address, path.provider) if self.warmup else []
-            if not (path.provider and path.address) or not (
+            if not path.address or not (
                 path.is_limited or path.sessions or attempts or classes or stopped
                 or any(each.schedule.provider for each in warming)
             ):  # fmt: skip
                 continue
-            total = self.permits.path(path.provider, ANY)
+            if not path.provider and not path.is_limited:
+                continue
+            total = self.permits.path(path.provider, ANY) if path.provider else None
             rows.append(path_row(path, now_ms) | pace_row(paces.get(key)) | {
-                "provider_sessions": total.sessions, "provider_sessions_max": total.most(),
+                "provider_sessions": total.sessions if total is not None else 0,
+                "provider_sessions_max": total.most() if total is not None else None,
                 "attempts": attempts, "refused": refused, "last_classes": classes,
                 "suspended": stopped[1].reason if stopped else "",
-                "waiting": waiting[path.provider],
+                "waiting": waiting[path.provider] if path.provider else self.gates.waiting_for(path.address),
                 "warmup": [warmup_row(each, now_ms) for each in warming],
             })  # fmt: skip
         return rows

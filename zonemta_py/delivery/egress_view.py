@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 from zonemta_py.config.plain import rate_text
+from zonemta_py.core.model import ALL_PROVIDERS
 from zonemta_py.schedule.controller import Pace
 from zonemta_py.schedule.paths import Path
 from zonemta_py.schedule.rate_windows import RateWindows
@@ -13,7 +14,7 @@ def path_row(path: Path, now_ms: int) -> dict[str, object]:
     """What is under way between an address and a provider, and what is allowed there. Times are unix ms, 0 for none."""
     ceiling = path.ceiling
     return {
-        "provider": path.provider,
+        "provider": path.provider or ALL_PROVIDERS,
         "address": path.address,
         "sessions": path.sessions,
         "idle": path.idle,

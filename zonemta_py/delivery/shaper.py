@@ -18,7 +18,7 @@ from zonemta_py.delivery.egress_store import Puts, pace_put, reroute_put, warmup
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.controller import Controller, Key, Pace, ShapingChange
+from zonemta_py.schedule.controller import Controller, Key, Pace, ShapingChange, slowed_warmup
 from zonemta_py.schedule.permits import Permits
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, Reroute, ShapingEngine
 from zonemta_py.schedule.warmup import WarmUp
@@ -138,7 +138,9 @@ class Shaper:
             for each in self._warmup.of(change.address, change.provider):
                 if each.slow(change.time_ms):
                     puts.append(warmup_put(each))
-                    events.append(_slowed(change))
+                    slowed = slowed_warmup(change)
+                    events.append(event_of(slowed))
+                    _log(slowed)
         self._on_change({change.provider for change in changes})
         return events, puts
 
@@ -179,12 +181,4 @@ def event_of(change: ShapingChange) -> Shaped:
     return Shaped(
         time_ms=change.time_ms, provider=change.provider, address=change.address, what=change.what,
         before=change.before, after=change.after, cause=change.cause,
-    )  # fmt: skip
-
-
-def _slowed(change: ShapingChange) -> Shaped:
-    cause = f"its pace was lowered: {change.cause}"
-    return Shaped(
-        time_ms=change.time_ms, provider=change.provider, address=change.address, what="warmup",
-        before="the next step tomorrow", after="the same step tomorrow", cause=cause,
     )  # fmt: skip

@@ -62,6 +62,13 @@ class ShapingChange(NamedTuple):
     is_raise: bool = False  # more is allowed than before
 
 
+def slowed_warmup(change: ShapingChange) -> ShapingChange:
+    """The change of a warm-up that a lower pace slows down: the address has the same number tomorrow."""
+    steps = "the next step tomorrow", "the same step tomorrow"
+    cause = f"its pace was lowered: {change.cause}"
+    return change._replace(what="warmup", before=steps[0], after=steps[1], cause=cause)
+
+
 FULL = "full"  # the words for what nothing limits
 PACE, PAUSE = "pace", "pause"
 Key = tuple[str, str]  # provider and address

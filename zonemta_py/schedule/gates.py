@@ -183,6 +183,11 @@ class Gates:
             if self._wake(gate, address):
                 return
 
+    def waiting_for(self, address: str) -> int:
+        """How many destinations wait for an address of ours, at all gates."""
+        line = self._lines.get(address)
+        return sum(len(gate.waiting) for gate in line.gates) if line is not None else 0
+
     def all(self) -> list[Gate]:
         """Every gate at which something waits."""
         return list(self._gates.values())

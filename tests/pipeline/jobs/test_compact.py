@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,4 +247,23 @@ def test_files_of_a_task_that_failed(
         return False
 
     monkeypatch.setattr(module, "is_url", leave_a_file)
+    assert compacted(spark, events, output) == (5, list(range(5)))
+
+
+def test_a_directory_that_the_machines_do_not_share(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is marked as read; the next run, with a directory that they share, has all events."""
+    from zonemta_py.pipeline.jobs import compact as module
+
+    events, output = tmp_path / "events", tmp_path / "lake"
+    write_segment(events, "a", [delivered(n) for n in range(5)])
+
+    def on_another_machine(convert: Any, parts: Any, directory: Path, codec: str) -> Any:
+        return partial(convert, parts, tmp_path / "other" / directory.name, codec)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "partial", on_another_machine)
+        with pytest.raises(LocalError, match=r"1 of 1 files are not here.*all machines share"):
+            compacted(spark, events, output)
     assert compacted(spark, events, output) == (5, list(range(5)))

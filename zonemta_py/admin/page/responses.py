@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from zonemta_py.core import clock
 from zonemta_py.core.durations import ago, time_left
-from zonemta_py.core.model import STATES
+from zonemta_py.core.model import ALL_PROVIDERS, STATES
 
 FORM_MAX = 16_384
 FORM_S = 30.0
@@ -44,6 +44,7 @@ def make_environment(hostname: str) -> Environment:
     environment.filters |= {
         "ago": ago,
         "left": time_left,
+        "provider": lambda name: "all providers" if name == ALL_PROVIDERS else name,
         "under": lambda ms: (
             f"< {ago(ms)}" if ms else "\N{EN DASH}"
         ),  # the time is that of a slot of the census

@@ -179,11 +179,20 @@ def _write_by_spark(spark: SparkSession, log: EventLog, staged: str) -> int:
 
 
 def _write(spark: SparkSession, log: EventLog, staged: str) -> int:
-    """As ``_write_by_spark``, for a directory that tasks write to themselves: at a third of the cost."""
+    """As ``_write_by_spark``, for a directory that tasks write to themselves: at a third of the cost.
+
+    Raises LocalError when the machines of a cluster do not share it.
+    """
     directory = Path(staged).absolute()
     codec = str(spark.conf.get("spark.sql.parquet.compression.codec")).lower()
     convert = partial(_convert, log.parts or {}, directory, CODECS.get(codec, codec))
     files = {row["path"]: row["rows"] for row in log.contents(spark).mapInArrow(convert, _FILE).collect()}  # fmt: skip
+    missing = [path for path in files if not (directory / path).is_file()]
+    if missing:
+        raise LocalError(
+            f"{directory}: {len(missing)} of {len(files)} files are not here: tasks of other machines wrote them to their own disks; "
+            "choose a directory of a file system that all machines share, by its URL (s3a://, hdfs://, file:///shared)"
+        )
     for path in directory.rglob("*.parquet"):
         if str(path.relative_to(directory)) not in files:  # of a task that failed, and ran again
             path.unlink()

@@ -17,7 +17,7 @@ from zonemta_py.pipeline.rules.prediction import WayLimits
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSessions
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
 from zonemta_py.schedule.allowance import Allowance
-from zonemta_py.schedule.controller import Key, ShapingChange
+from zonemta_py.schedule.controller import Key, ShapingChange, slowed_warmup
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import NO_ADDRESS_LIMITS, Permit
@@ -156,13 +156,7 @@ class SimulatedEgress(Allowance):
                 continue
             for warming in self.warmup.of(change.address, change.provider):
                 if warming.slow(change.time_ms):
-                    cause = f"its pace was lowered: {change.cause}"
-                    steps = "the next step tomorrow", "the same step tomorrow"
-                    self.limits.changed(
-                        ShapingChange(
-                            change.time_ms, change.provider, change.address, "warmup", *steps, cause
-                        )
-                    )
+                    self.limits.changed(slowed_warmup(change))
         self._free.clear()
         self._arm()
         for provider in {change.provider for change in changes}:
