@@ -309,6 +309,24 @@ def test_caps_per_day(spark: "SparkSession", tmp_path: Path) -> None:
     assert all(name == f"G{address.partition('@')[0]}" for address, name in fields.items())
 
 
+def test_a_chain_of_caps_ends_with_plans_of_nothing(spark: "SparkSession", tmp_path: Path) -> None:
+    """The list of tomorrow is there when nothing is over a cap; its plan is complete, and so is the one after it."""
+    source, caps = (
+        write_list(tmp_path / "list.csv", [[f"{n}@gmail.com", "G"] for n in range(50)]),
+        {"google": 30},
+    )
+    planned = []
+    for day in range(4):
+        selection = Selection("june", caps=caps)
+        manifest = plan(spark, source, tmp_path / f"day{day}", selection=selection, message=PERSONAL)
+        planned.append((manifest.planned, manifest.postponed))
+        source = tmp_path / f"day{day}" / "postponed"
+    assert planned == [(30, 20), (20, 0), (0, 0), (0, 0)]
+    (tmp_path / "empty.csv").write_text("email,name\n")
+    with pytest.raises(LocalError, match="the list is empty"):
+        plan(spark, tmp_path / "empty.csv", tmp_path / "other", message=PERSONAL)
+
+
 def test_the_providers_of_the_configuration(spark: "SparkSession", tmp_path: Path) -> None:
     """Domains belong to the providers of its file, too."""
     listed = write_list(

@@ -117,7 +117,7 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
     scope = request.campaign if request.once_per == CAMPAIGN else id_
     slots = min(request.slots, max(1, counts[PLANNED] // SLOT_ROWS_MIN))
     written = _write_parts(spark, request, packed, (scope, slots))
-    if counts[POSTPONED]:
+    if request.selection is not None and request.selection.caps:
         _write_postponed(request, listed, packed)
     manifest = PlanManifest(
         version=VERSION,
@@ -151,7 +151,7 @@ def _prepare(spark: SparkSession, request: PlanRequest) -> None:
 
 
 def _open_list(spark: SparkSession, request: PlanRequest, template: Template) -> _RecipientList:
-    """Raises LocalError for an empty list, and for one without the columns that are needed."""
+    """Raises LocalError for a list without the columns that are needed, and for an empty one that another plan has not postponed."""
     rows = read_list(spark, request.source, request.reader_options)
     columns = [name for name in rows.columns if name != POSITION]
     email = address_column(columns, request.email_column, request.source)
@@ -166,7 +166,7 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
         raise LocalError(
             f"{request.source}: no column {request.send_at_column}; columns: {', '.join(columns)}"
         )
-    if rows.isEmpty():
+    if not request.source.rstrip("/").endswith(f"/{POSTPONED}") and rows.isEmpty():
         raise LocalError(f"{request.source}: the list is empty")
     return _RecipientList(rows, email, merge_fields)
 
@@ -207,8 +207,9 @@ def _pack(
         )
         counts = dict.fromkeys(KINDS, 0)
         counts.update({row["kind"]: int(row["size"]) for row in rows.collect()})
-        rows_read = int(read.get["rows"])
-        if rows_read != sum(counts.values()):
+        sums = sum(counts.values())
+        rows_read = int(read.get["rows"]) if sums else 0  # what is not run observes nothing
+        if rows_read != sums or not sums:
             rows_read = listed.rows.count()  # a stage that ran twice was counted twice
     return packed, counts, rows_read
 
@@ -253,7 +254,7 @@ def _write_parts(
 
 
 def _write_postponed(request: PlanRequest, listed: _RecipientList, packed: DataFrame) -> None:
-    """Write the recipients over the caps as a list for another plan."""
+    """Write the recipients over the caps, if there are any, as a list for another plan."""
     columns = [F.col("address").alias(listed.email)]
     columns += [
         F.col("fields")[name].alias(name) for name in listed.merge_fields if name != listed.email
