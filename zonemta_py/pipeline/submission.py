@@ -2,7 +2,7 @@
 
 An envelope may be submitted more than once: its submission key makes the relay answer a repeat with the
 id of the first message. An envelope whose session broke is therefore submitted again, and a relay that cannot be
-reached is waited for until ``patience_s`` has passed. No Spark here.
+reached is waited for until ``patience_s`` has passed, or the time of ``send`` is over. No Spark here.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from zonemta_py.config.endpoints import host_port
 from zonemta_py.core import clock
@@ -87,8 +88,10 @@ class EnvelopeSubmitter:
         self._template = Template(options.message)
         self._relays: defaultdict[str, _RelayState] = defaultdict(_RelayState)
 
-    async def send(self, envelopes: Iterable[PlannedEnvelope]) -> list[SubmissionResult]:
-        """Submit all ``envelopes``; one result for each recipient."""
+    async def send(
+        self, envelopes: Iterable[PlannedEnvelope], until_s: float = inf
+    ) -> list[SubmissionResult]:
+        """Submit ``envelopes``; one result for each recipient of those that were begun before ``until_s`` (monotonic)."""
         by_relay: defaultdict[str, deque[PlannedEnvelope]] = defaultdict(deque)
         for envelope in envelopes:
             by_relay[relays_of(envelope.key, self._options.relays)[0]].append(envelope)
@@ -96,7 +99,7 @@ class EnvelopeSubmitter:
         async with asyncio.TaskGroup() as group:
             for waiting in by_relay.values():
                 for _ in range(min(self._options.connections, len(waiting))):
-                    group.create_task(self._work(waiting, results))
+                    group.create_task(self._work(waiting, results, until_s))
         return results
 
     async def settle(self, envelopes: Iterable[PlannedEnvelope]) -> list[SubmissionResult]:
@@ -118,11 +121,13 @@ class EnvelopeSubmitter:
             )
             waiting = [replace(each, recipients=left_of) for each, left_of in parts if left_of]
 
-    async def _work(self, waiting: deque[PlannedEnvelope], results: list[SubmissionResult]) -> None:
+    async def _work(
+        self, waiting: deque[PlannedEnvelope], results: list[SubmissionResult], until_s: float
+    ) -> None:
         pause_s = 0.0
-        while waiting:
+        while waiting and clock.monotonic_s() < until_s:
             submission = _EnvelopeSubmission(
-                self._options, self._template, self._relays, waiting.popleft()
+                self._options, self._template, self._relays, waiting.popleft(), until_s
             )
             results += await submission.run()
             # A relay that defers one recipient has others; one that defers each is given time.
@@ -148,7 +153,9 @@ class _EnvelopeSubmission:
         template: Template,
         relays: Mapping[str, _RelayState],
         envelope: PlannedEnvelope,
+        until_s: float,
     ) -> None:
+        self._until_s = until_s
         self._options = options
         self._states = relays
         self._envelope = envelope
@@ -188,12 +195,12 @@ class _EnvelopeSubmission:
         return self._results
 
     def _gives_up(self) -> bool:
-        """Whether the relay has not been reached for ``patience_s``; before, change to the next if that is allowed."""
+        """Whether the relay has not been reached for ``patience_s``, or time is over; before, change to the next if that is allowed."""
         failing_for_s = self._states[self._relay].failing_for_s()
         if self._options.failover and failing_for_s >= FAILOVER_S:
             current = self._relays.index(self._relay)
             self._relay = self._relays[(current + 1) % len(self._relays)]
-        return failing_for_s >= self._options.patience_s
+        return failing_for_s >= self._options.patience_s or clock.monotonic_s() >= self._until_s
 
     async def _transact(self, pending: list[str]) -> tuple[list[str], Reply]:
         """Run one transaction. Returns the addresses without a final reply, and the last 4xx reply, with code 0 if none.

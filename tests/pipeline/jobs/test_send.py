@@ -103,8 +103,8 @@ def _send_with_a_fault(
 
     original = module._submit_batches
 
-    def faulty(campaign: str, options: SubmitOptions) -> Any:
-        inner = original(campaign, options)
+    def faulty(campaign: str, options: SubmitOptions, task_s: float) -> Any:
+        inner = original(campaign, options, task_s)
         path = str(mark)
 
         def submit(batches: Any) -> Any:
@@ -155,6 +155,51 @@ async def test_a_run_sends_in_rounds(
         assert (sums.accepted, sums.repeated) == (200, 0)
         assert len(list((plan_path / "ledger").glob("run=*"))) >= 4
         await until(lambda: len(here.delivered()) == 200, "200 deliveries")
+
+
+async def test_rounds_end_although_a_relay_is_slow(
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a round does not reach is left to a later pass, at once; the ledger has what it did reach."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    monkeypatch.setattr(module, "TASK_MIN_S", 0.5)
+    monkeypatch.setattr(module, "ROUND_MAX_S", 0.0)
+    paused: list[float] = []
+    monkeypatch.setattr(module, "sleep", paused.append)
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 24)
+    async with staged(directory) as stage:
+        sink = await stage.receiver("relay.example", Rule(Step.DOT, stall_s=0.1))
+        options = submit_options(f"127.0.1.1:{stage.port}", connections=1)
+        sums = await asyncio.to_thread(send, spark, plan_path, options)
+        assert (sums.accepted, sums.repeated, sums.unsent) == (24, 0, 0)
+        assert sink.tally.recipients == 24
+    assert len(list((plan_path / "ledger").glob("run=*"))) > 2
+    assert not paused
+
+
+async def test_a_relay_that_cannot_be_reached_holds_no_round(
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The envelope that was begun is deferred when the round ends, the others have no row, and a later run sends all."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    monkeypatch.setattr(module, "TASK_MIN_S", 0.5)
+    monkeypatch.setattr(module, "ROUND_MAX_S", 0.0)
+    paused: list[float] = []
+    monkeypatch.setattr(module, "sleep", paused.append)
+    monkeypatch.setattr(module._Sending, "idle_s", lambda self: 4000.0 * (len(paused) > 1))
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
+    async with staged(directory) as stage:
+        options = submit_options(f"127.0.1.1:{stage.port}", connections=1, patience_s=3600)
+        sums = await asyncio.to_thread(send, spark, plan_path, options)
+        assert (sums.accepted, sums.refused) == (0, 0)
+        assert sums.deferred + sums.unsent == 60
+        assert 0 < sums.deferred < 60
+        assert paused == [5.0, 10.0]
+        sink = await stage.receiver("relay.example")
+        sums = await asyncio.to_thread(send, spark, plan_path, options)
+        assert (sums.accepted, sink.tally.recipients) == (60, 60)
 
 
 async def test_a_run_that_was_killed_before_its_first_row(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import sleep
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -30,7 +30,9 @@ from zonemta_py.pipeline.submission import EnvelopeSubmitter, key_windows
 from zonemta_py.pipeline.transforms.pack import TURNS
 
 ROUND_ROWS_MIN = 10_000  # recipients of the first round
-ROUND_S = 60.0  # of a later one
+ROUND_S = 45.0  # of a later one
+ROUND_MAX_S = 60.0  # then what was not begun is left to another pass
+TASK_MIN_S = 5.0  # of a round, for each task
 GROWTH_MAX = 4  # from one round to the next
 PAUSE_S, PAUSE_MAX_S = 5.0, 60.0  # before another pass over deferred recipients
 CLOCKS_DIFFER_MS = 60_000  # between the machine that plans and a relay
@@ -104,17 +106,29 @@ def send_plan(
     """
     sending = _Sending(spark, plan, read_manifest(spark, plan), options, progress, allow_repeats)
     pause_s = min(PAUSE_S, options.patience_s)
-    while sending.submit_left() and sending.idle_s() + pause_s <= options.patience_s:
-        progress(f"sending: {sending.left:,} recipients are deferred, next attempt in {pause_s:.0f} s")
+    while sending.submit_left():
+        if sending.was_cut:
+            continue
+        if sending.idle_s() + pause_s > options.patience_s:
+            break
+        progress(f"sending: {sending.left:,} recipients are left, next attempt in {pause_s:.0f} s")
         sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
     progress("counting")
     return send_counts(spark, plan)
 
 
+def _parallel_tasks(spark: SparkSession) -> int:
+    """How many tasks run at once; 1 where a remote session does not say."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkException:
+        return 1
+
+
 @dataclass(slots=True)
 class _Sending:
-    """One run. ``left``: recipients without a final row."""
+    """One run. ``left``: recipients without a final row; ``was_cut``: some of them had no turn, while others were accepted."""
 
     spark: SparkSession
     plan: str
@@ -123,6 +137,7 @@ class _Sending:
     progress: Progress
     allow_repeats: bool
     left: int = 0
+    was_cut: bool = False
     _accepted_s: float = field(default_factory=clock.monotonic_s)
 
     def idle_s(self) -> float:
@@ -130,7 +145,7 @@ class _Sending:
         return clock.monotonic_s() - self._accepted_s
 
     def submit_left(self) -> int:
-        """Submit, in rounds, what has no final row; returns the number of recipients that are left."""
+        """Submit, in rounds, what has no final row, each envelope at most once; returns the number of recipients that are left."""
         envelopes = self.spark.read.schema(tables.ENVELOPE).parquet(f"{self.plan}/envelopes")
         ledger = read_ledger(self.spark, self.plan)
         if ledger is not None:
@@ -140,7 +155,7 @@ class _Sending:
             F.coalesce(F.min("turn"), F.lit(TURNS)).alias("turn"),
         ).collect()[0]
         self.left, turn = int(row["left"]), int(row["turn"])
-        whole, span, size = self.left, TURNS - turn, ROUND_ROWS_MIN
+        whole, span, size, tried = self.left, TURNS - turn, ROUND_ROWS_MIN, 0
         while turn < TURNS and self.left:
             end = min(TURNS, turn + max(1, span * size // whole))
             if size >= self.left:
@@ -149,13 +164,13 @@ class _Sending:
             settled, deferred = self._round(
                 envelopes.where((F.col("turn") >= turn) & (F.col("turn") < end)), whole
             )
-            self.left -= settled
-            turn = end
-            if not settled and deferred:
+            self.left, tried, turn = self.left - settled, tried + deferred, end
+            if not settled and (deferred or clock.monotonic_s() - began_s > ROUND_MAX_S):
                 break  # no relay accepts anything now
             per_s = (settled + deferred) / max(clock.monotonic_s() - began_s, 0.001)
             size = max(ROUND_ROWS_MIN, min(int(per_s * ROUND_S), GROWTH_MAX * size))
         envelopes.unpersist()
+        self.was_cut = turn == TURNS and tried < self.left < whole
         return self.left
 
     def _round(self, envelopes: DataFrame, whole: int) -> tuple[int, int]:
@@ -167,6 +182,7 @@ class _Sending:
             self.progress(f"sending: {done + rows:,} of {whole:,} recipients")
 
         report(0)
+        task_s = max(TASK_MIN_S, ROUND_MAX_S * _parallel_tasks(self.spark) / self.manifest.slots)
         counted = Observation("round")
         is_deferred = F.col("state") == DEFERRED
         with spark_errors(f"{self.plan}: the run failed, resume it"), report_rows(path, report):
@@ -174,7 +190,7 @@ class _Sending:
                 envelopes.repartitionByRange(self.manifest.slots, "slot")
                 .sortWithinPartitions("slot", "turn")
                 .select("key", "recipients", "send_at_ms")
-                .mapInArrow(_submit_batches(self.manifest.campaign, self.options), tables.LEDGER)
+                .mapInArrow(_submit_batches(self.manifest.campaign, self.options, task_s), tables.LEDGER)
                 .observe(
                     counted,
                     F.count_if(~is_deferred).alias("settled"),
@@ -259,13 +275,15 @@ def _without(settled: DataFrame) -> Callable[[DataFrame], DataFrame]:
 
 
 def _submit_batches(
-    campaign: str, options: SubmitOptions
+    campaign: str, options: SubmitOptions, task_s: float
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task does; after ``task_s`` it begins no other envelope, so that its rows are written."""
+
     def submit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        submitter = EnvelopeSubmitter(options)
+        submitter, until_s = EnvelopeSubmitter(options), clock.monotonic_s() + task_s
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             for batch in batches:
-                results = runner.run(submitter.send(map(envelope_of, batch.to_pylist())))
+                results = runner.run(submitter.send(map(envelope_of, batch.to_pylist()), until_s))
                 rows = [
                     (campaign, r.key, r.relay, r.address, r.state, r.code, r.reply, list(r.messages), r.repeated, r.time_ms)
                     for r in results
