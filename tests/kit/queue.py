@@ -29,6 +29,7 @@ from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin,
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
 from zonemta_py.queue.upkeep.check import check_queue
 from zonemta_py.queue.windows import OnReady, ignore_ready
 from zonemta_py.storage.interface import Store
@@ -46,13 +47,9 @@ SPACES = (MESSAGE, WAITING, DEFERRED, DUE, SPILL, INFLIGHT, OPEN, CLEANUP)
 class UserPools:
     """Mail of user a leaves from the pool ``own``, that of others after an attempt from ``fallback``."""
 
-    def of_submitter(self, submitter: str) -> str:
-        """See ``MailPools``."""
-        return "own" if submitter == "a" else ""
-
     def of(self, zone: str, destination: str, record: Waiting) -> str:
         """See ``MailPools``."""
-        return self.of_submitter(record.submitter) or ("fallback" if record.attempts else "")
+        return "own" if record.submitter == "a" else "fallback" if record.attempts else ""
 
 
 class Clock:
@@ -110,10 +107,14 @@ async def begin(queue: Queue) -> None:
 
 @asynccontextmanager
 async def opened(
-    directory: Path, clock: Callable[[], int] | None = None, **options: Any
+    directory: Path,
+    clock: Callable[[], int] | None = None,
+    pools: MailPools = ONE_POOL,
+    **options: Any,
 ) -> AsyncIterator[Queue]:
     """A running queue, closed in order at the end."""
     queue = make_queue(directory, clock or Clock(), **options)
+    queue.windows.set_pools(pools)
     try:
         await begin(queue)
         yield queue

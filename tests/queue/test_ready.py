@@ -3,14 +3,17 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.deadlines import until
 from tests.kit.queue import Clock, UserPools, accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_waiting
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.submitter_queues import ONE_POOL, QueuedRecipient
 from zonemta_py.queue.upkeep.flush import flush
@@ -288,3 +291,81 @@ async def test_pools_take_turns(directory: Path) -> None:
             queue.release(each)
         found = [lease(queue, "x.example").recipients[0].address[:2] for _ in range(6)]
         assert sorted(found) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+async def fallback_mail(queue: Queue, domain: str, messages: int) -> None:
+    """Messages of user b that have had an attempt, and are ready again."""
+    for n in range(messages):
+        await accept(queue, f"late{n}@{domain}", user="b")
+    while held := queue.lease("default", domain, 1):
+        await settle(queue, held, OutcomeKind.DEFERRED, due_ms=queue.now() + 3_600_000)
+    await flush(queue)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_blocked_mail_for_one_pool_leaves_the_window_to_others(
+    directory: Path, restarted: bool
+) -> None:
+    """Nobody takes it, and most of it is on disk: mail of the same submitter for another destination is sent, all of it."""
+    clock = Clock()
+    async with opened(directory, clock, window=80) as queue:
+        queue.windows.set_pools(UserPools())
+        await fallback_mail(queue, "blocked.example", 60)
+        for n in range(60):
+            await accept(queue, f"r{n}@free.example", user="b")
+        if not restarted:
+            await free_mail_is_sent(queue)
+    if restarted:
+        async with opened(directory, clock, window=80, pools=UserPools()) as queue:
+            await free_mail_is_sent(queue)
+
+
+async def free_mail_is_sent(queue: Queue) -> None:
+    window, sent = queue.windows.zone("default"), 0
+    while held := queue.lease("default", "free.example", 1, ""):
+        sent += 1
+        assert queue.windows.pools_of("default", "blocked.example") == ("fallback",)
+        await settle(queue, held, OutcomeKind.DELIVERED)
+    assert sent == 60
+    assert window.waiting("blocked.example") <= 60
+    assert window.room.size < 80 - 80 // HEADROOM
+
+
+async def test_a_destination_that_failed_is_probed_with_mail_of_each_pool(directory: Path) -> None:
+    """The oldest on disk may be for a pool that may not send."""
+    async with opened(directory) as queue:
+        queue.windows.set_pools(UserPools())
+        await fallback_mail(queue, "x.example", 3)
+        await accept(queue, "new@x.example", user="b")
+        queue.windows.suspend("default", "x.example")
+        await until(lambda: queue.windows.zone("default").spilled.has("x.example"), "the spill")
+        assert sorted(queue.windows.pools_of("default", "x.example")) == ["", "fallback"]
+        assert queue.windows.zone("default").waiting("x.example") == 2, "one message of each"
+
+
+async def test_mail_on_disk_after_a_change_of_pools(directory: Path) -> None:
+    """It is found under its new stream, although nothing leaves the window."""
+    async with opened(directory, window=80) as queue:
+        for n in range(40):
+            await accept(queue, f"r{n}@x.example", user="a")
+        queue.windows.set_pools(UserPools())
+        window = queue.windows.zone("default")
+        assert window.pools_of("x.example") == ("own",)
+        got = 0
+        while held := queue.lease("default", "x.example", 1, "own"):
+            got += 1
+            await settle(queue, held, OutcomeKind.DELIVERED)
+        assert got == 40
+        assert everything(queue.store) == []
+
+
+async def test_a_tenant_with_its_own_pool_has_the_turns_of_one(directory: Path) -> None:
+    """Where nothing says from which pool: weights hold over all pools."""
+    async with opened(directory) as queue:
+        queue.windows.set_pools(UserPools())
+        queue.windows.set_weights({"b": 3})
+        for n in range(12):
+            for user in "abc":
+                await accept(queue, f"{user}{n}@x.example", user=user)
+        turns = Counter(lease(queue, "x.example").recipients[0].record.submitter for _ in range(20))
+        assert turns == {"a": 4, "b": 12, "c": 4}

@@ -1,7 +1,7 @@
 """Where destinations wait: one whose mail leaves from two pools waits at two gates, and holds up nothing at either."""
 
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gates import Gates
+from zonemta_py.schedule.gates import GATE_TURNS, Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.places import Place, Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
@@ -96,3 +96,57 @@ def test_nothing_limits_any_more() -> None:
     assert len(stand.places) == 0
     assert stand.gates.all() == []
     assert stand.counted["big"] == 0
+
+
+def test_turns_that_are_not_used_go_to_the_next_one() -> None:
+    """It keeps the places where it only waits."""
+    stand = Stand("a", "b")
+    stand.refuse("a", ONE, TWO)
+    stand.refuse("b", ONE)
+    gate = stand.gates.get(*ONE)
+    assert gate is not None
+    gate.awake = gate.waiting.popitem(last=False)[0]
+    stand.places.pass_turns("a")
+    assert stand.awake(ONE) == "b"
+    assert [place for name, place, _ in stand.places.waiting() if name == "a"] == [TWO]
+
+
+def test_each_has_its_turn_however_the_others_come_back() -> None:
+    """Room for one at a time: one that gets it stands in line again, and wakes one that finds no room."""
+    names = [f"d{number}" for number in range(5)]
+    stand = Stand(*names)
+    for name in names:
+        stand.refuse(name, ONE)
+    served: list[str] = []
+    for _ in range(20):
+        stand.gates.room_at("big")
+        name = stand.awake(ONE)
+        served.append(name)
+        stand.places.granted(name, ONE)
+        stand.places.wait(stand.awake(ONE), ONE, REFUSAL, 0)  # the next one has no room
+        stand.refuse(name, ONE)
+    assert served == names * 4
+
+
+def test_pools_share_the_sessions_of_a_provider() -> None:
+    """The gate of one pool does not keep that of another waiting until nothing waits there."""
+    stand = Stand("a", "b", "c")
+    for name, place in ("a", ONE), ("b", ONE), ("c", TWO):
+        stand.refuse(name, place)
+    first: list[str] = []
+    for _ in range(3 * GATE_TURNS):
+        stand.gates.room_at("big")  # room for one: who was woken first has it
+        first.append(name := stand.woken[0])
+        place = TWO if name == "c" else ONE
+        stand.places.granted(name, place)
+        for each in names_awake(stand):
+            stand.places.wait(each[0], each[1], REFUSAL, 0)
+        stand.refuse(name, place)
+        stand.woken.clear()
+    assert 0 < first.count("c") < 3 * GATE_TURNS
+    assert first.count("a") > 0
+    assert first.count("b") > 0
+
+
+def names_awake(stand: Stand) -> list[tuple[str, Place]]:
+    return [(stand.awake(place), place) for place in (ONE, TWO) if stand.awake(place)]

@@ -97,8 +97,14 @@ class Reasons:
         self._by_destination: dict[tuple[str, str, str], Constraint | None] = {}
         self._meta: tuple[str, Meta | None] = ("", None)
 
-    def destination(self, zone: str, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
-        """What keeps all mail for a destination waiting that leaves from ``pool``."""
+    def destination(self, zone: str, destination: str) -> Constraint | None:
+        """What keeps mail for a destination waiting; of one with mail for several pools, the first of them that waits."""
+        pools = self._queue.windows.zone(zone).pools_of(destination) or (USUAL_POOL,)
+        found = (self._of_pool(zone, destination, pool) for pool in pools)
+        return next((each for each in found if each is not None), None)
+
+    def _of_pool(self, zone: str, destination: str, pool: str) -> Constraint | None:
+        """What keeps mail for a destination waiting that leaves from ``pool``."""
         place = zone, destination, pool
         if place not in self._by_destination:
             view = self._relay.zones.get(zone)
@@ -187,7 +193,7 @@ class Reasons:
             return self._suspended_for(name, message)
         destination = queue.windows.destination_of(zone, record.domain)
         pool = queue.windows.pool_of(zone, destination, record)
-        found = self.destination(zone, destination, pool)
+        found = self._of_pool(zone, destination, pool)
         if found is not None:
             if found.name in (Limit.SUSPENSION, Limit.PROBE):
                 return found

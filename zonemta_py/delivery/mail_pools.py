@@ -12,6 +12,8 @@ class ConfiguredPools:
     """The ``MailPools`` of a configuration."""
 
     def __init__(self, config: Config) -> None:
+        zones = {name: zone for name, zone in config.zones.items() if zone.transport == "smtp"}
+        self._zones = set(zones)
         self._of_submitters = {
             TENANT_LANE + name: each.pool
             for name, each in config.tenants.items()
@@ -19,20 +21,16 @@ class ConfiguredPools:
         }
         self._tables = {
             name: DestinationTable(zone)
-            for name, zone in config.zones.items()
+            for name, zone in zones.items()
             if any(part.fallback_pool is not None for _, part in zone.parts())
         }
 
     def __bool__(self) -> bool:
         return bool(self._of_submitters or self._tables)
 
-    def of_submitter(self, submitter: str) -> str:
-        """See ``MailPools``."""
-        return self._of_submitters.get(submitter, USUAL_POOL)
-
     def of(self, zone: str, destination: str, record: Waiting) -> str:
         """See ``MailPools``."""
-        if self._of_submitters:
+        if self._of_submitters and zone in self._zones:
             own = self._of_submitters.get(record.submitter)
             if own is not None:
                 return own

@@ -31,25 +31,26 @@ async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, f
     give_up_after_s: float = settings.retry.give_up_after
     if has_no_address(failure):
         give_up_after_s = min(give_up_after_s, NO_ADDRESS_MS / 1000)
-    while lease := queue.lease(*place, settings.recipients_per_transaction):
-        meta, message = lease.active.meta, lease.active.id
-        if await worker.settle_unsent(lease):
-            continue
-        if not is_expired(starts(meta, message), now_ms, give_up_after_s):
-            warned += 1
-            if warned > WARNED_MAX or not delay_is_reported(meta, message, settings.retry, now_ms):
-                queue.release(lease)
-                return True
-        await (await worker.fail(lease, failure))
-    return False
+    for pool in queue.windows.pools_of(*place):
+        while lease := queue.lease(*place, settings.recipients_per_transaction, pool):
+            meta, message = lease.active.meta, lease.active.id
+            if await worker.settle_unsent(lease):
+                continue
+            if not is_expired(starts(meta, message), now_ms, give_up_after_s):
+                warned += 1
+                if warned > WARNED_MAX or not delay_is_reported(meta, message, settings.retry, now_ms):
+                    queue.release(lease)
+                    break
+            await (await worker.fail(lease, failure))
+    return queue.windows.zone(place[0]).has_mail(place[1])
 
 
 async def put_off_old(
-    queue: Queue, worker: Worker, place: tuple[str, str, str | None], settings: Zone, reason: str
+    queue: Queue, worker: Worker, place: tuple[str, str, str], settings: Zone, reason: str
 ) -> None:
     """Settle the old mail of a destination that waits for a limit. Nothing of it was an attempt.
 
-    ``place``: the zone, the destination, and the pool from which the mail leaves (None: any).
+    ``place``: the zone, the destination, and the pool from which the mail leaves.
     """
     zone, destination, pool = place
     now_ms, warned = clock.now_ms(), 0

@@ -6,6 +6,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.look_ups import Resolve
 from zonemta_py.delivery.ways import Way, Ways
+from zonemta_py.queue.windows import ONLY_USUAL
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.paths import Refusal
@@ -49,7 +50,9 @@ class ZoneEgress:
             ("zone", self._name), ("provider", way.provider), ("domain", destination)
         )
         if stopped is not None:
-            self._wait(destination, (f"{self._name}:", stopped[0]), stopped[1])
+            place = f"{self._name}:", stopped[0]
+            self._places.keep(destination, [place])
+            self._wait(destination, place, stopped[1])
             return None
         pools = egress.queue.windows.pools_of(self._name, destination)
         if self.ways.is_local or all(egress.is_free(pool or way.pool, way.provider) for pool in pools):
@@ -89,16 +92,18 @@ class ZoneEgress:
     def _place(self, way: Way) -> Place:
         return f"{self._name}:{way.pool}", way.provider
 
-    def waiting(self) -> list[tuple[str, str | None, str]]:
-        """The destinations that wait for a permit: for mail that leaves from which pool (None: from any), and why."""
+    def waiting(self) -> list[tuple[str, str, str]]:
+        """The destinations that wait for a permit: for mail that leaves from which pool, and why."""
         window = self._egress.queue.windows.zone(self._name)
-        found: list[tuple[str, str | None, str]] = []
+        found: list[tuple[str, str, str]] = []
         for destination, place, refusal in self._places.waiting():
             way = self.ways.of(destination)
-            pools = window.pools_of(destination) if way is not None else ()
-            here = [pool for pool in pools if way and self._place(way.leaving_from(pool)) == place]
             is_whole = place[0] == f"{self._name}:"  # whatever the pool
-            found += [(destination, pool, refusal.reason) for pool in ([None] if is_whole else here)]
+            found += [
+                (destination, pool, refusal.reason)
+                for pool in window.pools_of(destination) or ONLY_USUAL
+                if is_whole or (way and self._place(way.leaving_from(pool)) == place)
+            ]
         return found
 
     def _looked_up(self, destination: str) -> None:
@@ -109,6 +114,10 @@ class ZoneEgress:
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
+        self._places.pass_turns(destination)
+
+    def empty(self, destination: str) -> None:
+        """See ``Admission``."""
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -116,6 +125,8 @@ class ZoneEgress:
         permit, egress = slot.permit, self._egress
         if permit.granted:
             return True  # its last message was not sent
+        if slot.pool and slot.pool not in egress.pools:
+            return False  # a reload has removed it
         if self.ways.is_local:
             return not egress.stopped(("zone", self._name))
         name = slot.destination.name
@@ -150,8 +161,9 @@ class ZoneEgress:
             return False
         if slot.pool is not None:
             pools = self._egress.queue.windows.pools_of(self._name, destination)
-            if any(pool != slot.pool for pool in pools):
-                return True
+            ways = (way.leaving_from(pool) for pool in pools if pool != slot.pool)
+            if any(self._places.gate(destination, self._place(each)) is None for each in ways):
+                return True  # those that wait at a gate are woken there
         gate = self._egress.gates.get(*self._place(way.leaving_from(slot.pool)))
         return gate is not None and bool(gate.waiting)
 

@@ -290,4 +290,5 @@ class ZoneWorkers:
         for destination, pool, reason in self._egress.waiting():
             zone, place = self.scheduler.table.settings(destination), (self.name, destination, pool)
             await put_off_old(self._context.queue, self._worker, place, zone, reason)
+            self._ready_again(destination)  # a lease may have read mail of other pools from disk
             await asyncio.sleep(0)

@@ -2,8 +2,8 @@
 
 Each waiting recipient is in the window, or under a ``spill/`` key of its destination, or not yet
 reached by the start-up scan. A destination gets a share of the window, so that a blocked one does not fill it; the
-last quarter is reserved for low-volume submitters (decision 29). Mail for each pool has a share of its own: what waits for
-the addresses of one leaves room for the others.
+last quarter is reserved for streams of low volume (decision 29). A stream is the mail of a submitter that leaves from one pool;
+mail for each pool has a share of its own, so that what waits for the addresses of one leaves room for the others.
 
 Plain ``def`` throughout: ``windows.py`` reads the store and writes the batches.
 """
@@ -15,10 +15,12 @@ from zonemta_py.queue.spill import SpillIndex
 from zonemta_py.queue.submitter_queues import (
     EQUAL,
     ONE_POOL,
-    DestinationQueues,
     MailPools,
     QueuedRecipient,
+    SubmitterQueues,
     Weights,
+    pool_of,
+    stream_of,
 )
 from zonemta_py.queue.window_room import WindowRoom
 
@@ -32,7 +34,7 @@ class ReadyWindow:
         self.room = WindowRoom(limit)
         self.spilled = SpillIndex()
         self.pools: MailPools = ONE_POOL
-        self._queues: dict[str, DestinationQueues] = {}
+        self._queues: dict[str, SubmitterQueues] = {}
         # By key: the queued recipient, or None while it is leased or withdrawn.
         self._known: dict[bytes, QueuedRecipient | None] = {}
         self._leased: dict[bytes, str] = {}  # with the destination
@@ -47,40 +49,33 @@ class ReadyWindow:
 
     # ---- room
 
-    def has_room(
-        self, destination: str, submitter: str, *, urgent: bool = False, pool: str | None = None
-    ) -> bool:
-        """Whether one more recipient of ``submitter`` may enter; urgent mail has larger shares.
+    @property
+    def has_pools(self) -> bool:
+        """Whether some mail leaves from another pool than that of its destination."""
+        return self.pools is not ONE_POOL
 
-        ``pool``: from which it leaves; None: from that of its submitter.
-        """
-        queues, waiting = self._queues.get(destination), 0
-        if queues is not None:
-            waiting = queues.waiting(self.pools.of_submitter(submitter) if pool is None else pool)
-        return self.room.has_room(destination, submitter, waiting, urgent=urgent)
+    def stream(self, destination: str, recipient: QueuedRecipient) -> str:
+        """The stream of a recipient."""
+        if self.pools is ONE_POOL:
+            return recipient.submitter
+        return stream_of(recipient.submitter, self.pools.of(self.zone, destination, recipient.record))
 
-    def reserve(
-        self,
-        destination: str,
-        submitter: str,
-        count: int,
-        *,
-        urgent: bool = False,
-        pool: str | None = None,
-    ) -> bool:
+    def has_room(self, destination: str, stream: str, *, urgent: bool = False) -> bool:
+        """Whether one more recipient of ``stream`` may enter; urgent mail has larger shares."""
+        queues = self._queues.get(destination)
+        waiting = queues.waiting(pool_of(stream)) if queues is not None else 0
+        return self.room.has_room(destination, stream, waiting, urgent=urgent)
+
+    def reserve(self, destination: str, stream: str, count: int, *, urgent: bool = False) -> bool:
         """Reserve room for ``count`` recipients of a commit under way; False: they are to be spilled.
 
-        Mail of a submitter that has spilled mail at the destination is queued behind that, unless it is urgent or
-        leaves from another ``pool``.
+        Mail of a stream that has spilled mail at the destination is queued behind that, unless it is urgent.
         """
-        if destination in self._suspended:
+        if destination in self._suspended or not self.has_room(destination, stream, urgent=urgent):
             return False
-        if not self.has_room(destination, submitter, urgent=urgent, pool=pool):
+        if not urgent and self.spilled.has(destination, stream):
             return False
-        moved = pool is not None and pool != self.pools.of_submitter(submitter)
-        if not (urgent or moved) and self.spilled.has(destination, submitter):
-            return False
-        self.room.reserve(destination, submitter, count)
+        self.room.reserve(destination, stream, count)
         return True
 
     # ---- recipients
@@ -89,20 +84,18 @@ class ReadyWindow:
         """Queue recipients; those already known are skipped."""
         queues = self._queues.get(destination)
         if queues is None:
-            queues = self._queues[destination] = DestinationQueues(self._weights)
+            queues = self._queues[destination] = SubmitterQueues(self._weights)
         for recipient in recipients:
             if recipient.key not in self._known:
                 self._known[recipient.key] = recipient
-                queues.append(self._pool_of(destination, recipient), recipient)
-                self.room.count(recipient.submitter, 1)
+                recipient.stream = self.stream(destination, recipient)
+                queues.append(recipient)
+                self.room.count(recipient.stream, 1)
         if not queues.length:
             del self._queues[destination]
 
-    def _pool_of(self, destination: str, recipient: QueuedRecipient) -> str:
-        return self.pools.of(self.zone, destination, recipient.record)
-
     def take(self, destination: str, limit: int, pool: str | None = None) -> list[QueuedRecipient]:
-        """Lease up to ``limit`` recipients of one message, submitters in turn. ``pool``: see ``DestinationQueues.take``."""
+        """Lease up to ``limit`` recipients of one message, streams in turn. ``pool``: see ``SubmitterQueues.take``."""
         queues = self._queues.get(destination)
         if queues is None:
             return []
@@ -111,32 +104,28 @@ class ReadyWindow:
             self._known[recipient.key] = None
             self._leased[recipient.key] = destination
         if taken:
-            self.room.count(taken[0].submitter, -len(taken))
+            self.room.count(turns[-1], -len(taken))
         if self.spilled.has(destination):
             self._note_low(destination, queues, turns)
         if not queues.length:
             del self._queues[destination]
         return taken
 
-    def _note_low(self, destination: str, queues: DestinationQueues, submitters: Iterable[str]) -> None:
-        """These submitters have less than before."""
-        for submitter in submitters:
-            if self._is_low(queues, submitter) and self.spilled.has(destination, submitter):
+    def _note_low(self, destination: str, queues: SubmitterQueues, streams: Iterable[str]) -> None:
+        """These streams have less than before."""
+        for stream in streams:
+            if self._is_low(queues, stream) and self.spilled.has(destination, stream):
                 self._may_be_low.add(destination)
-                self._note_starved(destination, queues, submitter)
-        if any(queues.waiting(pool) <= self.room.share // 2 for pool in queues.pools):
-            self._may_be_low.add(destination)
+                if not queues.count(stream):
+                    self.spilled.note_starved(destination, stream)
+            if queues.waiting(pool_of(stream)) <= self.room.share // 2:
+                self._may_be_low.add(destination)
 
-    def _is_low(self, queues: DestinationQueues | None, submitter: str) -> bool:
+    def _is_low(self, queues: SubmitterQueues | None, stream: str) -> bool:
         """See ``WindowRoom.is_low``."""
         if queues is None:
             return True
-        pool = self.pools.of_submitter(submitter)
-        return self.room.is_low(queues.waiting(pool), queues.count(pool, submitter))
-
-    def _note_starved(self, destination: str, queues: DestinationQueues | None, submitter: str) -> None:
-        if queues is None or not queues.count(self.pools.of_submitter(submitter), submitter):
-            self.spilled.note_starved(destination, submitter)
+        return self.room.is_low(queues.waiting(pool_of(stream)), queues.count(stream))
 
     def put_back(self, destination: str, recipients: Iterable[QueuedRecipient]) -> None:
         """Put leased recipients back at the front, in order."""
@@ -144,12 +133,12 @@ class ReadyWindow:
         for recipient in returned:
             self._leased.pop(recipient.key, None)
             self._known[recipient.key] = recipient
-            self.room.count(recipient.submitter, 1)
-        if not returned:
-            return
-        if destination not in self._queues:
-            self._queues[destination] = DestinationQueues(self._weights)
-        self._queues[destination].put_back(self._pool_of(destination, returned[0]), returned)
+            recipient.stream = self.stream(destination, recipient)
+            self.room.count(recipient.stream, 1)
+        if returned and destination not in self._queues:
+            self._queues[destination] = SubmitterQueues(self._weights)
+        if returned:
+            self._queues[destination].put_back(returned)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """These recipients are settled, deferred or deleted."""
@@ -167,7 +156,7 @@ class ReadyWindow:
             return False
         queued = self._known.get(key)
         if queued is not None:
-            self.room.count(queued.submitter, -1)
+            self.room.count(queued.stream, -1)
             queued.withdrawn = True
         self._known[key] = queued
         self._withdrawn.add(key)
@@ -180,7 +169,7 @@ class ReadyWindow:
         if queued is None:
             self._known.pop(key, None)
         else:
-            self.room.count(queued.submitter, 1)
+            self.room.count(queued.stream, 1)
             queued.withdrawn = False
 
     # ---- suspended destinations
@@ -191,7 +180,7 @@ class ReadyWindow:
         evicted = list(self._queues.pop(destination, ()))
         for recipient in evicted:
             if not recipient.withdrawn:
-                self.room.count(recipient.submitter, -1)
+                self.room.count(recipient.stream, -1)
                 self._known.pop(recipient.key, None)
             elif recipient.key in self._withdrawn:
                 self._known[recipient.key] = (
@@ -209,33 +198,37 @@ class ReadyWindow:
 
     # ---- spilled mail
 
-    def note_spill(self, destination: str, submitter: str, message: str) -> None:
+    def note_spill(self, destination: str, stream: str, message: str) -> None:
         """``message`` has spilled recipients; the next refill begins there or earlier."""
-        self.spilled.note(destination, submitter, message)
+        self.spilled.note(destination, stream, message)
         self._may_be_low.add(destination)
-        self._note_starved(destination, self._queues.get(destination), submitter)
+        self._note_starved(destination, [stream])
+
+    def _note_starved(self, destination: str, streams: Iterable[str]) -> None:
+        queues = self._queues.get(destination)
+        for stream in streams:
+            if queues is None or not queues.count(stream):
+                self.spilled.note_starved(destination, stream)
 
     def refilled(self, destination: str) -> None:
-        """A refill has ended: remember the submitters that it did not reach, see ``SpillIndex``."""
+        """A refill has ended: remember the streams that it did not reach, see ``SpillIndex``."""
         self._may_be_low.add(destination)
-        queues = self._queues.get(destination)
-        for submitter in self.spilled.submitters(destination):
-            self._note_starved(destination, queues, submitter)
+        self._note_starved(destination, self.spilled.streams(destination))
 
     def next_starved(self) -> str | None:
-        """The destination to refill next, round-robin by submitter; None without room or starved mail."""
+        """The destination to refill next, round-robin by stream; None without room or starved mail."""
         if self.room.is_full:
             return None
         return self.spilled.next_starved(self._may_enter)
 
-    def _may_enter(self, destination: str, submitter: str) -> bool | None:
-        """Whether a starved submitter finds room; None: not while the destination is suspended."""
+    def _may_enter(self, destination: str, stream: str) -> bool | None:
+        """Whether a starved stream finds room; None: not while the destination is suspended."""
         if destination in self._suspended:
             return None
-        return self.has_room(destination, submitter)
+        return self.has_room(destination, stream)
 
     def refill_from(self, destination: str) -> str | None:
-        """The message id to resume at, when a submitter with spilled mail has little in the window.
+        """The message id to resume at, when a stream with spilled mail has little in the window.
 
         That is half of what finds room: otherwise each lease would read many keys for one.
         """
@@ -245,8 +238,8 @@ class ReadyWindow:
         found = min(
             (
                 message
-                for submitter, message in self.spilled.submitters(destination).items()
-                if self._is_low(queues, submitter)
+                for stream, message in self.spilled.streams(destination).items()
+                if self._is_low(queues, stream)
             ),
             default=None,
         )
@@ -256,7 +249,7 @@ class ReadyWindow:
 
     def may_refill(self, destination: str) -> bool:
         """Whether there is spilled mail and room for it."""
-        return any(self.has_room(destination, who) for who in self.spilled.submitters(destination))
+        return any(self.has_room(destination, stream) for stream in self.spilled.streams(destination))
 
     # ---- queries
 
@@ -283,37 +276,44 @@ class ReadyWindow:
         return queues.submitters if queues is not None else 0
 
     def has_mail(self, destination: str, pool: str | None = None) -> bool:
-        """Whether there is mail of ``destination`` to lease, in the window or spilled.
-
-        With a ``pool``: mail that leaves from there, or from where is not known while nothing is in the window.
-        """
+        """Whether there is mail of ``destination`` to lease, in the window or spilled; with a ``pool``: that leaves from there."""
         queues = self._queues.get(destination)
-        if queues is None:
-            return self.spilled.has(destination)
-        return pool is None or pool in queues
+        if pool is None:
+            return queues is not None or self.spilled.has(destination)
+        return bool(queues is not None and queues.waiting(pool)) or self.spilled.has_pool(
+            destination, pool
+        )
 
     def pools_of(self, destination: str) -> tuple[str, ...]:
         """From which pools the mail of ``destination`` in the window leaves, the next one first."""
         queues = self._queues.get(destination)
         return queues.pools if queues is not None else ()
 
+    def destinations(self) -> list[str]:
+        """Destinations that have mail in the window."""
+        return list(self._queues)
+
     def use(self, pools: MailPools) -> None:
         """Mail leaves from other pools than before."""
         self.pools = pools
         for destination, queues in list(self._queues.items()):
-            self._queues[destination] = moved = DestinationQueues(self._weights)
+            self._queues[destination] = moved = SubmitterQueues(self._weights)
             for recipient in queues:
-                moved.append(self._pool_of(destination, recipient), recipient)
-
-    def destinations(self) -> list[str]:
-        """Destinations that have mail in the window."""
-        return list(self._queues)
+                stream = self.stream(destination, recipient)
+                if not recipient.withdrawn:
+                    self.room.count(recipient.stream, -1)
+                    self.room.count(stream, 1)
+                recipient.stream = stream
+                moved.append(recipient)
+        for destination in self.spilled.begin_again():
+            self._may_be_low.add(destination)
+            self._note_starved(destination, self.spilled.streams(destination))
 
     def problems(self) -> Iterator[str]:
         """Violations of the invariants of this class, for tests."""
         queued = [r for queues in self._queues.values() for r in queues]
         active = [r for r in queued if not r.withdrawn]
-        yield from self.room.problems(Counter(r.submitter for r in active))
+        yield from self.room.problems(Counter(r.stream for r in active))
         for recipient in active:
             if self._known.get(recipient.key) is not recipient or recipient.key in self._leased:
                 yield f"{recipient.key!r} is queued, and not known as queued"

@@ -4,8 +4,8 @@ A million recipients of one customer do not delay the one message of another. A 
 many turns in a row. Within a submitter, urgent mail comes first and nonurgent mail last; the lanes of one priority
 are served round-robin: those of the users of a tenant, and of the domains from which a host without a user sends.
 
-Mail that leaves from another pool than that of its destination has queues of its own: it does not wait for the addresses of
-that (decision 102).
+The mail of a submitter that leaves from one pool is a stream. A worker may have mail of one pool only, because the
+addresses of another have no room: then the streams of that pool have the turns (decision 103).
 """
 
 from collections import OrderedDict, deque
@@ -15,23 +15,20 @@ from typing import Protocol
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, Waiting
 
+POOL_SEPARATOR = (
+    "\0"  # in the name of a stream, between the submitter and a pool that is not the usual one
+)
+
 
 class MailPools(Protocol):
-    """Which mail leaves from another pool than that of its destination; USUAL_POOL for all other mail."""
-
-    def of_submitter(self, submitter: str) -> str:
-        """The pool of all mail of a submitter."""
+    """Which mail leaves from another pool than that of its destination."""
 
     def of(self, zone: str, destination: str, record: Waiting) -> str:
-        """The pool of a recipient."""
+        """The pool of a recipient, or USUAL_POOL."""
 
 
 class OnePool:
     """All mail leaves from the pool of its destination."""
-
-    def of_submitter(self, submitter: str) -> str:
-        """See ``MailPools``."""
-        return USUAL_POOL
 
     def of(self, zone: str, destination: str, record: Waiting) -> str:
         """See ``MailPools``."""
@@ -41,13 +38,23 @@ class OnePool:
 ONE_POOL = OnePool()
 
 
+def stream_of(submitter: str, pool: str) -> str:
+    """The name of the mail of ``submitter`` that leaves from ``pool``."""
+    return submitter if pool == USUAL_POOL else f"{submitter}{POOL_SEPARATOR}{pool}"
+
+
+def pool_of(stream: str) -> str:
+    """The pool that the mail of a stream leaves from."""
+    return stream.partition(POOL_SEPARATOR)[2]
+
+
 class QueuedRecipient:
     """A waiting recipient in a ready window or a lease. ``key`` is its ``delivery-zone/`` key.
 
-    ``withdrawn``: still in its submitter queue, but taken by an operator; it is skipped.
+    ``withdrawn``: still in its submitter queue, but taken by an operator; it is skipped. ``stream``: in which it waits.
     """
 
-    __slots__ = ("address", "key", "message", "record", "submitter", "withdrawn", "zone")
+    __slots__ = ("address", "key", "message", "record", "stream", "submitter", "withdrawn", "zone")
 
     def __init__(self, key: bytes, zone: str, message: str, address: str, record: Waiting) -> None:
         self.key = key
@@ -55,7 +62,7 @@ class QueuedRecipient:
         self.message = message
         self.address = address
         self.record = record
-        self.submitter = record.submitter
+        self.submitter = self.stream = record.submitter
         self.withdrawn = False
 
 
@@ -70,17 +77,46 @@ def rank_of(lane: str) -> int:
     return 0 if lane.endswith(URGENT_LANE) else 2 if lane.endswith(NONURGENT_LANE) else 1
 
 
-class SubmitterQueues:
-    """The recipients of a destination that leave from one pool; in each lane the oldest comes first.
+class _Stream:
+    """Its lanes by rank; ``turn``: the lowest of all streams has the next one."""
 
-    ``length`` counts all.
-    """
+    __slots__ = ("by_rank", "turn")
+
+    def __init__(self, turn: int) -> None:
+        self.turn = turn
+        self.by_rank: dict[int, Lanes] = {}
+
+    def lanes(self, lane: str) -> Lanes:
+        """The lanes that have the rank of ``lane``."""
+        rank = rank_of(lane)
+        found = self.by_rank.get(rank)
+        if found is None:
+            found = self.by_rank[rank] = OrderedDict()
+        return found
+
+
+class _Pool:
+    """The streams that leave from one pool, the next one first; ``length``: of their recipients."""
+
+    __slots__ = ("length", "streams")
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.streams: OrderedDict[str, _Stream] = OrderedDict()
+
+
+class SubmitterQueues:
+    """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
 
     __slots__ = (
         "_counts",
+        "_first_turn",
         "_last",
         "_last_name",
-        "_submitters",
+        "_last_pool",
+        "_last_stream",
+        "_last_turn",
+        "_pools",
         "_turn_of",
         "_turns",
         "_weights",
@@ -91,173 +127,139 @@ class SubmitterQueues:
         self._weights = weights
         self._turn_of = ""
         self._turns = 0  # that it has had in a row
-        self._submitters: OrderedDict[str, dict[int, Lanes]] = OrderedDict()  # the next one first
-        self._counts: dict[str, int] = {}  # of recipients, by submitter
-        self._last_name: str | None = None  # of the lane of the last ``append``, until anything else
+        self._pools: dict[str, _Pool] = {}
+        self._counts: dict[str, int] = {}  # of recipients, by stream
+        self._first_turn = self._last_turn = 0
+        # Of the last ``append``, until anything else: the recipients of a message share them.
+        self._last_name: str | None = None
+        self._last_stream = ""
+        self._last_pool = _Pool()
         self._last: deque[QueuedRecipient] = deque()
         self.length = 0
 
-    def count(self, submitter: str) -> int:
-        """The number of recipients of ``submitter``."""
-        return self._counts.get(submitter, 0)
+    def count(self, stream: str) -> int:
+        """The number of recipients of ``stream``."""
+        return self._counts.get(stream, 0)
+
+    def waiting(self, pool: str) -> int:
+        """The number of recipients that leave from ``pool``."""
+        found = self._pools.get(pool)
+        return found.length if found is not None else 0
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools that recipients leave from, that of the next turn first."""
+        return tuple(self._pools) if len(self._pools) < 2 else tuple(sorted(self._pools, key=self._turn))
+
+    def _turn(self, pool: str) -> int:
+        """The turn of its first stream."""
+        return next(iter(self._pools[pool].streams.values())).turn
 
     @property
     def submitters(self) -> int:
-        """How many submitters have recipients here."""
+        """How many submitters have recipients here; one that uses two pools counts twice."""
         return len(self._counts)
 
-    def _add(self, submitter: str, change: int) -> None:
+    def _add(self, pool: _Pool, stream: str, change: int) -> None:
         self.length += change
-        count = self._counts[submitter] = self._counts.get(submitter, 0) + change
+        pool.length += change
+        count = self._counts[stream] = self._counts.get(stream, 0) + change
         if not count:
-            del self._counts[submitter]
+            del self._counts[stream]
 
     def append(self, recipient: QueuedRecipient) -> None:
         """Put ``recipient`` at the end of its lane."""
-        name = recipient.record.lane
-        if name is not self._last_name:  # the recipients of a message share it
-            self._last = self._lanes(recipient.submitter, name).setdefault(name, deque())
-            self._last_name = name
+        name, stream = recipient.record.lane, recipient.stream
+        if name is not self._last_name or stream != self._last_stream:
+            pool, found = self._stream(stream)
+            self._last = found.lanes(name).setdefault(name, deque())
+            self._last_name, self._last_stream, self._last_pool = name, stream, pool
         self._last.append(recipient)
-        self._add(recipient.submitter, 1)
+        self._add(self._last_pool, stream, 1)
 
-    def _lanes(self, submitter: str, lane: str) -> Lanes:
-        """The lanes of a submitter that have the rank of ``lane``."""
-        by_rank = self._submitters.get(submitter)
-        if by_rank is None:
-            by_rank = self._submitters[submitter] = {}
-        rank = rank_of(lane)
-        lanes = by_rank.get(rank)
-        if lanes is None:
-            lanes = by_rank[rank] = OrderedDict()
-        return lanes
+    def _stream(self, name: str) -> tuple[_Pool, _Stream]:
+        pool = self._pools.get(pool_of(name))
+        if pool is None:
+            pool = self._pools[pool_of(name)] = _Pool()
+        found = pool.streams.get(name)
+        if found is None:
+            self._last_turn += 1
+            found = pool.streams[name] = _Stream(self._last_turn)
+        return pool, found
 
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
         """Put recipients at the front of their lane, in order, and make that lane the next."""
         self._last_name = None
         for recipient in reversed(list(recipients)):
-            name = recipient.record.lane
-            lanes = self._lanes(recipient.submitter, name)
+            name, stream = recipient.record.lane, recipient.stream
+            pool, found = self._stream(stream)
+            lanes = found.lanes(name)
             lanes.setdefault(name, deque()).appendleft(recipient)
             lanes.move_to_end(name, last=False)
-            self._submitters.move_to_end(recipient.submitter, last=False)
-            self._add(recipient.submitter, 1)
+            self._is_next(pool, stream, found)
+            self._add(pool, stream, 1)
 
-    def take(self, limit: int) -> tuple[list[QueuedRecipient], list[str]]:
+    def _is_next(self, pool: _Pool, name: str, stream: _Stream) -> None:
+        self._first_turn -= 1
+        stream.turn = self._first_turn
+        pool.streams.move_to_end(name, last=False)
+
+    def take(self, limit: int, pool: str | None = None) -> tuple[list[QueuedRecipient], list[str]]:
         """Remove up to ``limit`` recipients of the oldest message in the next lane that has any.
 
-        The second value: the submitters that had a turn, the last one with the recipients.
+        They leave from ``pool``; None: from any. The second value: the streams that had a turn, the last one with the recipients.
         """
         self._last_name = None
         taken: list[QueuedRecipient] = []
         turns: list[str] = []
-        while self._submitters and not taken:
-            submitter, by_rank = self._submitters.popitem(last=False)
-            turns.append(submitter)
-            rank = min(by_rank)
-            lanes = by_rank[rank]
-            name, lane = lanes.popitem(last=False)
-            before = len(lane)
-            while lane and len(taken) < limit and (not taken or lane[0].message == taken[0].message):
-                recipient = lane.popleft()
-                if not recipient.withdrawn:
-                    taken.append(recipient)
-            self._add(submitter, len(lane) - before)
-            if lane:
-                lanes[name] = lane
-            elif not lanes:
-                del by_rank[rank]
-            if by_rank:
-                self._submitters[submitter] = by_rank
-                if self._weights and taken and self._has_another_turn(submitter):
-                    self._submitters.move_to_end(submitter, last=False)
+        while self._pools and not taken:
+            name = pool if pool is not None else self.pools[0]
+            found = self._pools.get(name)
+            if found is None:
+                break
+            taken = self._take(found, limit, turns)
+            if not found.streams:
+                del self._pools[name]
         return taken, turns
 
-    def _has_another_turn(self, submitter: str) -> bool:
-        """Whether the submitter, which has just had a turn, has the next one, too."""
-        self._turns = self._turns + 1 if submitter == self._turn_of else 1
-        self._turn_of = submitter
-        if self._turns < self._weights.get(submitter, 1):
+    def _take(self, pool: _Pool, limit: int, turns: list[str]) -> list[QueuedRecipient]:
+        """One turn of the next stream of ``pool``."""
+        name, stream = pool.streams.popitem(last=False)
+        turns.append(name)
+        rank = min(stream.by_rank)
+        lanes = stream.by_rank[rank]
+        lane_name, lane = lanes.popitem(last=False)
+        before = len(lane)
+        taken: list[QueuedRecipient] = []
+        while lane and len(taken) < limit and (not taken or lane[0].message == taken[0].message):
+            recipient = lane.popleft()
+            if not recipient.withdrawn:
+                taken.append(recipient)
+        self._add(pool, name, len(lane) - before)
+        if lane:
+            lanes[lane_name] = lane
+        elif not lanes:
+            del stream.by_rank[rank]
+        if stream.by_rank:
+            self._last_turn += 1
+            stream.turn = self._last_turn
+            pool.streams[name] = stream
+            if self._weights and taken and self._has_another_turn(name):
+                self._is_next(pool, name, stream)
+        return taken
+
+    def _has_another_turn(self, stream: str) -> bool:
+        """Whether the stream, which has just had a turn, has the next one, too."""
+        self._turns = self._turns + 1 if stream == self._turn_of else 1
+        self._turn_of = stream
+        if self._turns < self._weights.get(stream.partition(POOL_SEPARATOR)[0], 1):
             return True
         self._turns = 0
         return False
 
     def __iter__(self) -> Iterator[QueuedRecipient]:
-        for by_rank in self._submitters.values():
-            for lanes in by_rank.values():
-                for lane in lanes.values():
-                    yield from lane
-
-
-class DestinationQueues:
-    """The recipients of one destination: the queues of each pool from which they leave, served round-robin."""
-
-    __slots__ = ("_pools", "_weights", "length")
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self._pools: OrderedDict[str, SubmitterQueues] = OrderedDict()  # the next one first
-        self.length = 0
-
-    def __contains__(self, pool: object) -> bool:
-        return pool in self._pools
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        """The pools from which mail leaves, the next one first."""
-        return tuple(self._pools)
-
-    @property
-    def submitters(self) -> int:
-        """How many submitters have recipients here; one that uses two pools counts twice."""
-        return sum(each.submitters for each in self._pools.values())
-
-    def waiting(self, pool: str) -> int:
-        """The number of recipients that leave from ``pool``."""
-        queues = self._pools.get(pool)
-        return queues.length if queues is not None else 0
-
-    def count(self, pool: str, submitter: str) -> int:
-        """The number of recipients of ``submitter`` that leave from ``pool``."""
-        queues = self._pools.get(pool)
-        return queues.count(submitter) if queues is not None else 0
-
-    def _of(self, pool: str) -> SubmitterQueues:
-        queues = self._pools.get(pool)
-        if queues is None:
-            queues = self._pools[pool] = SubmitterQueues(self._weights)
-        return queues
-
-    def append(self, pool: str, recipient: QueuedRecipient) -> None:
-        """Put ``recipient`` at the end of its lane."""
-        self._of(pool).append(recipient)
-        self.length += 1
-
-    def put_back(self, pool: str, recipients: list[QueuedRecipient]) -> None:
-        """Put recipients at the front of their lane, in order, and make that lane the next."""
-        self._of(pool).put_back(recipients)
-        self._pools.move_to_end(pool, last=False)
-        self.length += len(recipients)
-
-    def take(self, limit: int, pool: str | None) -> tuple[list[QueuedRecipient], list[str]]:
-        """As ``SubmitterQueues.take``: of ``pool``, or of the next one that has any (None)."""
-        taken: list[QueuedRecipient] = []
-        turns: list[str] = []
-        while self._pools and not taken:
-            name = next(iter(self._pools)) if pool is None else pool
-            queues = self._pools.get(name)
-            if queues is None:
-                break
-            before = queues.length
-            taken, had_turns = queues.take(limit)
-            turns += had_turns
-            self.length -= before - queues.length
-            if not queues.length:
-                del self._pools[name]
-            elif len(self._pools) > 1:
-                self._pools.move_to_end(name)
-        return taken, turns
-
-    def __iter__(self) -> Iterator[QueuedRecipient]:
-        for queues in self._pools.values():
-            yield from queues
+        for pool in self._pools.values():
+            for stream in pool.streams.values():
+                for lanes in stream.by_rank.values():
+                    for lane in lanes.values():
+                        yield from lane

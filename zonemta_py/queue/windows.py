@@ -16,7 +16,7 @@ from zonemta_py.queue.format.records import Waiting, read_waiting
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.spill import SpillKey
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient, rank_of
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient, pool_of, rank_of
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.storage.interface import Store
 
@@ -53,7 +53,7 @@ class ReadyWindows:
         self._zones: dict[str, ReadyWindow] = {}
         self._weights: dict[str, int] = {}
         self._pools: MailPools = ONE_POOL
-        self.pending: Counter[SpillKey] = Counter()  # that commits under way write
+        self.pending: Counter[tuple[str, str, str]] = Counter()  # places that commits under way write
 
     def zone(self, zone: str) -> ReadyWindow:
         """The window of ``zone``."""
@@ -92,41 +92,37 @@ class ReadyWindows:
     def reserve(self, recipients: Sequence[QueuedRecipient]) -> "Reservation":
         """Reserve room for ``recipients``, which a commit is about to write as waiting."""
         groups: dict[SpillKey, list[QueuedRecipient]] = {}
-        spill, last = None, ("", "", "")
+        spill, last, one_pool = None, ("", "", ""), self._pools is ONE_POOL
         for recipient in recipients:
             group = zone, domain, message = recipient.zone, recipient.record.domain, recipient.message
-            if spill is None or group != last:  # a cheap test: most messages have one group
+            if spill is None or group != last or not one_pool:  # most messages have one group
                 last = group
                 destination = self.destination_of(zone, domain)
-                spill = SpillKey(zone, destination, message, recipient.submitter)
+                stream = self.zone(zone).stream(destination, recipient)
+                spill = SpillKey(zone, destination, message, stream)
             groups.setdefault(spill, []).append(recipient)
         reservation = Reservation(self)
         for spill, members in groups.items():
-            urgent, pool = rank_of(members[0].record.lane) == 0, None
-            if self._pools is not ONE_POOL:
-                pool = self._pools.of(spill.zone, spill.destination, members[0].record)
-            window = self.zone(spill.zone)
-            if window.reserve(
-                spill.destination, spill.submitter, len(members), urgent=urgent, pool=pool
-            ):
+            urgent, window = rank_of(members[0].record.lane) == 0, self.zone(spill.zone)
+            if window.reserve(spill.destination, spill.stream, len(members), urgent=urgent):
                 reservation.groups.append((spill, members))
             else:
                 reservation.spills.append(spill)
-                self.pending[spill] += 1
+                self.pending[spill.place] += 1
         return reservation
 
     def spilled(self, spills: Sequence[SpillKey]) -> None:
         """The commit with these spill keys is on disk."""
         self.not_pending(spills)
         for spill in spills:
-            self.zone(spill.zone).note_spill(spill.destination, spill.submitter, spill.message)
+            self.zone(spill.zone).note_spill(spill.destination, spill.stream, spill.message)
 
     def not_pending(self, spills: Iterable[SpillKey]) -> None:
         """The commit with these spill keys has ended."""
         for spill in spills:
-            self.pending[spill] -= 1
-            if not self.pending[spill]:
-                del self.pending[spill]
+            self.pending[spill.place] -= 1
+            if not self.pending[spill.place]:
+                del self.pending[spill.place]
 
     def delete_unused_spills(
         self,
@@ -139,13 +135,12 @@ class ReadyWindows:
 
         Deletes the spill keys that lead to no other. ``removed``: the keys that ``batch`` removes.
         """
-        pending = {spill[:3] for spill in self.pending}
         for zone in {zone for zone, _ in destinations}:
             unused = {
                 destination
                 for in_zone, destination in destinations
                 if in_zone == zone
-                and (zone, destination, message) not in pending
+                and (zone, destination, message) not in self.pending
                 and self._store.get(keys.spill_key(zone, destination, message)) is not None
             }
             prefix = keys.zone_prefix(keys.WAITING, zone, message)
@@ -195,41 +190,54 @@ class ReadyWindows:
     ) -> str | None:
         """Fill the window from message ``began``; returns the message to resume at, None at the end.
 
-        ``skipped`` receives the first message of each submitter without room.
+        ``skipped`` receives the first message of each stream without room.
         """
-        zone, budget = window.zone, REFILL_KEYS
+        zone, budget, probed = window.zone, REFILL_KEYS, set[str]()
         stop = keys.end_of(keys.spill_key(zone, destination, ""))
         for key in self._store.keys(keys.spill_key(zone, destination, began), stop):
             message = keys.parse_spill(key)[2]
             if budget <= 0 or window.room.is_full:
                 return message
             budget -= 1
-            submitter = self._submitter_of(zone, message)
-            if submitter is not None:
-                if not window.spilled.is_next(destination, submitter, message, began):
+            streams, found = self._streams_of(window, destination, message)
+            budget -= len(found)
+            if streams:
+                if not any(
+                    window.spilled.is_next(destination, each, message, began) for each in streams
+                ):
                     continue
-                if submitter in skipped or not window.has_room(destination, submitter):
-                    skipped.setdefault(submitter, message)
+                if not any(
+                    each not in skipped and window.has_room(destination, each) for each in streams
+                ):
+                    for each in streams:
+                        skipped.setdefault(each, message)
                     if window.spilled.all_skipped(destination, began, skipped):
                         return message
                     continue
-            found, read = self._spilled_recipients(zone, destination, message)
+            if not found:
+                found, read = self._spilled_recipients(zone, destination, message)
+                budget -= read
             window.add(destination, found)
-            budget -= read
-            if SpillKey(zone, destination, message, submitter or "") not in self.pending:
+            if (zone, destination, message) not in self.pending:
                 batch.delete(key)
-            if found and (
-                window.is_suspended(destination) or self._fills(window, destination, found[0])
-            ):
-                return message + "0"  # the id after this one: a probe needs one message
+            if window.is_suspended(destination) and found:
+                probed |= {pool_of(each) for each in streams}
+                if self._pools is ONE_POOL or not window.spilled.has_others(destination, probed):
+                    return message + "0"  # the id after this one: a probe needs one message of each pool
+                for each in streams:
+                    skipped.setdefault(each, message + "0")
         return None
 
-    def _fills(self, window: ReadyWindow, destination: str, recipient: QueuedRecipient) -> bool:
-        """Whether what leaves from the pool of ``recipient``, known when it is read, has its share of the window."""
+    def _streams_of(
+        self, window: ReadyWindow, destination: str, message: str
+    ) -> tuple[set[str], list[QueuedRecipient]]:
+        """The streams of a message on disk, and its recipients if they had to be read; no stream if none can be read."""
         if self._pools is ONE_POOL:
-            return False
-        pool = self._pools.of(window.zone, destination, recipient.record)
-        return not window.has_room(destination, recipient.submitter, pool=pool)
+            submitter = self._submitter_of(window.zone, message)
+            return ({submitter} if submitter is not None else set()), []
+        found, _ = self._spilled_recipients(window.zone, destination, message)
+        found = [each for each in found if each.key not in window]
+        return {window.stream(destination, each) for each in found}, found
 
     def _submitter_of(self, zone: str, message: str) -> str | None:
         """The submitter of a message that waits in ``zone``; None when no record of it can be read."""
@@ -275,11 +283,11 @@ class ReadyWindows:
             return
         batch = WriteBatch()
         spills = [
-            SpillKey(zone, destination, message, submitter)
-            for message, submitter in dict.fromkeys((r.message, r.submitter) for r in evicted)
+            SpillKey(zone, destination, message, stream)
+            for message, stream in dict.fromkeys((r.message, r.stream) for r in evicted)
         ]
         for spill in spills:
-            self.pending[spill] += 1
+            self.pending[spill.place] += 1
             batch.put(spill.key, b"")
 
         def written(_: Exception | None) -> None:
@@ -310,10 +318,10 @@ class Reservation:
         """``batch`` is on disk."""
         windows = self._windows
         for place, members in self.groups:
-            window, submitter = windows.zone(place.zone), place.submitter
-            window.room.unreserve(place.destination, submitter, len(members))
+            window, stream = windows.zone(place.zone), place.stream
+            window.room.unreserve(place.destination, stream, len(members))
             window.add(place.destination, members)
-            windows.on_ready(place.zone, place.destination, window.room.is_low_volume(submitter))
+            windows.on_ready(place.zone, place.destination, window.room.is_low_volume(stream))
         windows.spilled(self.spills)
         for spill in self.spills:
             windows.on_ready(spill.zone, spill.destination, False)
@@ -322,5 +330,5 @@ class Reservation:
         """``batch`` was not written."""
         for place, members in self.groups:
             window = self._windows.zone(place.zone)
-            window.room.unreserve(place.destination, place.submitter, len(members))
+            window.room.unreserve(place.destination, place.stream, len(members))
         self._windows.not_pending(self.spills)

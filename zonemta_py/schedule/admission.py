@@ -24,7 +24,10 @@ class Admission(Protocol):
         """What a worker for ``destination`` may send; None: ``ready`` will be called for it when it may."""
 
     def passed(self, destination: str) -> None:
-        """It does not use its turn: it has no mail, or may not be served for another reason."""
+        """It may not be served now, for another reason: the next one has its turn."""
+
+    def empty(self, destination: str) -> None:
+        """It has no mail."""
 
     def may_continue(self, slot: WorkerSlot) -> bool:
         """Whether the worker may send another message."""
@@ -48,6 +51,9 @@ class Unlimited:
 
     def passed(self, destination: str) -> None:
         """There are no turns."""
+
+    def empty(self, destination: str) -> None:
+        """Nothing waits."""
 
     def may_continue(self, slot: WorkerSlot) -> bool:
         """Everything is allowed."""

@@ -14,6 +14,10 @@ from itertools import count
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN
 
+# Permits that a gate gets before the other gates of its provider, which may have another pool: each change may cost the
+# session of another address.
+GATE_TURNS = 8
+
 Wake = Callable[[str], bool]  # a destination may be served: returns whether it has mail
 
 
@@ -24,7 +28,7 @@ class Gate:
     """
 
     __slots__ = (
-        "awake", "provider", "refusal", "room_of", "since_ms", "timer_ms", "waiting", "wake", "zone",
+        "awake", "is_chained", "provider", "refusal", "room_of", "since_ms", "timer_ms", "turns", "waiting", "wake", "zone",
     )  # fmt: skip
 
     def __init__(self, zone: str, provider: str, wake: Wake) -> None:
@@ -33,6 +37,8 @@ class Gate:
         self.wake = wake
         self.waiting: OrderedDict[str, None] = OrderedDict()
         self.awake = ""
+        self.is_chained = False  # it is awake because another one got a permit
+        self.turns = 0  # permits in a row, before other gates of the provider
         self.refusal: Refusal | None = None
         self.room_of = ""
         self.since_ms = 0
@@ -91,9 +97,13 @@ class Gates:
             gate.since_ms = now_ms
             self._by_provider.setdefault(provider, OrderedDict())[zone, provider] = gate
         room_of = ""
+        gate.waiting.setdefault(destination)
         if gate.awake == destination:
             gate.awake, room_of, gate.room_of = "", gate.room_of, ""
-        gate.waiting.setdefault(destination)
+            if (
+                gate.is_chained
+            ):  # it has its turn at the next room; one that was refused at a room has had it
+                gate.waiting.move_to_end(destination, last=False)
         self._stand_in_line(gate, refusal)
         until_ms = refusal.others_ms if refusal.at else refusal.until_ms
         if until_ms != UNKNOWN:
@@ -135,6 +145,10 @@ class Gates:
         if gate is None:
             return
         gate.waiting.pop(destination, None)
+        gate.turns += 1
+        if gate.turns >= GATE_TURNS:
+            gate.turns = 0
+            self._by_provider[provider].move_to_end((zone, provider))
         if gate.awake in ("", destination):
             room_of, gate.awake, gate.room_of = gate.room_of, "", ""
             if room_of:  # the gate has had its turn
@@ -142,7 +156,7 @@ class Gates:
                     self._drop_if_empty(gate)
                 self.room_of(room_of)
             else:
-                self._wake(gate)
+                self._wake(gate, is_chained=True)
 
     def emptied(self, zone: str, provider: str, destination: str) -> None:
         """``destination`` has no mail any more."""
@@ -204,10 +218,11 @@ class Gates:
             elif self._gates.get((due.zone, due.provider)) is due:
                 self._wake(due)
 
-    def _wake(self, gate: Gate, room_of: str = "") -> bool:
-        """Give the turn to the first that has mail; returns whether there was one."""
+    def _wake(self, gate: Gate, room_of: str = "", *, is_chained: bool = False) -> bool:
+        """Give the turn to the first that has mail; returns whether there was one. ``is_chained``: another one got a permit."""
         if gate.awake:
             return False
+        gate.is_chained = is_chained
         while gate.waiting:
             destination, _ = gate.waiting.popitem(last=False)
             gate.awake, gate.room_of = destination, room_of

@@ -1,6 +1,6 @@
 """At which gates the destinations of a zone wait. Pure; times are ms.
 
-A destination whose mail leaves from several pools waits for the addresses of each at a gate of its own (decision 102).
+A destination whose mail leaves from several pools waits for the addresses of each at a gate of its own (decision 103).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -84,9 +84,17 @@ class Places:
             self.granted(destination, place)
 
     def keep(self, destination: str, places: Collection[Place]) -> None:
-        """It waits at no other than ``places``: it has no mail for those."""
+        """It waits at no other than ``places``; where it had the turn, the next one has it."""
         for place in self._of.get(destination, ()):
             if place not in places and self._remove(destination, place):
+                self._gates.emptied(*place, destination)
+
+    def pass_turns(self, destination: str) -> None:
+        """It does not use the turns that it has: it leaves those gates, and the next ones have them."""
+        for place in self._of.get(destination, ()):
+            gate = self._gates.get(*place)
+            if gate is None or gate.awake == destination:
+                self._remove(destination, place)
                 self._gates.emptied(*place, destination)
 
     def leave(self, destination: str) -> None:

@@ -102,7 +102,7 @@ class Scheduler:
         for ring in self._rings:
             if ring:
                 ring.pop(name, None)
-        self._admission.passed(name)
+        self._admission.empty(name)
 
     def _is_known(self, name: str, destination: Destination | None, now_s: float) -> bool:
         if destination is not None and destination.active > destination.starting:

@@ -101,6 +101,10 @@ class SimulatedAdmission:
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
+        self._places.pass_turns(destination)
+
+    def empty(self, destination: str) -> None:
+        """See ``Admission``."""
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -118,9 +122,13 @@ class SimulatedAdmission:
     def others_wait(self, slot: WorkerSlot) -> bool:
         """See ``Admission``."""
         name = slot.destination.name
-        if slot.pool is not None and any(pool != slot.pool for pool in self._pools(name)):
-            return True
-        gate = self._egress.gates.get(*self._place(self.way(name).leaving_from(slot.pool)))
+        way = self.way(name)
+        ways = [way.leaving_from(pool) for pool in self._pools(name) if pool != slot.pool]
+        if slot.pool is not None and any(
+            self._places.gate(name, self._place(each)) is None for each in ways
+        ):
+            return True  # those that wait at a gate are woken there
+        gate = self._egress.gates.get(*self._place(way.leaving_from(slot.pool)))
         return gate is not None and bool(gate.waiting)
 
     def ended(self, slot: WorkerSlot) -> None:

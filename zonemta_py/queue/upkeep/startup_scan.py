@@ -104,26 +104,26 @@ class _Slice:
         destination = self._windows.destination_of(zone, record.domain)
         if key in window:
             return
-        spill = SpillKey(zone, destination, message, record.submitter)
-        urgent = rank_of(record.lane) == 0
-        behind = not urgent and window.spilled.has(destination, record.submitter)
-        if window.has_room(destination, record.submitter, urgent=urgent) and not behind:
+        stream, urgent = window.stream(destination, recipient), rank_of(record.lane) == 0
+        spill = SpillKey(zone, destination, message, stream)
+        behind = not urgent and window.spilled.has(destination, stream)
+        if window.has_room(destination, stream, urgent=urgent) and not behind:
             window.add(destination, [recipient])
             self._placed.add(spill)
         elif not self._spills or self._spills[-1] != spill:
             self._spills.append(spill)
-            self._windows.pending[spill] += 1
+            self._windows.pending[spill.place] += 1
 
     def batch(self) -> WriteBatch:
         """Writes the spill keys of what found no room, and deletes those of what did."""
         batch = WriteBatch()
-        for spill in sorted(self._placed - self._windows.pending.keys()):
+        for spill in sorted(each for each in self._placed if each.place not in self._windows.pending):
             window = self._windows.zone(spill.zone)
             if self._store.get(spill.key) is None:
                 continue
-            if window.spilled.has(spill.destination, spill.submitter):
-                # Other mail of the submitter has spilled since: the refill deletes this key.
-                window.note_spill(spill.destination, spill.submitter, spill.message)
+            if window.spilled.has(spill.destination, None if window.has_pools else spill.stream):
+                # Other mail of the stream, or of this message, has spilled since: the refill deletes this key.
+                window.note_spill(spill.destination, spill.stream, spill.message)
             else:
                 batch.delete(spill.key)
         for spill in self._spills:

@@ -1,0 +1,179 @@
+"""Which destinations of a zone may send: with the real queue, limits, gates and scheduler, and no sessions."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.kit.queue import accept, opened, settle
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import Config
+from zonemta_py.core import clock
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.delivery.egress import Egress, read_egress
+from zonemta_py.delivery.mail_pools import mail_pools
+from zonemta_py.delivery.zone_egress import ZoneEgress
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import Scheduler
+from zonemta_py.smtp.mx_order import MxAnswer
+
+A, B = "192.0.2.1", "192.0.2.2"
+POOLS = {"default": [{"address": A}], "other": [{"address": B}]}
+FALLBACK = {"fallback_pool": "other", "fallback_after": 1}
+
+
+class Zone:
+    """A zone of ``queue`` whose workers do nothing by themselves."""
+
+    def __init__(self, queue: Queue, config: Config) -> None:
+        self.queue = queue
+        queue.windows.set_pools(mail_pools(config))
+        self.egress = Egress(queue, config)
+        zone = config.zones["default"]
+        self.admission = ZoneEgress("default", zone, self.egress, self._resolve, self.ready)
+        self.scheduler = Scheduler(zone, 0.0, lambda _: None, admission=self.admission)
+
+    async def _resolve(self, domain: str) -> MxAnswer:
+        raise AssertionError(f"{domain} is known")
+
+    def ready(self, destination: str) -> bool:
+        has_mail = self.queue.windows.zone("default").has_mail(destination)
+        if has_mail:
+            self.scheduler.ready(destination, clock.monotonic_s())
+        return has_mail
+
+    async def mail(self, domain: str, *users: str) -> None:
+        """A message of each user, at a domain of the provider."""
+        self.egress.learn(domain, MxAnswer(("mx.big.example",), False, False))
+        for user in users:
+            await accept(self.queue, f"{user}@{domain}", user=user)
+        self.ready(domain)
+
+    def start(self) -> list[WorkerSlot]:
+        """All workers that may start now, each with a lease and a session."""
+        found = []
+        while (slot := self.scheduler.next(clock.monotonic_s())) is not None:
+            found.append(slot)
+            name, window = slot.destination.name, self.queue.windows.zone("default")
+            assert self.scheduler.next_lease(slot, clock.monotonic_s())
+            assert self.queue.lease("default", name, 1, slot.pool) is not None
+            self.scheduler.leased(slot, clock.monotonic_s(), more=window.has_mail(name))
+            self.scheduler.session_opened(slot, clock.monotonic_s())
+        return found
+
+    def names(self) -> list[tuple[str, str | None]]:
+        """The destinations and pools of the workers that may start now."""
+        return [(slot.destination.name, slot.pool) for slot in self.start()]
+
+    def end(self, slot: WorkerSlot, *, has_mail: bool) -> None:
+        self.scheduler.session_ended(slot)
+        if not has_mail:
+            self.scheduler.empty(slot.destination.name)
+        self.scheduler.ended(slot, clock.monotonic_s(), has_mail=has_mail)
+
+    def configure(self, config: Config) -> None:
+        """As a reload does."""
+        self.queue.windows.set_pools(mail_pools(config))
+        self.egress.configure(config, read_egress(config))
+        self.admission.configure(config.zones["default"])
+        self.scheduler.configure(config.zones["default"], clock.monotonic_s())
+
+
+def configured(directory: Path, limits: dict[str, Any], **changes: Any) -> Config:
+    table = {"providers": {"big": {"mx": ["*.big.example"], "limits": limits}}}
+    (directory / "providers.yaml").write_text(yaml.safe_dump(table))
+    whole = {
+        "providers": {"file": str(directory / "providers.yaml"), "shipped": False},
+        "shaping": {"shipped": False}, "pools": POOLS, "zones": {"default": {}}, **changes,
+    }  # fmt: skip
+    return parse_config(yaml.safe_dump(whole), directory / "z.yaml")
+
+
+@asynccontextmanager
+async def zone_of(directory: Path, limits: dict[str, Any], **changes: Any) -> AsyncIterator[Zone]:
+    async with opened(directory, store="memory") as queue:
+        zone = Zone(queue, configured(directory, limits, **changes))
+        try:
+            yield zone
+        finally:
+            zone.egress.close()
+
+
+async def test_a_suspended_destination_gives_up_its_turn_at_a_limit(directory: Path) -> None:
+    """An operator suspends the first of those that wait for a session: the others are served."""
+    async with zone_of(directory, {"sessions": 1}) as zone:
+        for domain in ("a.example", "b.example", "c.example"):
+            await zone.mail(domain, "u")
+        [slot] = zone.start()
+        first, second = (name for name, _, _ in zone.admission.waiting())
+        await zone.queue.suspended.suspend(f"domain:{first}", "wrong list")
+        zone.egress.changed()
+        assert zone.start() == []
+        zone.end(slot, has_mail=False)
+        assert zone.names() == [(second, "")]
+        assert [reason for _, _, reason in zone.admission.waiting()] == [
+            f"domain {first} is suspended: wrong list"
+        ]
+
+
+async def test_what_waits_for_one_pool_keeps_its_place_while_another_is_served(directory: Path) -> None:
+    """At the connections of the domain, too: `why` names its own limit, and old mail of it is given up."""
+    zones = {"default": {"connections_per_domain": 1}}
+    tenants = {"acme": {"users": ["ann"], "domains": ["x.example"], "pool": "other"}}
+    async with zone_of(directory, {"sessions": 5}, zones=zones, tenants=tenants) as zone:
+        await zone.queue.suspended.suspend(f"address:{B}", "test")
+        await zone.mail("d.example", "bob", "bob")
+        await accept(zone.queue, "r@d.example", user="ann", tenant="acme")
+        zone.ready("d.example")
+        [slot] = zone.start()
+        assert slot.pool == ""
+        zone.end(slot, has_mail=True)
+        [slot] = zone.start()  # the other pool has the first turn now
+        assert slot.pool == ""
+        zone.ready("d.example")
+        assert zone.start() == [], "the domain has one connection"
+        waiting = [("d.example", "other", f"address {B} is suspended: test")]
+        assert zone.admission.waiting() == waiting
+        binding = zone.scheduler.binding("d.example", clock.monotonic_s(), "other")
+        assert binding is not None
+        assert binding.limit == "operator_suspension"
+        assert not zone.admission.others_wait(slot), "it would gain nothing"
+
+
+async def test_old_mail_is_found_for_each_pool(directory: Path) -> None:
+    """Also while all mail of the destination is suspended."""
+    async with zone_of(directory, {}, zones={"default": FALLBACK}) as zone:
+        await zone.mail("d.example", "a")
+        held = zone.queue.lease("default", "d.example", 1)
+        assert held is not None
+        await settle(zone.queue, held, OutcomeKind.DEFERRED, due_ms=zone.queue.now() + 3_600_000)
+        await flush(zone.queue)
+        await zone.mail("d.example", "b")
+        await zone.queue.suspended.suspend("domain:d.example", "test")
+        zone.egress.changed()
+        assert zone.start() == []
+        assert {pool for _, pool, _ in zone.admission.waiting()} == {"", "other"}
+
+
+async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:
+    async with zone_of(directory, {"sessions": 5}, zones={"default": FALLBACK}) as zone:
+        await zone.queue.suspended.suspend(f"address:{A}", "test")
+        await zone.mail("d.example", "a", "b")
+        while held := zone.queue.lease("default", "d.example", 1):
+            await settle(zone.queue, held, OutcomeKind.DEFERRED, due_ms=zone.queue.now() + 3_600_000)
+        await flush(zone.queue)
+        zone.ready("d.example")
+        slots = zone.start()
+        assert {slot.pool for slot in slots} == {"other"}
+        await accept(zone.queue, "new@d.example")
+        zone.configure(configured(directory, {"sessions": 5}, pools={"default": POOLS["default"]}))
+        for slot in slots:
+            zone.egress.release(slot)
+            assert not zone.scheduler.next_lease(slot, clock.monotonic_s())
+            zone.end(slot, has_mail=True)
+        assert zone.start() == []
+        assert [pool for _, pool, _ in zone.admission.waiting()] == [""]
