@@ -46,9 +46,13 @@ class Zone:
             self.scheduler.ready(destination, clock.monotonic_s())
         return has_mail
 
+    def learn(self, domain: str) -> None:
+        """The exchangers of ``domain`` are found."""
+        self.egress.learn(domain, MxAnswer(("mx.big.example",), False, False))
+
     async def mail(self, domain: str, *users: str) -> None:
         """A message of each user, at a domain of the provider."""
-        self.egress.learn(domain, MxAnswer(("mx.big.example",), False, False))
+        self.learn(domain)
         for user in users:
             await accept(self.queue, f"{user}@{domain}", user=user)
         self.ready(domain)
@@ -171,6 +175,7 @@ async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:
         assert {slot.pool for slot in slots} == {"other"}
         await accept(zone.queue, "new@d.example")
         zone.configure(configured(directory, {"sessions": 5}, pools={"default": POOLS["default"]}))
+        zone.learn("d.example")
         for slot in slots:
             zone.egress.release(slot)
             assert not zone.scheduler.next_lease(slot, clock.monotonic_s())

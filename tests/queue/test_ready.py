@@ -306,7 +306,7 @@ async def fallback_mail(queue: Queue, domain: str, messages: int) -> None:
 async def test_blocked_mail_for_one_pool_leaves_the_window_to_others(
     directory: Path, restarted: bool
 ) -> None:
-    """Nobody takes it, and most of it is on disk: mail of the same submitter for another destination is sent, all of it."""
+    """Nothing takes it, and most of it is on disk: mail of the same submitter for another destination is sent, all of it."""
     clock = Clock()
     async with opened(directory, clock, window=80) as queue:
         queue.windows.set_pools(UserPools())

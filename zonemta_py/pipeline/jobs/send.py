@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import sleep
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -104,7 +104,8 @@ def send_plan(
 
     Raises LocalError; also when recipients got another plan of the campaign before, unless ``allow_repeats``.
     """
-    sending = _Sending(spark, plan, read_manifest(spark, plan), options, progress, allow_repeats)
+    manifest = read_manifest(spark, plan)
+    sending = _Sending(spark, plan, manifest, options, progress, allow_repeats, _parallel_tasks(spark))
     pause_s = min(PAUSE_S, options.patience_s)
     while sending.submit_left():
         if sending.was_cut:
@@ -119,11 +120,8 @@ def send_plan(
 
 
 def _parallel_tasks(spark: SparkSession) -> int:
-    """How many tasks run at once; 1 where a remote session does not say."""
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except PySparkException:
-        return 1
+    """How many tasks run at once, as a session of Spark Connect says, too."""
+    return spark.range(1000).select(F.spark_partition_id().alias("part")).distinct().count()
 
 
 @dataclass(slots=True)
@@ -136,6 +134,7 @@ class _Sending:
     options: SubmitOptions
     progress: Progress
     allow_repeats: bool
+    parallel: int
     left: int = 0
     was_cut: bool = False
     _accepted_s: float = field(default_factory=clock.monotonic_s)
@@ -182,7 +181,7 @@ class _Sending:
             self.progress(f"sending: {done + rows:,} of {whole:,} recipients")
 
         report(0)
-        task_s = max(TASK_MIN_S, ROUND_MAX_S * _parallel_tasks(self.spark) / self.manifest.slots)
+        task_s = max(TASK_MIN_S, ROUND_MAX_S * min(1.0, self.parallel / self.manifest.slots))
         counted = Observation("round")
         is_deferred = F.col("state") == DEFERRED
         with spark_errors(f"{self.plan}: the run failed, resume it"), report_rows(path, report):
