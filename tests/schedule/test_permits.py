@@ -1,6 +1,7 @@
 """The limits of providers and addresses, played on a virtual clock."""
 
 from collections import deque
+from itertools import permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,10 +10,11 @@ from tests.schedule.provider_simulation import BEGIN_MS, ProviderSimulation, mos
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.units import Rate
+from zonemta_py.schedule.allowance import together
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit, Permits
-from zonemta_py.schedule.rate_windows import RateUse, RateWindows
+from zonemta_py.schedule.rate_windows import UNKNOWN, RateUse, RateWindows
 
 MESSAGES = st.lists(st.integers(0, 12), min_size=1, max_size=8)
 PERIODS = (0.5, 1.0, 2.0, 60.0)
@@ -274,3 +276,17 @@ def test_what_is_not_limited_is_forgotten() -> None:
     made.release(first)
     made.forget_unused()
     assert {(each.provider, each.address) for each in made.paths()} == {("big", "")}
+
+
+def test_of_several_addresses_the_first_that_may_be_used_says_why() -> None:
+    """Whatever the order in which they were drawn; one that waits for a session has no time."""
+    found = [
+        Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, "full"),
+        Refusal(Limit.PAUSE, 9_000, "paused"),
+        Refusal(Limit.ADDRESS_RATE, 5_000, "rate", at=(("a", 5_000),)),
+    ]
+    for order in permutations(found):
+        whole = together(order)
+        assert (whole.limit, whole.until_ms, whole.reason) == (Limit.ADDRESS_RATE, 5_000, "rate")
+        assert (whole.at, whole.others_ms) == ((("a", 5_000),), 9_000)
+    assert together(found[:1]).until_ms == UNKNOWN

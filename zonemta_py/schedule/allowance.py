@@ -4,6 +4,7 @@ Times are unix ms. The relay asks this in the queue's process (``delivery.egress
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.schedule.constraint import Limit
@@ -117,10 +118,14 @@ def _count_warming(permit: Permit, warming: Sequence[Warming]) -> None:
 
 
 def together(refusals: Sequence[Refusal]) -> Refusal:
-    """The refusal of mail that may leave from several addresses; each of them has refused it."""
+    """The refusal of mail that may leave from several addresses; each of them has refused it.
+
+    Its limit and reason are those of the address that may be used first.
+    """
     at = tuple(place for each in refusals for place in each.at)
     others = [each for each in refusals if not each.at]
-    return refusals[0]._replace(until_ms=_first(refusals), at=at, others_ms=_first(others))
+    first = min(refusals, key=lambda each: inf if each.until_ms == UNKNOWN else each.until_ms)
+    return first._replace(until_ms=_first(refusals), at=at, others_ms=_first(others))
 
 
 def _first(refusals: Sequence[Refusal]) -> int:
