@@ -369,3 +369,30 @@ async def test_a_defect_in_a_worker_starts_another(
             await accept(stage.queue, f"{number}@a.example")
         await until(lambda: everything(stage.queue.store) == [], "the delivery of all")
         assert caplog.text.count("failed; another follows") == 2
+
+
+async def test_a_destination_that_failed_is_tried_although_the_window_is_full(directory: Path) -> None:
+    """Of mail that waits for an operator; when that is over, all mail of both is delivered."""
+    zone = replace(ZONE, retry=Retry(delays=(Seconds(0.3),) * 50, jitter=Percent(0)))
+    fails = True
+
+    def answer(request: DeliveryRequest) -> DeliveryResult:
+        is_dead = fails and request.destination == "dead.example"
+        return no_session(request) if is_dead else all_delivered(request)
+
+    async with staged(directory, answer, zone=zone, window=16) as stage:
+        queue, egress = stage.queue, stage.workers._context.egress
+        for number in range(4):
+            await accept(queue, f"r{number}@dead.example", user=f"u{number}")
+        window = queue.windows.zone("default")
+        await until(lambda: window.is_suspended("dead.example"), "the failure")
+        await queue.suspended.suspend("domain:full.example", "test")
+        egress.changed()
+        for number in range(40):
+            await accept(queue, f"r{number}@full.example", user=f"v{number}")
+        fails = False
+        await until(lambda: not window.is_suspended("dead.example"), "a probe")
+        await queue.suspended.resume("domain:full.example")
+        egress.changed()
+        await stage.idle()
+        await until(lambda: not everything(queue.store), "all mail")

@@ -28,6 +28,7 @@ from tests.kit.queue import (
 )
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.census import differences
 from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
@@ -267,6 +268,25 @@ class PoolsQueueMachine(QueueMachine):
     def reload(self, pools: MailPools) -> None:
         self.queue.windows.set_pools(pools)
 
+    @rule(zone=st.sampled_from(ZONES), domain=st.sampled_from(DOMAINS), answers=st.booleans())
+    def suspend(self, zone: str, domain: str, answers: bool) -> None:
+        """The destination does not answer, or does again."""
+
+        async def change() -> None:
+            if answers:
+                self.queue.windows.zone(zone).resume(domain)
+            else:
+                self.queue.windows.suspend(zone, domain)
+                await self.queue.commits.submit(WriteBatch())
+
+        self.runner.run(change())
+
+    def teardown(self) -> None:
+        if hasattr(self, "queue"):
+            for zone, domain in product(ZONES, DOMAINS):
+                self.queue.windows.zone(zone).resume(domain)
+        super().teardown()
+
     def _take(self, zone: str, domain: str, most: int) -> Lease | None:
         for pool in self.queue.windows.pools_of(zone, domain):
             held = self.queue.lease(zone, domain, most, pool)
@@ -281,6 +301,6 @@ TestQueueModel.settings = settings(max_examples=40, stateful_step_count=30, dead
 TestMemoryQueueModel = MemoryQueueMachine.TestCase
 TestMemoryQueueModel.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestPoolsQueueModel = PoolsQueueMachine.TestCase
-TestPoolsQueueModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestPoolsQueueModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestFilesQueueModel = FilesQueueMachine.TestCase
 TestFilesQueueModel.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

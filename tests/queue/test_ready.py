@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, UserPools, accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue import refill
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready import ReadyWindow
-from zonemta_py.queue.submitter_queues import ONE_POOL, QueuedRecipient
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient
 from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.window_room import HEADROOM, SHARES
 
@@ -369,3 +370,113 @@ async def test_a_tenant_with_its_own_pool_has_the_turns_of_one(directory: Path) 
                 await accept(queue, f"{user}{n}@x.example", user=user)
         turns = Counter(lease(queue, "x.example").recipients[0].record.submitter for _ in range(20))
         assert turns == {"a": 4, "b": 12, "c": 4}
+
+
+@pytest.mark.parametrize(("before", "after"), [(ONE_POOL, UserPools()), (UserPools(), ONE_POOL)])
+async def test_mail_that_comes_after_a_change_of_pools_hides_nothing(
+    directory: Path, before: MailPools, after: MailPools
+) -> None:
+    """Of a destination that is suspended: what is on disk has another stream than the index says, and newer mail follows."""
+    async with opened(directory, pools=before) as queue:
+        queue.windows.suspend("default", "x.example")
+        sent = [await accept(queue, f"r{n}@x.example", user="a") for n in range(20)]
+        queue.windows.set_pools(after)
+        sent.append(await accept(queue, "new@x.example", user="a"))
+        queue.windows.zone("default").resume("x.example")
+        got = []
+        while held := queue.lease("default", "x.example", 1):
+            got.append(held.active.id)
+            await settle(queue, held, OutcomeKind.DELIVERED)
+        assert got == sent
+
+
+async def test_a_new_pool_finds_its_mail_on_disk(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the usual mail has its share of the window; in several looks, each of which reads a limited number of keys."""
+    monkeypatch.setattr(refill, "REFILL_KEYS", 30)
+    async with opened(directory, window=80) as queue:
+        for n in range(5):
+            await accept(queue, f"late{n}@x.example", user="b")
+            await settle(
+                queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, due_ms=queue.now() + 3_600_000
+            )
+        for n in range(60):
+            await accept(queue, f"r{n}@x.example", user="b")
+        await flush(queue)
+        assert queue.windows.pools_of("default", "x.example") == ("",)
+        queue.windows.set_pools(UserPools())
+        for _ in range(10):
+            pools = queue.windows.pools_of("default", "x.example")
+        assert sorted(pools) == ["", "fallback"]
+
+
+async def test_mail_without_room_does_not_hide_what_is_behind_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On disk: the usual mail of b, which fills its part of the window elsewhere, then some for another pool."""
+    monkeypatch.setattr(refill, "REFILL_KEYS", 30)
+    async with opened(directory, window=80, pools=UserPools()) as queue:
+        for n in range(60):
+            await accept(queue, f"r@full{n % 20}.example", user="b")
+        queue.windows.suspend("default", "x.example")
+        for n in range(60):
+            await accept(queue, f"r{n}@x.example", user="b")
+        await accept(queue, "own@x.example", user="a")
+        window = queue.windows.zone("default")
+        window.resume("x.example")
+        assert not window.has_room("x.example", "b")
+        assert queue.windows.pools_of("default", "x.example") == ("own",)
+
+
+async def test_weights_hold_within_a_pool(directory: Path) -> None:
+    """Also where workers of two pools take turns."""
+    async with opened(directory, pools=UserPools()) as queue:
+        queue.windows.set_weights({"b": 2})
+        for n in range(12):
+            for user in "abc":
+                await accept(queue, f"{user}{n}@x.example", user=user)
+        turns = ""
+        for _ in range(9):
+            for pool in ("", "own"):
+                held = queue.lease("default", "x.example", 1, pool)
+                assert held is not None
+                turns += held.recipients[0].record.submitter
+        assert turns.replace("a", "") == "bbcbbcbbc"
+
+
+async def test_mail_of_a_destination_that_answers_again_waits_for_room(directory: Path) -> None:
+    """Streams that found none while it was suspended have their turns."""
+    async with opened(directory, window=80) as queue:
+        window = queue.windows.zone("default")
+        queue.windows.suspend("default", "x.example")
+        await accept(queue, "r@x.example", user="b")
+        assert window.next_starved() is None, "not while it does not answer"
+        window.resume("x.example")
+        assert window.next_starved() == "x.example"
+
+
+async def test_a_probe_has_room_in_a_full_window(directory: Path) -> None:
+    """One message of a destination that failed, beyond the limit: otherwise nothing would try it again."""
+    async with opened(directory, window=16) as queue:
+        window = queue.windows.zone("default")
+        queue.windows.suspend("default", "x.example")
+        for n in range(3):
+            await accept(queue, f"r{n}@x.example", user=f"u{n}")
+        for n in range(16):
+            await accept(queue, f"r{n}@full.example", user=f"v{n}")
+        assert window.room.is_full
+        assert lease(queue, "x.example").recipients[0].address == "r0@x.example"
+        assert window.waiting("x.example") == 0
+
+
+async def test_a_reload_without_another_pool_reads_nothing_again(directory: Path) -> None:
+    async with opened(directory, window=80) as queue:
+        for n in range(40):
+            await accept(queue, f"r{n}@x.example", user="b")
+        window = queue.windows.zone("default")
+        before = dict(window.spilled.streams("x.example"))
+        lease(queue, "x.example")
+        queue.windows.set_pools(ONE_POOL)
+        assert not window.is_unsorted("x.example")
+        assert dict(window.spilled.streams("x.example")) == before

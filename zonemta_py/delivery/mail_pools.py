@@ -12,6 +12,21 @@ class ConfiguredPools:
     """The ``MailPools`` of a configuration."""
 
     def __init__(self, config: Config) -> None:
+        self._settings = (
+            [
+                (
+                    name,
+                    zone.transport,
+                    key,
+                    getattr(part, "domains", ()),
+                    part.fallback_pool,
+                    part.fallback_after,
+                )
+                for name, zone in config.zones.items()
+                for key, part in zone.parts()
+            ],
+            {name: each.pool for name, each in config.tenants.items()},
+        )
         zones = {name: zone for name, zone in config.zones.items() if zone.transport == "smtp"}
         self._zones = set(zones)
         self._of_submitters = {
@@ -24,6 +39,12 @@ class ConfiguredPools:
             for name, zone in zones.items()
             if any(part.fallback_pool is not None for _, part in zone.parts())
         }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConfiguredPools) and self._settings == other._settings
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._zones)))
 
     def __bool__(self) -> bool:
         return bool(self._of_submitters or self._tables)

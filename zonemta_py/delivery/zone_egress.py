@@ -145,7 +145,8 @@ class ZoneEgress:
         """The pools from which the mail of the worker leaves."""
         if slot.pool is not None:
             return (slot.pool,)
-        return self._egress.queue.windows.pools_of(self._name, slot.destination.name)
+        window = self._egress.queue.windows.zone(self._name)
+        return window.pools_of(slot.destination.name) or ONLY_USUAL
 
     def _is_free(self, way: Way, destination: str) -> bool:
         """Whether nothing limits mail from the pool of ``way``, or it is to fail, so that its sender hears of it."""
@@ -160,7 +161,7 @@ class ZoneEgress:
         if way is None or self.ways.is_local:
             return False
         if slot.pool is not None:
-            pools = self._egress.queue.windows.pools_of(self._name, destination)
+            pools = self._egress.queue.windows.zone(self._name).pools_of(destination)
             ways = (way.leaving_from(pool) for pool in pools if pool != slot.pool)
             if any(self._places.gate(destination, self._place(each)) is None for each in ways):
                 return True  # those that wait at a gate are woken there

@@ -264,8 +264,11 @@ class ZoneWorkers:
 
     def _no_mail(self, destination: str) -> NoLease:
         """The worker has no mail any more. There may be some that leaves from another pool than its own."""
-        if not self._context.queue.windows.zone(self.name).pools_of(destination):
+        window = self._context.queue.windows.zone(self.name)
+        if not window.pools_of(destination):
             self.scheduler.empty(destination)
+        if not window.has_mail(destination):
+            window.resume(destination)  # nothing waits for its answer any more
         return NoLease.NO_MAIL
 
     async def _deliver(self, lease: Lease, slot: WorkerSlot) -> LeaseResult:

@@ -40,6 +40,8 @@ class ReadyWindow:
         self._leased: dict[bytes, str] = {}  # with the destination
         self._withdrawn: set[bytes] = set()  # taken by an operator
         self._suspended: set[str] = set()  # destinations whose mail stays on disk
+        # Destinations whose mail on disk is to be read as a whole, and from which message on.
+        self._unsorted: dict[str, str] = {}
         self._may_be_low: set[str] = (
             set()
         )  # destinations where a submitter may have little, and spilled mail
@@ -191,6 +193,11 @@ class ReadyWindow:
     def resume(self, destination: str) -> None:
         """The destination has answered again."""
         self._suspended.discard(destination)
+        self._note_starved(destination, self.spilled.streams(destination))
+
+    def is_unsorted(self, destination: str) -> bool:
+        """Whether the streams of what it has on disk are not known, see ``use``."""
+        return destination in self._unsorted
 
     def is_suspended(self, destination: str) -> bool:
         """Whether ``suspend`` was called and ``resume`` was not."""
@@ -210,9 +217,13 @@ class ReadyWindow:
             if queues is None or not queues.count(stream):
                 self.spilled.note_starved(destination, stream)
 
-    def refilled(self, destination: str) -> None:
-        """A refill has ended: remember the streams that it did not reach, see ``SpillIndex``."""
+    def refilled(self, destination: str, resume_at: str | None) -> None:
+        """A refill has ended before message ``resume_at``: remember the streams that it did not reach, see ``SpillIndex``."""
         self._may_be_low.add(destination)
+        if resume_at is None:
+            self._unsorted.pop(destination, None)
+        elif destination in self._unsorted:
+            self._unsorted[destination] = resume_at
         self._note_starved(destination, self.spilled.streams(destination))
 
     def next_starved(self) -> str | None:
@@ -228,24 +239,26 @@ class ReadyWindow:
         return self.has_room(destination, stream)
 
     def refill_from(self, destination: str) -> str | None:
-        """The message id to resume at, when a stream with spilled mail has little in the window.
+        """The message id to resume at, when a stream with spilled mail has little in the window, and room.
 
-        That is half of what finds room: otherwise each lease would read many keys for one.
+        Little is half of what finds room: otherwise each lease would read many keys for one. After a change of pools
+        all messages are read once: the streams of what is on disk are not known.
         """
+        if destination in self._unsorted:
+            return self._unsorted[destination]
         queues = self._queues.get(destination)
         if queues is not None and destination not in self._may_be_low:
             return None
-        found = min(
-            (
-                message
-                for stream, message in self.spilled.streams(destination).items()
-                if self._is_low(queues, stream)
-            ),
-            default=None,
-        )
-        if found is None:
+        low = {
+            stream: message
+            for stream, message in self.spilled.streams(destination).items()
+            if self._is_low(queues, stream)
+        }
+        if not low:
             self._may_be_low.discard(destination)
-        return found
+        # One without room would hide what is behind its mail.
+        entering = [low[stream] for stream in low if self._may_enter(destination, stream) is not False]
+        return min(entering, default=None)
 
     def may_refill(self, destination: str) -> bool:
         """Whether there is spilled mail and room for it."""
@@ -305,8 +318,8 @@ class ReadyWindow:
                     self.room.count(stream, 1)
                 recipient.stream = stream
                 moved.append(recipient)
-        for destination in self.spilled.begin_again():
-            self._may_be_low.add(destination)
+        self._unsorted = self.spilled.begin_again()
+        for destination in self._unsorted:
             self._note_starved(destination, self.spilled.streams(destination))
 
     def problems(self) -> Iterator[str]:

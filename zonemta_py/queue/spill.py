@@ -59,12 +59,12 @@ class SpillIndex:
         """The streams with spilled mail, and the message id to resume at."""
         return self._resume.get(destination, {})
 
-    def begin_again(self) -> list[str]:
-        """Streams are others from now on: each destination is read from its first message. Returns the destinations."""
-        for destination, resume in self._resume.items():
-            first = min(resume.values())
-            self._resume[destination] = dict.fromkeys(resume, first)
-        return list(self._resume)
+    def begin_again(self) -> dict[str, str]:
+        """Streams are others from now on: each destination is read from its first message, which is returned."""
+        firsts = {destination: min(resume.values()) for destination, resume in self._resume.items()}
+        for destination, first in firsts.items():
+            self._resume[destination] = dict.fromkeys(self._resume[destination], first)
+        return firsts
 
     def has_pool(self, destination: str, pool: str) -> bool:
         """Whether mail that leaves from ``pool`` may be spilled."""
@@ -117,6 +117,10 @@ class SpillIndex:
         """Whether the refill may take this message: no older one of its stream is left out."""
         at = self._resume.get(destination, {}).get(stream, began)
         return began <= at <= message
+
+    def is_for(self, destination: str, stream: str, began: str) -> bool:
+        """Whether the refill is for this stream."""
+        return began <= self._resume.get(destination, {}).get(stream, began)
 
     def all_skipped(self, destination: str, began: str, skipped: Container[str]) -> bool:
         """Whether the refill has no room for any of the streams it is for."""

@@ -96,13 +96,18 @@ class _Stream:
 
 
 class _Pool:
-    """The streams that leave from one pool, the next one first; ``length``: of their recipients."""
+    """The streams that leave from one pool, the next one first; ``length``: of their recipients.
 
-    __slots__ = ("length", "streams")
+    ``turn_of`` has had the last turn, the last ``turns`` in a row.
+    """
+
+    __slots__ = ("length", "streams", "turn_of", "turns")
 
     def __init__(self) -> None:
         self.length = 0
         self.streams: OrderedDict[str, _Stream] = OrderedDict()
+        self.turn_of = ""
+        self.turns = 0
 
 
 class SubmitterQueues:
@@ -117,16 +122,12 @@ class SubmitterQueues:
         "_last_stream",
         "_last_turn",
         "_pools",
-        "_turn_of",
-        "_turns",
         "_weights",
         "length",
     )
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._turn_of = ""
-        self._turns = 0  # that it has had in a row
         self._pools: dict[str, _Pool] = {}
         self._counts: dict[str, int] = {}  # of recipients, by stream
         self._first_turn = self._last_turn = 0
@@ -244,17 +245,17 @@ class SubmitterQueues:
             self._last_turn += 1
             stream.turn = self._last_turn
             pool.streams[name] = stream
-            if self._weights and taken and self._has_another_turn(name):
+            if self._weights and taken and self._has_another_turn(pool, name):
                 self._is_next(pool, name, stream)
         return taken
 
-    def _has_another_turn(self, stream: str) -> bool:
-        """Whether the stream, which has just had a turn, has the next one, too."""
-        self._turns = self._turns + 1 if stream == self._turn_of else 1
-        self._turn_of = stream
-        if self._turns < self._weights.get(stream.partition(POOL_SEPARATOR)[0], 1):
+    def _has_another_turn(self, pool: _Pool, stream: str) -> bool:
+        """Whether the stream, which has just had a turn, has the next one of its pool, too."""
+        pool.turns = pool.turns + 1 if stream == pool.turn_of else 1
+        pool.turn_of = stream
+        if pool.turns < self._weights.get(stream.partition(POOL_SEPARATOR)[0], 1):
             return True
-        self._turns = 0
+        pool.turns = 0
         return False
 
     def __iter__(self) -> Iterator[QueuedRecipient]:

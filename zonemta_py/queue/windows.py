@@ -12,15 +12,15 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_waiting
+from zonemta_py.queue.format.records import Waiting
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.ready import ReadyWindow
+from zonemta_py.queue.refill import Refill
 from zonemta_py.queue.spill import SpillKey
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient, pool_of, rank_of
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient, rank_of
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.storage.interface import Store
 
-REFILL_KEYS = 2000  # keys read by one refill: a few milliseconds
 ONLY_USUAL = (USUAL_POOL,)
 FEED_AT_ONCE = 4  # starved destinations that one lease refills
 
@@ -70,6 +70,8 @@ class ReadyWindows:
 
     def set_pools(self, pools: MailPools) -> None:
         """From which pools mail leaves from now on."""
+        if pools == self._pools:
+            return
         self._pools = pools
         for window in self._zones.values():
             window.use(pools)
@@ -160,111 +162,25 @@ class ReadyWindows:
     # ---- refill
 
     def refill(self, zone: str, destination: str) -> None:
-        """Read spilled mail of ``destination`` into the window, oldest first, if the window runs low.
+        """Read spilled mail of ``destination`` into the window, if the window runs low: see ``Refill``.
 
-        Reads REFILL_KEYS keys at most; ``spilled.has`` says whether there may be more.
+        ``spilled.has`` says whether there may be more.
         """
         window = self.zone(zone)
         began = window.refill_from(destination)
         if began is None:
             return
         batch = WriteBatch()
-        skipped: dict[str, str] = {}
+        refill = Refill(self._store, window, destination, began, self.destination_of)
         try:
-            resume_at = self._read_spilled(window, destination, began, batch, skipped)
+            resume_at = refill.read(batch, self.pending)
         except QueueCorrupt as exc:
             resume_at = None  # mail behind the damage waits for `zonemta queue repair`
             log.critical("spilled mail of %s in zone %s is not sent: %s", destination, zone, exc)
-        window.spilled.refilled(destination, began, resume_at, skipped)
-        window.refilled(destination)
+        window.spilled.refilled(destination, began, resume_at, refill.skipped)
+        window.refilled(destination, resume_at)
         if batch.ops:
             self._commits.submit(batch)
-
-    def _read_spilled(
-        self,
-        window: ReadyWindow,
-        destination: str,
-        began: str,
-        batch: WriteBatch,
-        skipped: dict[str, str],
-    ) -> str | None:
-        """Fill the window from message ``began``; returns the message to resume at, None at the end.
-
-        ``skipped`` receives the first message of each stream without room.
-        """
-        zone, budget, probed = window.zone, REFILL_KEYS, set[str]()
-        stop = keys.end_of(keys.spill_key(zone, destination, ""))
-        for key in self._store.keys(keys.spill_key(zone, destination, began), stop):
-            message = keys.parse_spill(key)[2]
-            if budget <= 0 or window.room.is_full:
-                return message
-            budget -= 1
-            streams, found = self._streams_of(window, destination, message)
-            budget -= len(found)
-            if streams:
-                if not any(
-                    window.spilled.is_next(destination, each, message, began) for each in streams
-                ):
-                    continue
-                if not any(
-                    each not in skipped and window.has_room(destination, each) for each in streams
-                ):
-                    for each in streams:
-                        skipped.setdefault(each, message)
-                    if window.spilled.all_skipped(destination, began, skipped):
-                        return message
-                    continue
-            if not found:
-                found, read = self._spilled_recipients(zone, destination, message)
-                budget -= read
-            window.add(destination, found)
-            if (zone, destination, message) not in self.pending:
-                batch.delete(key)
-            if window.is_suspended(destination) and found:
-                probed |= {pool_of(each) for each in streams}
-                if self._pools is ONE_POOL or not window.spilled.has_others(destination, probed):
-                    return message + "0"  # the id after this one: a probe needs one message of each pool
-                for each in streams:
-                    skipped.setdefault(each, message + "0")
-        return None
-
-    def _streams_of(
-        self, window: ReadyWindow, destination: str, message: str
-    ) -> tuple[set[str], list[QueuedRecipient]]:
-        """The streams of a message on disk, and its recipients if they had to be read; no stream if none can be read."""
-        if self._pools is ONE_POOL:
-            submitter = self._submitter_of(window.zone, message)
-            return ({submitter} if submitter is not None else set()), []
-        found, _ = self._spilled_recipients(window.zone, destination, message)
-        found = [each for each in found if each.key not in window]
-        return {window.stream(destination, each) for each in found}, found
-
-    def _submitter_of(self, zone: str, message: str) -> str | None:
-        """The submitter of a message that waits in ``zone``; None when no record of it can be read."""
-        prefix = keys.zone_prefix(keys.WAITING, zone, message)
-        try:
-            for _, value in self._store.scan(prefix, keys.end_of(prefix)):
-                return read_waiting(value).submitter
-        except QueueCorrupt:
-            pass  # logged by _spilled_recipients
-        return None
-
-    def _spilled_recipients(
-        self, zone: str, destination: str, message: str
-    ) -> tuple[list[QueuedRecipient], int]:
-        """The recipients of a message at this destination, and how many keys were read."""
-        prefix = keys.zone_prefix(keys.WAITING, zone, message)
-        found: list[QueuedRecipient] = []
-        read = 0
-        try:
-            for key, value in self._store.scan(prefix, keys.end_of(prefix)):
-                read += 1
-                address = keys.parse_recipient(key)[2]
-                if self.destination_of(zone, domain_of(address)) == destination:
-                    found.append(QueuedRecipient(key, zone, message, address, read_waiting(value)))
-        except QueueCorrupt as exc:
-            log.critical("%s is not sent, repair the queue: %s", message, exc)
-        return found, read
 
     def feed(self, zone: str) -> None:
         """Refill starved destinations of a window that has room again."""
