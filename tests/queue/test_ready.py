@@ -12,6 +12,7 @@ from tests.kit.queue import Clock, UserPools, accept, everything, lease, opened,
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue import refill
 from zonemta_py.queue.accept import NewMessage, NewRecipient
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_waiting
 from zonemta_py.queue.queue import Queue
@@ -480,3 +481,31 @@ async def test_a_reload_without_another_pool_reads_nothing_again(directory: Path
         queue.windows.set_pools(ONE_POOL)
         assert not window.is_unsorted("x.example")
         assert dict(window.spilled.streams("x.example")) == before
+
+
+async def test_a_destination_that_fails_after_a_change_of_pools(directory: Path) -> None:
+    """What leaves the window then is older than what is to be read again: all of it is found, the oldest first."""
+    async with opened(directory, window=16) as queue:
+        sent = [await accept(queue, f"r{n}@x.example", user="a") for n in range(8)]
+        queue.windows.set_pools(UserPools())
+        window = queue.windows.zone("default")
+        assert window.is_unsorted("x.example")
+        queue.windows.suspend("default", "x.example")
+        await queue.commits.submit(WriteBatch())
+        assert queue.windows.pools_of("default", "x.example") == ("own",)
+        window.resume("x.example")
+        got = []
+        while held := queue.lease("default", "x.example", 1, "own"):
+            got.append(held.active.id)
+            await settle(queue, held, OutcomeKind.DELIVERED)
+        assert got == sent
+
+
+async def test_a_deleted_message_is_not_spilled(directory: Path) -> None:
+    """Its destination fails before its turn has come."""
+    async with opened(directory) as queue:
+        message = await accept(queue, "r@x.example")
+        await queue.operator.delete(message)
+        queue.windows.suspend("default", "x.example")
+        await queue.commits.submit(WriteBatch())
+        await until(lambda: everything(queue.store) == [], "nothing on disk")

@@ -179,8 +179,8 @@ class ReadyWindow:
     def suspend(self, destination: str) -> list[QueuedRecipient]:
         """Remove the destination's mail, which is to be spilled, and admit none until ``resume``."""
         self._suspended.add(destination)
-        evicted = list(self._queues.pop(destination, ()))
-        for recipient in evicted:
+        evicted = []
+        for recipient in self._queues.pop(destination, ()):
             if not recipient.withdrawn:
                 self.room.count(recipient.stream, -1)
                 self._known.pop(recipient.key, None)
@@ -188,6 +188,9 @@ class ReadyWindow:
                 self._known[recipient.key] = (
                     None  # if it is restored, a refill finds it by its spill key
                 )
+            else:
+                continue  # it was deleted
+            evicted.append(recipient)
         return evicted
 
     def resume(self, destination: str) -> None:
@@ -208,6 +211,8 @@ class ReadyWindow:
     def note_spill(self, destination: str, stream: str, message: str) -> None:
         """``message`` has spilled recipients; the next refill begins there or earlier."""
         self.spilled.note(destination, stream, message)
+        if destination in self._unsorted:
+            self._unsorted[destination] = min(message, self._unsorted[destination])
         self._may_be_low.add(destination)
         self._note_starved(destination, [stream])
 
