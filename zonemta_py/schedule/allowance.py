@@ -125,7 +125,7 @@ def together(refusals: Sequence[Refusal]) -> Refusal:
     at = tuple(place for each in refusals for place in each.at)
     others = [each for each in refusals if not each.at]
     first = min(refusals, key=lambda each: inf if each.until_ms == UNKNOWN else each.until_ms)
-    return first._replace(until_ms=_first(refusals), at=at, others_ms=_first(others))
+    return first._replace(at=at, others_ms=_first(others))
 
 
 def _first(refusals: Sequence[Refusal]) -> int:

@@ -100,9 +100,8 @@ class Gates:
         gate.waiting.setdefault(destination)
         if gate.awake == destination:
             gate.awake, room_of, gate.room_of = "", gate.room_of, ""
-            if (
-                gate.is_chained
-            ):  # it has its turn at the next room; one that was refused at a room has had it
+            # It has its turn at the next room; one that was refused at a room has had it.
+            if gate.is_chained:
                 gate.waiting.move_to_end(destination, last=False)
         self._stand_in_line(gate, refusal)
         until_ms = refusal.others_ms if refusal.at else refusal.until_ms

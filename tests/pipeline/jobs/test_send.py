@@ -157,16 +157,22 @@ async def test_a_run_sends_in_rounds(
         await until(lambda: len(here.delivered()) == 200, "200 deliveries")
 
 
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Each task has half a second of a round, and pauses end at once; returns their lengths."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    paused: list[float] = []
+    monkeypatch.setattr(module, "TASK_MIN_S", 0.5)
+    monkeypatch.setattr(module, "ROUND_MAX_S", 0.0)
+    monkeypatch.setattr(module, "sleep", paused.append)
+    return paused
+
+
 async def test_rounds_end_although_a_relay_is_slow(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a round does not reach is left to a later pass, at once; the ledger has what it did reach."""
-    from zonemta_py.pipeline.jobs import send as module
-
-    monkeypatch.setattr(module, "TASK_MIN_S", 0.5)
-    monkeypatch.setattr(module, "ROUND_MAX_S", 0.0)
-    paused: list[float] = []
-    monkeypatch.setattr(module, "sleep", paused.append)
+    paused = short_rounds(monkeypatch)
     plan_path = await asyncio.to_thread(personal_plan, spark, directory, 24)
     async with staged(directory) as stage:
         sink = await stage.receiver("relay.example", Rule(Step.DOT, stall_s=0.1))
@@ -184,10 +190,7 @@ async def test_a_relay_that_cannot_be_reached_holds_no_round(
     """The envelope that was begun is deferred when the round ends, the others have no row, and a later run sends all."""
     from zonemta_py.pipeline.jobs import send as module
 
-    monkeypatch.setattr(module, "TASK_MIN_S", 0.5)
-    monkeypatch.setattr(module, "ROUND_MAX_S", 0.0)
-    paused: list[float] = []
-    monkeypatch.setattr(module, "sleep", paused.append)
+    paused = short_rounds(monkeypatch)
     monkeypatch.setattr(module._Sending, "idle_s", lambda self: 4000.0 * (len(paused) > 1))
     plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
     async with staged(directory) as stage:
