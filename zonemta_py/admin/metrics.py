@@ -284,10 +284,11 @@ def _classes(found: Counter[tuple[str, OutcomeKind, str]], zones: Mapping[str, s
 def _by_label(
     family: Any, name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]
 ) -> Metric:
-    made: Metric = family(name, help_text, labels=[label])
+    made = family(name, help_text, labels=[label])
     for key, value in values:
-        made.add_metric([key], value)  # type: ignore[attr-defined]
-    return made
+        made.add_metric([key], value)
+    found: Metric = made
+    return found
 
 
 def _histogram(

@@ -3,10 +3,12 @@
 A destination whose mail leaves from several pools waits for the addresses of each at a gate of its own (decision 103).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
+from zonemta_py.schedule.admission import Admitted
 from zonemta_py.schedule.gates import Gate, Gates, Wake
 from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import Permit
 
 Place = tuple[str, str]  # a gate: the zone and the pool, and the provider
 
@@ -61,6 +63,17 @@ class Places:
             return True
         self._add(destination, place)
         return False
+
+    def first_admitted(
+        self, destination: str, places: Mapping[str, Place], admit: Callable[[str], Permit | None]
+    ) -> Admitted | None:
+        """What the first pool in turn allows; ``places``: where the mail of each waits, and nothing waits elsewhere."""
+        self.keep(destination, places.values())
+        for pool in places:
+            permit = admit(pool)
+            if permit is not None:
+                return Admitted(permit, pool)
+        return None
 
     def wait(self, destination: str, place: Place, refusal: Refusal, now_ms: int) -> None:
         """It waits at ``place`` until ``refusal`` may be over."""

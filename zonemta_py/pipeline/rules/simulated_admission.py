@@ -69,13 +69,10 @@ class SimulatedAdmission:
         if not is_limited(way) or all(self._is_free(way.leaving_from(pool)) for pool in pools):
             self._places.granted_all(destination)
             return ANY_MAIL
-        ways = [way.leaving_from(pool) for pool in pools]
-        self._places.keep(destination, [self._place(each) for each in ways])
-        for pool, each in zip(pools, ways, strict=True):
-            permit = self._admit(destination, each)
-            if permit is not None:
-                return Admitted(permit, pool)
-        return None
+        places = {pool: self._place(way.leaving_from(pool)) for pool in pools}
+        return self._places.first_admitted(
+            destination, places, lambda pool: self._admit(destination, way.leaving_from(pool))
+        )
 
     def _admit(self, destination: str, way: Way) -> Permit | None:
         egress, place = self._egress, self._place(way)
