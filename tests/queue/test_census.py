@@ -149,13 +149,14 @@ def test_sums_are_exact_beyond_the_limit(steps: list[tuple[str, bool]]) -> None:
         assert table.totals() == {name: present.count(name) for name in set(present)}
 
 
-def test_ages_are_those_of_qshape(tmp_path: Path) -> None:
+async def test_ages_are_those_of_qshape(tmp_path: Path) -> None:
     census = Census("", destination_of)
     now_ms = 2_000_000_000_000 // census_module.AGE_SLOT_MS * census_module.AGE_SLOT_MS
     for age_min in (0, 5, 10, 25, 100, 5000):
         labels = CensusLabels("", "spring", now_ms - age_min * 60_000)
         census.add("default", "x.example", RecipientState.WAITING, labels)
-    queue_ages = Depths(census, None).ages(now_ms)  # type: ignore[arg-type]
+    async with opened(tmp_path) as queue:
+        queue_ages = Depths(census, queue.windows).ages(now_ms)
     assert queue_ages == {"default": [2, 1, 0, 1, 0, 1, 0, 0, 0, 1]}
     assert len(AGES_MIN) + 1 == 10
     assert census.campaigns() == {"spring": 6}

@@ -99,7 +99,7 @@ async def main(directory: Path, recipients: int) -> None:
     async with staged_relay(page_stage.incident) as relay:
         for number in range(SAMPLES):
             await page_stage.submit(relay, "inbox.example", 60 + number % 7, "bulk", number)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the pace of the mail, so that the curves have one
             sample(relay)
         await page_stage.send_incident(relay)
         sample(relay)

@@ -49,7 +49,6 @@ async def rspamd(tmp_path: Path) -> AsyncIterator[str]:
                     async with client.get(f"{url}/ping") as response:
                         return response.status == 200
                 except aiohttp.ClientError:
-                    await asyncio.sleep(0.05)
                     return False
 
             await eventually(answers, "rspamd")

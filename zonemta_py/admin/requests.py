@@ -291,10 +291,13 @@ class TraceRequest(Request, frozen=True):
 ENDLESS = (TailRequest, TraceRequest)  # their rows have no end
 
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
 class LogLevelRequest(Request, frozen=True):
     """Change which messages the running relay logs: debug, info, warning or error, and above."""
 
-    level: Literal["debug", "info", "warning", "error"]
+    level: LogLevel
 
 
 class CheckRequest(Request, frozen=True):

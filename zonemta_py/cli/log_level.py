@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.admin.requests import LogLevelRequest
+from zonemta_py.admin.requests import LogLevel, LogLevelRequest
 from zonemta_py.cli.common import config_option, echo, reports_errors
 from zonemta_py.cli.queue.access import rows_of
 
@@ -13,12 +13,12 @@ from zonemta_py.cli.queue.access import rows_of
 @click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
 @config_option
 @reports_errors
-def log_level(level: str, config_path: Path) -> None:
+def log_level(level: LogLevel, config_path: Path) -> None:
     """Change which messages the running relay logs, until its end: those of LEVEL and above.
 
     \b
     Example:
       zonemta log-level debug -c config/zonemta.yaml
     """
-    for row in rows_of(config_path, LogLevelRequest(level), relay_only=True):  # type: ignore[arg-type]
+    for row in rows_of(config_path, LogLevelRequest(level), relay_only=True):
         echo(f"messages of the level {row['level']} and above are logged")

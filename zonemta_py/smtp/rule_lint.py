@@ -6,8 +6,8 @@ each repetition once at its least and once filled.
 
 import re
 from collections.abc import Iterator, Sequence
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as syntax  # type: ignore[attr-defined]
+from re import _constants as codes  # type: ignore[attr-defined]  # no public module parses patterns
+from re import _parser as syntax  # type: ignore[attr-defined]  # as above
 from typing import Any, NamedTuple
 
 from zonemta_py.core.patterns import PatternSet

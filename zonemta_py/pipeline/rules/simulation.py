@@ -6,6 +6,7 @@ that the relay learns, look-ups, tenants, and the work of the relay itself beyon
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from zonemta_py.config.units import Rate
@@ -73,6 +74,9 @@ def simulate(
             zones[name] = SimulatedZone(name, settings, world)
         return zones[name]
 
+    def arrive(number: int, message: SimulatedMessage) -> None:
+        zone_of(message.zone).arrive(number, message)
+
     messages, began_s = enumerate(load.messages), 0.0
     number, arriving = next(messages, (0, None))
     if arriving is not None:
@@ -84,6 +88,6 @@ def simulate(
             continue
         now_s = arriving.arrival_s - began_s
         shifted = SimulatedMessage(now_s, arriving.destination, arriving.recipients, arriving.zone)
-        clock.run_at(now_s, lambda n=number, m=shifted: zone_of(m.zone).arrive(n, m))  # type: ignore[misc]
+        clock.run_at(now_s, partial(arrive, number, shifted))
         number, arriving = next(messages, (0, None))
     return Predicted({name: zone.result() for name, zone in zones.items()}, egress.limits)
