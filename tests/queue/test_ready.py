@@ -230,13 +230,13 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
     window.add(
         "busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.room.low_volume)]
     )
-    window.note_spill("full.example", "me", "m900")
-    window.note_spill("empty.example", "me", "m901")
-    assert window.next_starved() == "empty.example"
-    assert window.next_starved() is None
+    window.refills.note_spill("full.example", "me", "m900")
+    window.refills.note_spill("empty.example", "me", "m901")
+    assert window.refills.next_starved() == "empty.example"
+    assert window.refills.next_starved() is None
     assert window.suspend("full.example")
     window.resume("full.example")
-    assert window.next_starved() == "full.example", "its turn comes when there is room"
+    assert window.refills.next_starved() == "full.example", "its turn comes when there is room"
 
 
 async def test_mail_that_leaves_from_another_pool_has_a_share_of_its_own(directory: Path) -> None:
@@ -452,9 +452,9 @@ async def test_mail_of_a_destination_that_answers_again_waits_for_room(directory
         window = queue.windows.zone("default")
         queue.windows.suspend("default", "x.example")
         await accept(queue, "r@x.example", user="b")
-        assert window.next_starved() is None, "not while it does not answer"
+        assert window.refills.next_starved() is None, "not while it does not answer"
         window.resume("x.example")
-        assert window.next_starved() == "x.example"
+        assert window.refills.next_starved() == "x.example"
 
 
 async def test_a_probe_has_room_in_a_full_window(directory: Path) -> None:
@@ -479,7 +479,7 @@ async def test_a_reload_without_another_pool_reads_nothing_again(directory: Path
         before = dict(window.spilled.streams("x.example"))
         lease(queue, "x.example")
         queue.windows.set_pools(ONE_POOL)
-        assert not window.is_unsorted("x.example")
+        assert not window.refills.is_unsorted("x.example")
         assert dict(window.spilled.streams("x.example")) == before
 
 
@@ -489,7 +489,7 @@ async def test_a_destination_that_fails_after_a_change_of_pools(directory: Path)
         sent = [await accept(queue, f"r{n}@x.example", user="a") for n in range(8)]
         queue.windows.set_pools(UserPools())
         window = queue.windows.zone("default")
-        assert window.is_unsorted("x.example")
+        assert window.refills.is_unsorted("x.example")
         queue.windows.suspend("default", "x.example")
         await queue.commits.submit(WriteBatch())
         assert queue.windows.pools_of("default", "x.example") == ("own",)

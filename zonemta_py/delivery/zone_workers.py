@@ -254,7 +254,7 @@ class ZoneWorkers:
             log.critical("not delivered: %s", exc)
             return NoLease.LOOK_AGAIN
         if lease is None:
-            if not window.waiting(destination.name) and window.may_refill(destination.name):
+            if not window.waiting(destination.name) and window.refills.may_refill(destination.name):
                 return NoLease.LOOK_AGAIN  # one refill reads a limited number of keys
             return self._no_mail(destination.name)
         faults.reach("lease.taken")

@@ -11,6 +11,7 @@ Plain ``def`` throughout: ``windows.py`` reads the store and writes the batches.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from zonemta_py.queue.refill_choice import RefillChoice
 from zonemta_py.queue.spill import SpillIndex
 from zonemta_py.queue.submitter_queues import (
     EQUAL,
@@ -39,12 +40,7 @@ class ReadyWindow:
         self._known: dict[bytes, QueuedRecipient | None] = {}
         self._leased: dict[bytes, str] = {}  # with the destination
         self._withdrawn: set[bytes] = set()  # taken by an operator
-        self._suspended: set[str] = set()  # destinations whose mail stays on disk
-        # Destinations whose mail on disk is to be read as a whole, and from which message on.
-        self._unsorted: dict[str, str] = {}
-        self._may_be_low: set[str] = (
-            set()
-        )  # destinations where a submitter may have little, and spilled mail
+        self.refills = RefillChoice(self.spilled, self.room, self._queues, self.has_room)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._known
@@ -73,7 +69,9 @@ class ReadyWindow:
 
         Mail of a stream that has spilled mail at the destination is queued behind that, unless it is urgent.
         """
-        if destination in self._suspended or not self.has_room(destination, stream, urgent=urgent):
+        if destination in self.refills.suspended or not self.has_room(
+            destination, stream, urgent=urgent
+        ):
             return False
         if not urgent and self.spilled.has(destination, stream):
             return False
@@ -108,26 +106,10 @@ class ReadyWindow:
         if taken:
             self.room.count(turns[-1], -len(taken))
         if self.spilled.has(destination):
-            self._note_low(destination, queues, turns)
+            self.refills.note_low(destination, queues, turns)
         if not queues.length:
             del self._queues[destination]
         return taken
-
-    def _note_low(self, destination: str, queues: SubmitterQueues, streams: Iterable[str]) -> None:
-        """These streams have less than before."""
-        for stream in streams:
-            if self._is_low(queues, stream) and self.spilled.has(destination, stream):
-                self._may_be_low.add(destination)
-                if not queues.count(stream):
-                    self.spilled.note_starved(destination, stream)
-            if queues.waiting(pool_of(stream)) <= self.room.share // 2:
-                self._may_be_low.add(destination)
-
-    def _is_low(self, queues: SubmitterQueues | None, stream: str) -> bool:
-        """See ``WindowRoom.is_low``."""
-        if queues is None:
-            return True
-        return self.room.is_low(queues.waiting(pool_of(stream)), queues.count(stream))
 
     def put_back(self, destination: str, recipients: Iterable[QueuedRecipient]) -> None:
         """Put leased recipients back at the front, in order."""
@@ -178,7 +160,7 @@ class ReadyWindow:
 
     def suspend(self, destination: str) -> list[QueuedRecipient]:
         """Remove the destination's mail, which is to be spilled, and admit none until ``resume``."""
-        self._suspended.add(destination)
+        self.refills.suspended.add(destination)
         evicted = []
         for recipient in self._queues.pop(destination, ()):
             if not recipient.withdrawn:
@@ -195,79 +177,11 @@ class ReadyWindow:
 
     def resume(self, destination: str) -> None:
         """The destination has answered again."""
-        self._suspended.discard(destination)
-        self._note_starved(destination, self.spilled.streams(destination))
-
-    def is_unsorted(self, destination: str) -> bool:
-        """Whether the streams of what it has on disk are not known, see ``use``."""
-        return destination in self._unsorted
+        self.refills.resume(destination)
 
     def is_suspended(self, destination: str) -> bool:
         """Whether ``suspend`` was called and ``resume`` was not."""
-        return destination in self._suspended
-
-    # ---- spilled mail
-
-    def note_spill(self, destination: str, stream: str, message: str) -> None:
-        """``message`` has spilled recipients; the next refill begins there or earlier."""
-        self.spilled.note(destination, stream, message)
-        if destination in self._unsorted:
-            self._unsorted[destination] = min(message, self._unsorted[destination])
-        self._may_be_low.add(destination)
-        self._note_starved(destination, [stream])
-
-    def _note_starved(self, destination: str, streams: Iterable[str]) -> None:
-        queues = self._queues.get(destination)
-        for stream in streams:
-            if queues is None or not queues.count(stream):
-                self.spilled.note_starved(destination, stream)
-
-    def refilled(self, destination: str, resume_at: str | None) -> None:
-        """A refill has ended before message ``resume_at``: remember the streams that it did not reach, see ``SpillIndex``."""
-        self._may_be_low.add(destination)
-        if resume_at is None:
-            self._unsorted.pop(destination, None)
-        elif destination in self._unsorted:
-            self._unsorted[destination] = resume_at
-        self._note_starved(destination, self.spilled.streams(destination))
-
-    def next_starved(self) -> str | None:
-        """The destination to refill next, round-robin by stream; None without room or starved mail."""
-        if self.room.is_full:
-            return None
-        return self.spilled.next_starved(self._may_enter)
-
-    def _may_enter(self, destination: str, stream: str) -> bool | None:
-        """Whether a starved stream finds room; None: not while the destination is suspended."""
-        if destination in self._suspended:
-            return None
-        return self.has_room(destination, stream)
-
-    def refill_from(self, destination: str) -> str | None:
-        """The message id to resume at, when a stream with spilled mail has little in the window, and room.
-
-        Little is half of what finds room: otherwise each lease would read many keys for one. After a change of pools
-        all messages are read once: the streams of what is on disk are not known.
-        """
-        if destination in self._unsorted:
-            return self._unsorted[destination]
-        queues = self._queues.get(destination)
-        if queues is not None and destination not in self._may_be_low:
-            return None
-        low = {
-            stream: message
-            for stream, message in self.spilled.streams(destination).items()
-            if self._is_low(queues, stream)
-        }
-        if not low:
-            self._may_be_low.discard(destination)
-        # One without room would hide what is behind its mail.
-        entering = [low[stream] for stream in low if self._may_enter(destination, stream) is not False]
-        return min(entering, default=None)
-
-    def may_refill(self, destination: str) -> bool:
-        """Whether there is spilled mail and room for it."""
-        return any(self.has_room(destination, stream) for stream in self.spilled.streams(destination))
+        return destination in self.refills.suspended
 
     # ---- queries
 
@@ -281,7 +195,7 @@ class ReadyWindow:
 
     def suspended(self) -> list[str]:
         """The suspended destinations."""
-        return list(self._suspended)
+        return list(self.refills.suspended)
 
     def waiting(self, destination: str) -> int:
         """How many recipients of ``destination`` are in the window."""
@@ -323,9 +237,7 @@ class ReadyWindow:
                     self.room.count(stream, 1)
                 recipient.stream = stream
                 moved.append(recipient)
-        self._unsorted = self.spilled.begin_again()
-        for destination in self._unsorted:
-            self._note_starved(destination, self.spilled.streams(destination))
+        self.refills.begin_again()
 
     def problems(self) -> Iterator[str]:
         """Violations of the invariants of this class, for tests."""

@@ -41,7 +41,7 @@ class Refill:
         self._is_probe = window.is_suspended(destination)
         self._may_have_other_names = (
             window.has_pools
-            or window.is_unsorted(destination)
+            or window.refills.is_unsorted(destination)
             or window.spilled.has_others(destination, (USUAL_POOL,))
         )
         self.skipped: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Refill:
             if streams and not any(self._has_room(each) for each in streams):
                 for each in streams:
                     self.skipped.setdefault(each, message)
-                if not window.is_unsorted(destination) and self._all_skipped():
+                if not window.refills.is_unsorted(destination) and self._all_skipped():
                     return message
                 continue
             window.add(destination, found if found else self._recipients(message))

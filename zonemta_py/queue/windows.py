@@ -117,7 +117,7 @@ class ReadyWindows:
         """The commit with these spill keys is on disk."""
         self.not_pending(spills)
         for spill in spills:
-            self.zone(spill.zone).note_spill(spill.destination, spill.stream, spill.message)
+            self.zone(spill.zone).refills.note_spill(spill.destination, spill.stream, spill.message)
 
     def not_pending(self, spills: Iterable[SpillKey]) -> None:
         """The commit with these spill keys has ended."""
@@ -167,7 +167,7 @@ class ReadyWindows:
         ``spilled.has`` says whether there may be more.
         """
         window = self.zone(zone)
-        began = window.refill_from(destination)
+        began = window.refills.begins_at(destination)
         if began is None:
             return
         batch = WriteBatch()
@@ -178,7 +178,7 @@ class ReadyWindows:
             resume_at = None  # mail behind the damage waits for `zonemta queue repair`
             log.critical("spilled mail of %s in zone %s is not sent: %s", destination, zone, exc)
         window.spilled.refilled(destination, began, resume_at, refill.skipped)
-        window.refilled(destination, resume_at)
+        window.refills.refilled(destination, resume_at)
         if batch.ops:
             self._commits.submit(batch)
 
@@ -186,7 +186,7 @@ class ReadyWindows:
         """Refill starved destinations of a window that has room again."""
         window = self.zone(zone)
         for _ in range(FEED_AT_ONCE):
-            destination = window.next_starved()
+            destination = window.refills.next_starved()
             if destination is None:
                 return
             self.refill(zone, destination)

@@ -320,6 +320,21 @@ def test_mail_for_the_fallback_pool_does_not_wait_for_the_usual_one() -> None:
     assert waited and min(waited) > first[0] + 7_000_000, "mail without an attempt waits"
 
 
+def test_an_attempt_that_does_not_count_moves_no_mail() -> None:
+    """``fallback_after`` is about attempts that count, as in the relay."""
+    model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, LIMITED, 50, of_sender=True)])
+    zones = f"default: {{retry: {{delays: [1m]}}{FALLBACK}}}"
+    messages = [replace(each, zone="default") for each in mail(40)]
+    for rules, is_moved in (((), True), ((ShapingRule("n", classes=("rate_limited",)),), False)):
+        sending = SendingSettings(
+            {"big": ProviderSettings(("*.big.example",), limits=ProviderLimits(sessions=5))}, rules,
+            pools={"default": (A,), "other": (C,)},
+        )  # fmt: skip
+        played = Played(sending, messages, replies=model, zones=zones)
+        assert played.delivered == 40
+        assert bool(played.times_ms(C)) is is_moved
+
+
 def test_the_provider_of_a_domain() -> None:
     """The table tried decides by domain and hosts; what it does not know belongs to the recorded provider."""
     from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress

@@ -3,8 +3,7 @@
 Follows ``delivery.zone_egress``.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from zonemta_py.config.destinations import ALL, DestinationTable
 from zonemta_py.config.sending import PoolAddress
@@ -12,6 +11,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.delivery.message_egress import AGAIN_MS, KEPT_MS
 from zonemta_py.delivery.ways import SMARTHOST, Way
 from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
+from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.constraint import Binding, Limit
@@ -20,7 +20,7 @@ from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.places import Place, Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import BY_SYSTEM, fallback_pool, preferred, ranked, source_name
+from zonemta_py.schedule.sources import BY_SYSTEM, preferred, ranked, source_name
 
 LOCAL = ""  # the provider of what is not sent by SMTP
 BLOCKED, GREYLISTED = "blocked", "greylisted"
@@ -31,19 +31,8 @@ def is_limited(way: Way) -> bool:
     return way.provider not in (SMARTHOST, LOCAL)
 
 
-class Earlier(NamedTuple):
-    """The last attempt of a message: its number, the class of the reply, and our address."""
-
-    attempts: int = 0
-    reply_class: str = ""
-    source: str = ""
-
-
 class SimulatedAdmission:
-    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail.
-
-    ``pools`` returns the pools from which the mail of a destination leaves; USUAL_POOL: that of the destination.
-    """
+    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail."""
 
     def __init__(
         self,
@@ -51,12 +40,12 @@ class SimulatedAdmission:
         zone: Zone,
         egress: SimulatedEgress,
         ready: Callable[[str], bool],
-        pools: Callable[[str], Sequence[str]],
+        mail: SimulatedMail,
     ) -> None:
         self._name = name
         self._zone = zone
         self._egress = egress
-        self._pools = pools
+        self._mail = mail
         self._table = DestinationTable(zone)
         self._places = Places(egress.gates, ready, egress.waits)
         self._sessions: dict[WorkerSlot, SimulatedSession] = {}
@@ -65,7 +54,7 @@ class SimulatedAdmission:
 
     def admit(self, destination: str) -> Admitted | None:
         """See ``Admission``."""
-        way, pools = self.way(destination), self._pools(destination)
+        way, pools = self.way(destination), self._mail.pools(destination)
         if not is_limited(way) or all(self._is_free(way.leaving_from(pool)) for pool in pools):
             self._places.granted_all(destination)
             return ANY_MAIL
@@ -110,7 +99,7 @@ class SimulatedAdmission:
         if permit.granted:
             return True  # its last message was not sent
         if permit is FREE:
-            pools = (slot.pool,) if slot.pool is not None else self._pools(slot.destination.name)
+            pools = (slot.pool,) if slot.pool is not None else self._mail.pools(slot.destination.name)
             return not is_limited(way) or all(self._is_free(way.leaving_from(pool)) for pool in pools)
         if way.provider != permit.provider:
             return False
@@ -120,7 +109,7 @@ class SimulatedAdmission:
         """See ``Admission``."""
         name = slot.destination.name
         way = self.way(name)
-        ways = [way.leaving_from(pool) for pool in self._pools(name) if pool != slot.pool]
+        ways = [way.leaving_from(pool) for pool in self._mail.pools(name) if pool != slot.pool]
         if slot.pool is not None and any(
             self._places.gate(name, self._place(each)) is None for each in ways
         ):
@@ -164,15 +153,10 @@ class SimulatedAdmission:
         provider = self._egress.provider_of(destination)
         return Way(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
 
-    def pool_of(self, destination: str, earlier: Earlier) -> str:
-        """From which pool a message leaves after its last attempt."""
-        settings = self._table.settings(destination)
-        return fallback_pool(settings, earlier.attempts, earlier.reply_class)
-
     def choose(self, slot: WorkerSlot, message: str, earlier: Earlier) -> str | Refusal:
         """The address for a message, whose permit the worker has then. A greylisted one keeps its address, a blocked one leaves it."""
         egress, way = self._egress, self.way(slot.destination.name)
-        pool = self.pool_of(slot.destination.name, earlier) or way.pool
+        pool = self._mail.pool_of(slot.destination.name, earlier) or way.pool
         usable = egress.sources(way.provider, pool)
         held = "" if slot.draws else slot.source or slot.permit.address
         sources = preferred(usable, message, earlier.source, held)

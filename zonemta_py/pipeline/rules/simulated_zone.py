@@ -3,16 +3,15 @@
 The scheduler, the token bucket and the retry policies are the relay's own code; peers and the queue are simulated.
 """
 
-from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.delivery.ways import Way
 from zonemta_py.pipeline.rules.prediction import Prediction, SimulatedMessage, WayUse, quantiles
 from zonemta_py.pipeline.rules.reply_model import BOUNCED, RecordedReply
-from zonemta_py.pipeline.rules.simulated_admission import Earlier, SimulatedAdmission, is_limited
+from zonemta_py.pipeline.rules.simulated_admission import SimulatedAdmission, is_limited
+from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail, WaitingMessage
 from zonemta_py.pipeline.rules.simulated_world import SentTransaction, SimulatedWorld
 from zonemta_py.schedule.controller import OF_SENDER, Key
 from zonemta_py.schedule.destination import Destination
@@ -21,16 +20,6 @@ from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_at
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
-
-
-@dataclass(slots=True)
-class _WaitingMessage:
-    number: int
-    message: SimulatedMessage
-    recipients: int
-    attempt: int
-    ready_s: float
-    earlier: Earlier = Earlier()
 
 
 @dataclass(slots=True)
@@ -46,12 +35,11 @@ class SimulatedZone:
         self._zone = zone
         self._world = world
         self._clock = world.clock
-        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake, self._pools)
+        self._mail = SimulatedMail(zone)
+        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake, self._mail)
         self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._admission)
         self._table = self._scheduler.table
         self._policies = [make_policy(each.retry) for each in self._table.zones]
-        self._queues: dict[str, dict[str, deque[_WaitingMessage]]] = {}  # by destination and pool
-        self._ready = 0  # messages that could be sent now
         self._timer_s: float | None = None
         self._backlog = 0
         self._limited_by: str | None = None
@@ -71,34 +59,18 @@ class SimulatedZone:
         self._touch()
         self._backlog += message.recipients
         self._result.backlog_peak = max(self._result.backlog_peak, self._backlog)
-        self._add(_WaitingMessage(number, message, message.recipients, 1, self._clock.now_s))
+        self._add(WaitingMessage(number, message, message.recipients, 1, self._clock.now_s))
 
-    def _again(self, waiting: _WaitingMessage) -> None:
+    def _again(self, waiting: WaitingMessage) -> None:
         self._touch()
         waiting.ready_s = self._clock.now_s
         self._add(waiting)
 
-    def _add(self, waiting: _WaitingMessage) -> None:
+    def _add(self, waiting: WaitingMessage) -> None:
         name = self._table.name_of(waiting.message.destination)
-        self._queue(name, waiting).append(waiting)
-        self._ready += 1
+        self._mail.add(name, waiting)
         self._scheduler.ready(name, self._clock.now_s)
         self._start_workers()
-
-    def _queue(self, name: str, waiting: _WaitingMessage) -> deque[_WaitingMessage]:
-        """Where ``waiting`` waits: with the mail of its destination that leaves from the same pool."""
-        pool = self._admission.pool_of(name, waiting.earlier)
-        return self._queues.setdefault(name, {}).setdefault(pool, deque())
-
-    def _pools(self, name: str) -> tuple[str, ...]:
-        """The pools from which mail of a destination leaves, the next one first."""
-        return tuple(self._queues.get(name, ())) or (USUAL_POOL,)
-
-    def _return(self, name: str, waiting: _WaitingMessage) -> None:
-        """It is the next of its destination again."""
-        self._queue(name, waiting).appendleft(waiting)
-        self._ready += 1
-        self._scheduler.ready(name, self._clock.now_s)
 
     def _touch(self) -> None:
         """Count the time since the last event of the zone."""
@@ -135,7 +107,7 @@ class SimulatedZone:
             slot = self._scheduler.next(self._clock.now_s)
             if slot is None:
                 full = self._scheduler.active >= self._zone.connections
-                if self._ready:
+                if self._mail.messages:
                     waits = self._admission.has_waiting  # for a limit of a provider
                     other = None if waits else "connections_per_domain"
                     self._limited_by = "connections" if full else other
@@ -148,13 +120,13 @@ class SimulatedZone:
         self._start_workers()
 
     def _on_room(self, destination: Destination) -> None:
-        if self._queues.get(destination.name):
+        if self._mail.has(destination.name):
             self._scheduler.ready(destination.name, self._clock.now_s)
         self._start_workers()
 
     def _wake(self, name: str) -> bool:
         """A destination may be served again; returns whether it has mail."""
-        if not self._queues.get(name):
+        if not self._mail.has(name):
             return False
         self._scheduler.ready(name, self._clock.now_s)
         self._clock.soon(self._woken)
@@ -171,13 +143,13 @@ class SimulatedZone:
         if self._wait_s()[0] > 0 or not scheduler.next_lease(slot, now_s):
             self._leave(slot, has_mail=True)
             return
-        waiting = self._lease(name, slot.pool)
+        waiting = self._mail.lease(name, slot.pool)
         if waiting is None:
-            if not self._queues.get(name):
+            if not self._mail.has(name):
                 scheduler.empty(name)
-            self._leave(slot, has_mail=bool(self._queues.get(name)))
+            self._leave(slot, has_mail=self._mail.has(name))
             return
-        if scheduler.leased(slot, now_s, more=bool(self._queues.get(name))):
+        if scheduler.leased(slot, now_s, more=self._mail.has(name)):
             self._start_workers()
         source = self._admission.choose(slot, str(waiting.number), waiting.earlier)
         if isinstance(source, Refusal):  # others at its destination are sent meanwhile
@@ -188,52 +160,26 @@ class SimulatedZone:
         opened = self._admission.open_session(slot)
         if opened is None:
             self._admission.not_permitted(slot)
-            self._return(name, waiting)
+            self._mail.put_back(name, waiting)
+            scheduler.ready(name, now_s)
             self._leave(slot, has_mail=True)
             return
         if not waiting.earlier.source:
             slot.left_from(source)
         self._begin(worker, waiting, source, opened=opened)
 
-    def _lease(self, name: str, pool: str | None) -> _WaitingMessage | None:
-        """The next recipients of one message for a destination, up to the limit of a transaction.
-
-        They leave from ``pool``, or from that whose turn it is (None).
-        """
-        queues = self._queues.get(name)
-        if not queues:
-            return None
-        turn = pool if pool is not None else next(iter(queues))
-        queue = queues.pop(turn, None)
-        if queue is None:
-            return None
-        self._ready -= 1
-        waiting = queue.popleft()
-        if queue:
-            queues[turn] = queue  # the others are next
-        return self._split(name, waiting, self._table.settings(name).recipients_per_transaction)
-
-    def _split(self, name: str, waiting: _WaitingMessage, most: int) -> _WaitingMessage:
-        """``waiting`` with ``most`` recipients at most; the others are the next message of its queue."""
-        if waiting.recipients <= most:
-            return waiting
-        rest = replace(waiting, recipients=waiting.recipients - most)
-        self._queue(name, waiting).appendleft(rest)
-        self._ready += 1
-        return replace(waiting, recipients=most)
-
-    def _narrowed(self, slot: WorkerSlot, name: str, waiting: _WaitingMessage) -> _WaitingMessage:
+    def _narrowed(self, slot: WorkerSlot, name: str, waiting: WaitingMessage) -> WaitingMessage:
         """``waiting`` with as many recipients as the schedules of its address allow."""
         permit, egress = slot.permit, self._world.egress
         if not permit.warming:
             return waiting
         most = egress.recipients_max(permit, waiting.recipients, self._clock.now_ms)
         if most < waiting.recipients:
-            waiting = self._split(name, waiting, most)
+            waiting = self._mail.split(name, waiting, most)
             self._scheduler.ready(name, self._clock.now_s)
         return waiting
 
-    def _begin(self, worker: _Worker, waiting: _WaitingMessage, source: str, *, opened: bool) -> None:
+    def _begin(self, worker: _Worker, waiting: WaitingMessage, source: str, *, opened: bool) -> None:
         world, slot, clock = self._world, worker.slot, self._clock
         self._scheduler.session_opened(slot, clock.now_s)
         if world.relay_bucket is not None:
@@ -257,7 +203,7 @@ class SimulatedZone:
         self._scheduler.ended(slot, self._clock.now_s, has_mail=has_mail)
         self._start_workers()
 
-    def _answered(self, worker: _Worker, waiting: _WaitingMessage, key: Key) -> None:
+    def _answered(self, worker: _Worker, waiting: WaitingMessage, key: Key) -> None:
         self._touch()
         slot, egress = worker.slot, self._world.egress
         worker.served += 1
@@ -271,7 +217,7 @@ class SimulatedZone:
 
     # ---- what becomes of it
 
-    def _settle(self, name: str, waiting: _WaitingMessage, key: Key) -> None:
+    def _settle(self, name: str, waiting: WaitingMessage, key: Key) -> None:
         world = self._world
         replies = world.replies_of(waiting.message, (waiting.recipients, waiting.attempt), key)
         way = self._admission.way(name)
@@ -291,13 +237,14 @@ class SimulatedZone:
                 self._result.bounced += count
             else:
                 self._result.deferrals += count
-                earlier = Earlier(waiting.attempt, reply.reply_class, key[1])
+                attempts = waiting.attempt - (not handling.is_counted)
+                earlier = Earlier(attempts, reply.reply_class, key[1])
                 self._defer(replace(waiting, recipients=count, earlier=earlier), handling)
 
     def _report(
         self,
         way: Way,
-        waiting: _WaitingMessage,
+        waiting: WaitingMessage,
         key: Key,
         counted: tuple[RecordedReply | None, int],
     ) -> Handling:
@@ -320,7 +267,7 @@ class SimulatedZone:
         self._backlog -= recipients
         self._result.completed_s = self._clock.now_s
 
-    def _defer(self, waiting: _WaitingMessage, handling: Handling) -> None:
+    def _defer(self, waiting: WaitingMessage, handling: Handling) -> None:
         number = self._table.number(self._table.name_of(waiting.message.destination))
         retry, created_ms = self._table.zones[number].retry, int(waiting.message.arrival_s * 1000)
         context = RetryContext(

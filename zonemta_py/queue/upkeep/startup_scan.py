@@ -123,7 +123,7 @@ class _Slice:
                 continue
             if window.spilled.has(spill.destination, None if window.has_pools else spill.stream):
                 # Other mail of the stream, or of this message, has spilled since: the refill deletes this key.
-                window.note_spill(spill.destination, spill.stream, spill.message)
+                window.refills.note_spill(spill.destination, spill.stream, spill.message)
             else:
                 batch.delete(spill.key)
         for spill in self._spills:
