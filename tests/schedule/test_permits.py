@@ -13,7 +13,7 @@ from zonemta_py.config.units import Rate
 from zonemta_py.schedule.allowance import together
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import Permit, Permits
+from zonemta_py.schedule.permits import REST_MS, Permit, Permits
 from zonemta_py.schedule.rate_windows import UNKNOWN, RateUse, RateWindows
 
 MESSAGES = st.lists(st.integers(0, 12), min_size=1, max_size=8)
@@ -174,6 +174,38 @@ def test_an_address_with_its_share_of_the_sessions_displaces_none() -> None:
     assert refused.limit is Limit.PROVIDER_SESSIONS
     assert isinstance(made.take("big", "b", 2_000), Permit), "in an idle session"
     assert isinstance(made.take("big", "c", 2_000), Permit), "one that has none"
+
+
+def test_idle_sessions_of_an_address_without_mail_keep_no_share() -> None:
+    """An address whose workers have left uses none of its places soon: another one has them all, before they time out."""
+    made = permits(ProviderLimits(sessions=4))
+    held = [taken(made.take("big", "a", 1_000)) for _ in range(4)]
+    for number, permit in enumerate(held, 1):
+        made.set_idle("big", "a", number)
+        made.end(permit, 5_000)
+        made.release(permit)
+    for _ in range(2):
+        taken(made.take("big", "b", 5_100))
+    refused = made.take("big", "b", 5_100)
+    assert isinstance(refused, Refusal)
+    assert refused.until_ms == 5_000 + REST_MS
+    for _ in range(2):
+        taken(made.take("big", "b", refused.until_ms))
+    assert isinstance(made.take("big", "b", refused.until_ms), Refusal)
+
+
+def test_what_has_sessions_is_not_forgotten() -> None:
+    """A provider without limits that has an idle session, and gets limits by a reload."""
+    made = permits(ProviderLimits())
+    permit = taken(made.take("big", "a", 1_000))
+    made.set_idle("big", "a", 1)
+    made.end(permit, 1_010)
+    made.release(permit)
+    made.forget_unused()
+    made.configure(lambda name: ProviderLimits(sessions=1), {})
+    taken(made.take("big", "b", 1_020))
+    made.set_idle("big", "a", 0)
+    assert made.path("big", "").open == 1
 
 
 def test_room_when_idle_sessions_end() -> None:

@@ -48,12 +48,13 @@ class Ceiling:
 class Path:
     """What is under way between a provider and an address of ours; either is empty for the sum over all.
 
-    ``open``: sessions that are believed to exist, with and without a worker; ``used_by``: addresses that have some.
+    ``open``: sessions that are believed to exist, with and without a worker; ``used_ms``: when a worker last had one.
+    ``members``: of the sum over all addresses of a provider, those that have some.
     """
 
     __slots__ = (
-        "address", "ceiling", "connects", "idle", "messages", "open", "provider", "sessions", "sessions_max",
-        "used_by",
+        "address", "ceiling", "connects", "idle", "members", "messages", "open", "provider", "sessions",
+        "sessions_max", "used_ms",
     )  # fmt: skip
 
     def __init__(self, provider: str, address: str) -> None:
@@ -61,7 +62,8 @@ class Path:
         self.address = address
         self.sessions = 0  # of workers
         self.idle = 0  # sessions without one
-        self.open = self.used_by = 0
+        self.open = self.used_ms = 0
+        self.members: dict[Path, None] = {}
         self.sessions_max: int | None = None
         self.messages: RateWindows | None = None
         self.connects: RateWindows | None = None

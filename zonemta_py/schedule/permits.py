@@ -17,6 +17,7 @@ Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, l
 NO_ADDRESS_LIMITS = AddressLimits()
 ANY = ""  # the sum over all addresses
 MESSAGES, CONNECTS = "messages", "connects"
+REST_MS = 2000  # without a worker: then others may have the idle sessions of an address
 
 
 class Permit:
@@ -95,7 +96,7 @@ class Permits:
     def forget_unused(self) -> None:
         """Drop what has no limit and nothing under way."""
         for key, path in list(self._paths.items()):
-            if not (path.sessions or path.idle or path.is_limited):
+            if not (path.sessions or path.idle or path.open or path.is_limited):
                 del self._paths[key]
 
     def _parts(self, provider: str, address: str) -> tuple[Path, Path, Path]:
@@ -124,7 +125,7 @@ class Permits:
             found = path.refuse(now_ms, session=session, new=new)
             if found is not None and (latest is None or found.until_ms > latest.until_ms):
                 latest = found
-        return latest or (_displaces(pair, whole) if new else None)
+        return latest or (_displaces(pair, whole, now_ms) if new else None)
 
     def take(self, provider: str, address: str, now_ms: int) -> Permit | Refusal:
         """A session with a message in it, which ``release`` ends; or what refuses it."""
@@ -148,6 +149,7 @@ class Permits:
 
     def _grant(self, permit: Permit, now_ms: int) -> None:
         permit.connects, permit.granted = -1, True
+        permit.paths[0].used_ms = now_ms
         for path in permit.paths:
             for windows in (path.messages, path.ceiling.messages):
                 if windows is not None:
@@ -189,6 +191,7 @@ class Permits:
                 cancelled = True
         permit.messages.clear()
         permit.granted = False
+        permit.paths[0].used_ms = now_ms
         if cancelled:
             self._on_room(permit.provider, permit.address)
         stored, permit.stored = permit.stored, []
@@ -212,7 +215,10 @@ class Permits:
     def _set_open(self, pair: Path, number: int) -> None:
         if number != pair.open:
             whole = self.path(pair.provider, ANY)
-            whole.used_by += (number > 0) - (pair.open > 0)
+            if not pair.open:
+                whole.members[pair] = None
+            elif not number:
+                del whole.members[pair]
             whole.open += number - pair.open
             pair.open = number
 
@@ -225,18 +231,26 @@ class Permits:
                 windows.restore(length_ms, slot, used, now_ms)
 
 
-def _displaces(pair: Path, whole: Path) -> Refusal | None:
+def _displaces(pair: Path, whole: Path, now_ms: int) -> Refusal | None:
     """The refusal of a new session in the place of an idle one of another address, which would be missed there soon.
 
-    An address that has less than its share may have it.
+    An address that has less than its share may have it; one without a worker for REST_MS has no share.
     """
     most = whole.most()
     if most is None or whole.open < most:
         return None
-    share = most // (whole.used_by + (pair.open == 0))
-    if pair.sessions < max(1, share):
+    sharing, until_ms = 1, UNKNOWN
+    for each in whole.members:
+        if each is pair:
+            continue
+        rests_ms = each.used_ms + REST_MS
+        if each.sessions or now_ms < rests_ms:
+            sharing += 1
+        if not each.sessions and now_ms < rests_ms and (until_ms == UNKNOWN or rests_ms < until_ms):
+            until_ms = rests_ms
+    if pair.sessions < max(1, most // sharing):
         return None
-    return Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, f"all {most} sessions with {whole} are open")
+    return Refusal(Limit.PROVIDER_SESSIONS, until_ms, f"all {most} sessions with {whole} are open")
 
 
 def _number(most: int | None) -> int:
