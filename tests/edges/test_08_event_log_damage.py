@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import accept
+from tests.kit.segments import of_earlier_version
 from tests.kit.servers import queue_settings
 from zonemta_py.config.schema import Config, Events, Rotate
 from zonemta_py.config.units import Seconds, Size
@@ -77,16 +78,32 @@ def test_a_cut_segment_is_named(directory: Path, part: float) -> None:
 
 
 def test_a_cut_between_two_frames(directory: Path) -> None:
-    """It looks whole; the next segment shows that it is not, or the queue, when there is no next."""
+    """All that is left is whole, but for the trailer: the records are read, and the cut is named."""
     path = sealed(directory, 1, 3)
     data = path.read_bytes()
-    path.write_bytes(data[: data.find(b"\x28\xb5\x2f\xfd", 10)])
-    assert read_all(path) == list(range(1, 11))
-    [ends] = gaps(directory, {NODE: 30})
-    assert "ends at 000000000000000a" in ends
-    following = sealed(directory, 31, 1, previous=30)
-    [gap] = gaps(directory, {NODE: 40})
-    assert gap.startswith(str(following))
+    for end, count in ((data.find(b"\x28\xb5\x2f\xfd", 10), 10), (-80, 30)):
+        path.write_bytes(data[:end])
+        problems: list[str] = []
+        assert [record["seq"] for record in read_log(directory, problems)] == list(range(1, count + 1))
+        assert problems == [f"{path}: its end is missing"]
+    with pytest.raises(SegmentDamaged):
+        read_trailer(path)
+
+
+@pytest.mark.parametrize("cut", [1, 80, 81, 250])
+def test_a_start_behind_a_cut_segment(directory: Path, cut: int) -> None:
+    """What is readable counts, so that no number is given again; the open segment is sealed all the same."""
+    path = sealed(directory, 1, 3)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert last_seq(directory, NODE) == (30 if cut <= 80 else 20)
+    following = Segment(directory, NODE, 31, 30)
+    following.append(lines(31, 10), 40)
+    following.leave()
+    assert recover(directory, NODE) == set(range(31, 41))
+    seal_recovered(directory, NODE, NOW_MS)
+    assert [read_all(each) for each in sealed_segments(directory) if each != path] == [
+        list(range(31, 41))
+    ]
 
 
 @pytest.mark.parametrize("trailers", [True, False])
@@ -95,7 +112,7 @@ def test_a_removed_segment_is_named(directory: Path, trailers: bool) -> None:
     paths = [sealed(directory, first, 1, previous=first - 1) for first in (1, 11, 21)]
     if not trailers:
         for path in paths:
-            path.write_bytes(path.read_bytes()[:-80])
+            path.write_bytes(of_earlier_version(path.read_bytes()))
             assert read_trailer(path).records == 10
     assert list(gaps(directory, {NODE: 30})) == []
     paths[1].unlink()

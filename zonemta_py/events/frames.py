@@ -29,6 +29,14 @@ def make_compressor() -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
 
 
+def has_checksum(data: bytes) -> bool:
+    """Whether the first frame has zstd's checksum. Those of versions that wrote no trailers have none."""
+    try:
+        return bool(zstandard.get_frame_parameters(data).has_checksum)
+    except zstandard.ZstdError:
+        return False
+
+
 def read_frames(data: bytes, path: Path, start: int = 0) -> Iterator[Frame]:
     """The frames of ``data``. Raises SegmentDamaged with the offset of the first that is not whole."""
     at = start

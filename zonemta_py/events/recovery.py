@@ -65,9 +65,18 @@ def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
         name = path.name[1 : -len(".open")]
         before = [p for p in sealed_segments(directory, node) if p.name < f"{name}.jsonl.zst"]
         data = path.read_bytes()
-        trailer = trailer_of(data, path, read_trailer(before[-1]).last if before else 0)
+        trailer = trailer_of(data, path, _last_of(before[-1]) if before else 0)
         _replace(path, data + trailer.pack())
         publish(directory, path, name, now_ms)
+
+
+def _last_of(path: Path) -> int:
+    """The last number of a sealed segment; 0 when it is damaged."""
+    try:
+        return read_trailer(path).last
+    except SegmentDamaged as exc:
+        log.critical("%s", exc)
+        return 0
 
 
 def sealed_seqs(directory: Path, node: str, first: int) -> set[int]:
@@ -105,5 +114,7 @@ def last_seq(directory: Path, node: str) -> int:
         try:
             last = max(last, read_trailer(path).last)
         except SegmentDamaged:
-            last = max(last, int(path.name.partition(".")[0].split("-")[1], 16))
+            first = int(path.name.partition(".")[0].split("-")[1], 16)
+            frames = whole_frames(path.read_bytes(), path)
+            last = max([last, first, *(frame.last for frame in frames)])
     return last

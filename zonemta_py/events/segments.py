@@ -26,7 +26,7 @@ from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import private_directory, sync_directory
-from zonemta_py.events.frames import MAGIC, Frame, make_compressor, read_frames
+from zonemta_py.events.frames import MAGIC, Frame, has_checksum, make_compressor, read_frames
 from zonemta_py.events.index import add_to_index, hashes_in
 
 _TRAILER = struct.Struct("<II8sQQQQ32s")
@@ -170,7 +170,11 @@ def read_trailer(path: Path) -> Trailer:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TRAILER.size))
         _, trailer = _split(file.read())
-    return trailer or trailer_of(path.read_bytes(), path, 0)
+    if trailer is None:
+        data = path.read_bytes()
+        _check_end(data, path)
+        trailer = trailer_of(data, path, 0)
+    return trailer
 
 
 def trailer_of(data: bytes, path: Path, previous: int) -> Trailer:
@@ -195,7 +199,9 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
         raise SegmentDamaged(f"{path}: it is empty", 0)
     if trailer is not None and trailer.records != records:
         raise SegmentDamaged(f"{path}: {records} of {trailer.records} records", len(data))
-    if trailer is not None:
+    if trailer is None:
+        _check_end(data, path)
+    else:
         _check_digest(data, trailer, path)
 
 
@@ -211,7 +217,14 @@ def verify_segment(content: bytes, path: Path) -> Trailer:
     for frame in read_frames(data, path):
         for line in frame.lines.splitlines():
             _record(line, path, frame.start)
+    _check_end(data, path)
     return trailer_of(data, path, 0)
+
+
+def _check_end(data: bytes, path: Path) -> None:
+    """A segment without a trailer is of an earlier version, or was cut behind a frame: what followed is not known."""
+    if has_checksum(data):
+        raise SegmentDamaged(f"{path}: its end is missing", len(data))
 
 
 def _check_digest(data: bytes, trailer: Trailer, path: Path) -> None:
