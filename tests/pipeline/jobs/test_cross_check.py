@@ -1,16 +1,19 @@
 """Every table of a report, compared with what DuckDB counts: 500,000 records with repeats, late and damaged segments."""
 
-import random
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import open_log, report
+from tests.pipeline.campaigns import no_progress, open_log, report
+from tests.pipeline.cross_check_log import UNUSUAL_HOURS, write_log
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS
-from zonemta_py.core.codec import to_json
-from zonemta_py.events.segments import Segment
+from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.rules.templates import masked
 
@@ -19,104 +22,73 @@ duckdb = pytest.importorskip("duckdb")
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RECORDS = 500_000
-FRAME, SEGMENT = 1000, 20_000  # records
-REPEATS = 1000  # 0.2 %
-NODES = ("abcdef", "fedcba")
-DOMAINS = ("gmail.com", "outlook.com", "yahoo.de", "gmx.de", *(f"firm{n}.example" for n in range(400)))
-REPLIES = {
-    "deferred": [(421, "4.7.0", "Too many connections from 10.0.0.{}"), (451, "4.7.1", "Greylisted, try again in {} s"), (0, "4.4.1", "timeout")],
-    "bounced": [(550, "5.1.1", "<user{}@x.example> unknown"), (552, "5.2.2", "mailbox full")],
-    "expired": [(451, "4.4.7", "gave up after attempt {}")],
-}  # fmt: skip
+    from zonemta_py.pipeline.jobs.report import ReportRequest
+
+EVENTS = ("delivered", "deferred", "bounced", "expired")
+COUNTS = ", ".join(f"count(*) FILTER (event = '{name}') AS {name}" for name in EVENTS)
 DIMENSIONS = ("zone", "provider", "domain", "address", "campaign", "tenant")
-COUNTS = ", ".join(
-    f"count(*) FILTER (event = '{name}') AS {name}" for name in ("delivered", "deferred", "bounced", "expired")
-)  # fmt: skip
-KINDS = ["delivered"] * 85 + ["deferred"] * 10 + ["bounced"] * 4 + ["expired"]
+BEGINS = datetime.fromtimestamp(HOUR_BEGINS_MS / 1000, UTC)
+WARMUPS = (
+    WarmupSchedule("203.0.113.1", BEGINS.date(), (1000, 30_000, 100_000, 5)),
+    WarmupSchedule("203.0.113.2", BEGINS.date(), (10, 100_000), "google"),
+)
+PLANNED, COMPLAINED = 3000, 300  # recipients of a campaign of their own; of these, who complain
+UNUSUAL = f"""
+    WITH hours AS (
+        SELECT provider, hour_s, count(*) AS attempts, {COUNTS} FROM attempts GROUP BY ALL HAVING count(*) >= 50
+    ), rates AS (
+        SELECT provider, hour_s, attempts, 'deferral' AS measure, deferred / attempts AS rate FROM hours
+        UNION ALL SELECT provider, hour_s, attempts, 'bounce', (bounced + expired) / attempts FROM hours
+    ), before AS (
+        SELECT *, list(rate) OVER (PARTITION BY provider, measure ORDER BY hour_s ROWS BETWEEN 168 PRECEDING AND 1 PRECEDING) AS history FROM rates
+    ), medians AS (
+        SELECT *, list_sort(history)[(len(history) - 1) // 2 + 1] AS usual FROM before WHERE len(history) >= 24
+    ), deviations AS (
+        SELECT *, list_sort(list_transform(history, lambda each: abs(each - usual)))[(len(history) - 1) // 2 + 1] AS mad FROM medians
+    ), scores AS (
+        SELECT *, (rate - usual) / greatest(1.4826 * mad, sqrt(usual * (1 - usual) / attempts), 0.01) AS score FROM deviations
+    ) SELECT provider, hour_s, measure, attempts, rate, usual, score FROM scores WHERE abs(score) >= 4 ORDER BY ALL
+"""
 
 
-def record(rng: random.Random, node: str, seq: int) -> dict[str, Any]:
-    """One event; one in fifty is no attempt."""
-    time_ms = HOUR_BEGINS_MS + rng.randrange(72 * HOUR_MS)
-    common = {
-        "node": node,
-        "seq": seq,
-        "position": rng.randrange(3),
-        "time_ms": time_ms,
-        "message": f"{seq:024x}",
-    }
-    if rng.random() < 0.02:
-        return {
-            **common,
-            "event": "accepted",
-            "recipients": [{"index": 0, "recipient": "r@x.example", "zone": "z"}],
-        }
-    event = rng.choice(KINDS)
-    code, status, text = (250, "2.0.0", "Ok {}") if event == "delivered" else rng.choice(REPLIES[event])
-    domain = DOMAINS[min(int(rng.expovariate(1 / 40)), len(DOMAINS) - 1)]
-    return {
-        **common, "event": event, "index": 0, "recipient": f"u{seq}@{domain}", "zone": f"z{seq % 3}", "domain": domain,
-        "sender": "s@example.com", "submitter": "u", "tenant": rng.choice(["", "acme"]), "campaign": rng.choice(["", "june", "july"]),
-        "tags": rng.choice([[], ["sale"], ["sale", "shoes"]]), "attempt": 1, "created_ms": time_ms - int(rng.expovariate(1e-5)),
-        "phase": "dot", "code": code, "status": status, "reply": text.format(rng.randrange(10_000)), "mx": "m", "mx_ip": "192.0.2.1",
-        "source_ip": f"203.0.113.{seq % 4}", "tls": True, "duration_ms": 7,
-        "provider": rng.choice(["", "google", f"mx.{domain}"]) if domain.endswith(".example") else "",
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class CrossCheck:
+    """An event log, what DuckDB has read of it, and the complete report."""
+
+    events: Path
+    output: Path
+    connection: Any
+    sums: dict[str, Any]
+
+    def counted(self, query: str) -> list[tuple[Any, ...]]:
+        return sorted(self.connection.execute(query).fetchall())
 
 
-def write_log(directory: Path) -> list[bytes]:
-    """Segments by the relay's own writer; returns the lines that can be read, each once."""
-    rng = random.Random(5)
-    readable: list[bytes] = []
-    for node in NODES:
-        for number, first in enumerate(range(1, RECORDS // len(NODES), SEGMENT)):
-            frames = [
-                [(seq, to_json(record(rng, node, seq)) + b"\n") for seq in range(start, start + FRAME)]
-                for start in range(first, first + SEGMENT, FRAME)
-            ]
-            sealed_ms = (
-                HOUR_BEGINS_MS + 72 * HOUR_MS + (number % 4 == 3) * 240 * HOUR_MS
-            )  # some come late
-            path = write_frames(directory, node, frames, sealed_ms)
-            lost = _damage(path, number)
-            readable += [line for n, frame in enumerate(frames) if n not in lost for _, line in frame]
-            if number == 2:  # again, with two other borders
-                again = [frames[1][-REPEATS // 4 :], *frames[2:3]]
-                write_frames(directory / "again", node, again, sealed_ms)
-                _move_into(directory, directory / "again")
-    return readable
+def request(events: Path, output: Path, **changes: Any) -> "ReportRequest":
+    from zonemta_py.pipeline.jobs.report import ReportRequest
+
+    settings: dict[str, Any] = {"plans": (), "warmups": WARMUPS, **changes}
+    return ReportRequest(str(events), output=str(output), **settings)
 
 
-def write_frames(directory: Path, node: str, frames: list[list[tuple[int, bytes]]], now_ms: int) -> Path:
-    first = frames[0][0][0]
-    segment = Segment(directory, node, first, first - 1)
-    for frame in frames:
-        segment.append(b"".join(line for _, line in frame), frame[-1][0])
-    path = segment.seal(now_ms)
-    assert path is not None
-    return path
-
-
-def _move_into(directory: Path, other: Path) -> None:
-    for path in list(other.rglob("*.jsonl.zst")):
-        target = directory / path.relative_to(other)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
-
-
-def _damage(path: Path, number: int) -> set[int]:
-    """Damage the fifth and the sixth segment of a node; returns which frames cannot be read."""
-    content = bytearray(path.read_bytes())
-    if number == 5:
-        del content[-200:]  # the trailer, and the end of the last frame
-        path.write_bytes(content)
-        return {SEGMENT // FRAME - 1}
-    if number == 6:
-        content[100] ^= 0xFF
-        path.write_bytes(content)
-        return {0}
-    return set()
+@pytest.fixture(scope="module")
+def checked(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> CrossCheck:
+    """The log is written by the relay's own writer."""
+    directory = tmp_path_factory.mktemp("cross-check")
+    events = directory / "events"
+    (directory / "unique.jsonl").write_bytes(b"".join(write_log(events)))
+    assert len(open_log(spark, events).damaged) == 4
+    connection = duckdb.connect()
+    connection.create_function("provider_of", provider_of, ["VARCHAR"], "VARCHAR")
+    connection.create_function("masked", masked, ["VARCHAR"], "VARCHAR")
+    connection.execute(f"""
+        CREATE TABLE attempts AS SELECT * EXCLUDE (provider), coalesce(nullif(provider, ''), provider_of(domain)) AS provider, source_ip AS address,
+            time_ms // {HOUR_MS} * {HOUR_MS // 1000} AS hour_s, time_ms // {24 * HOUR_MS} AS day_number
+        FROM read_json('{directory}/unique.jsonl', format = 'newline_delimited', union_by_name = true, sample_size = -1)
+        WHERE event IN {EVENTS}
+    """)
+    sums = report(spark, request(events, directory / "report"))
+    return CrossCheck(events, directory / "report", connection, sums)
 
 
 def rows_of(table: Any, *names: str) -> Iterator[tuple[Any, ...]]:
@@ -124,53 +96,20 @@ def rows_of(table: Any, *names: str) -> Iterator[tuple[Any, ...]]:
         yield tuple(row)
 
 
-def test_every_table(spark: "SparkSession", tmp_path: Path) -> None:
-    from zonemta_py.pipeline.jobs.report import ReportRequest
-
-    events, output = tmp_path / "events", tmp_path / "report"
-    (tmp_path / "unique.jsonl").write_bytes(b"".join(write_log(events)))
-    log = open_log(spark, events)
-    assert len(log.damaged) == 4
-    sums = report(spark, ReportRequest(str(events), (), str(output)))
-    connection = duckdb.connect()
-    connection.create_function("provider_of", provider_of, ["VARCHAR"], "VARCHAR")
-    connection.create_function("masked", masked, ["VARCHAR"], "VARCHAR")
-    connection.execute(f"""
-        CREATE TABLE attempts AS SELECT * EXCLUDE (provider), coalesce(nullif(provider, ''), provider_of(domain)) AS provider, source_ip AS address,
-            time_ms // {HOUR_MS} * {HOUR_MS // 1000} AS hour_s, time_ms // {24 * HOUR_MS} AS day_number
-        FROM read_json('{tmp_path}/unique.jsonl', format = 'newline_delimited', union_by_name = true, sample_size = -1)
-        WHERE event IN ('delivered', 'deferred', 'bounced', 'expired')
-    """)
-    counted = connection.execute(f"SELECT {COUNTS} FROM attempts").fetchone()
-    assert tuple(sums[name] for name in ("delivered", "deferred", "bounced", "expired")) == counted
-    _check_rates(spark.read.parquet(f"{output}/rates"), connection)
-    for name, keys in (("hours", "hour_s, zone"), ("days", "day_number, address, provider")):
-        expected = connection.execute(
-            f"SELECT {keys}, {COUNTS} FROM attempts GROUP BY {keys}"
-        ).fetchall()
-        table = spark.read.parquet(f"{output}/{name}")
-        time = "unix_seconds(hour) AS hour_s" if name == "hours" else "unix_date(day) AS day_number"
-        found = table.selectExpr(time, "*")
-        assert sorted(
-            rows_of(found, *keys.split(", "), "delivered", "deferred", "bounced", "expired")
-        ) == sorted(expected)
-    keys = "provider, event, phase, code, status, masked(reply) AS kind"
-    expected = connection.execute(
-        f"SELECT {keys}, count(*) FROM attempts WHERE event <> 'delivered' GROUP BY ALL"
-    ).fetchall()
-    replies = spark.read.parquet(f"{output}/replies")
-    assert sorted(
-        rows_of(replies, "provider", "event", "phase", "code", "status", "kind", "count")
-    ) == sorted(expected)
+def test_rates(spark: "SparkSession", checked: CrossCheck) -> None:
+    counted = checked.connection.execute(f"SELECT {COUNTS} FROM attempts").fetchone()
+    assert tuple(checked.sums[name] for name in EVENTS) == counted
+    check_rates(spark.read.parquet(f"{checked.output}/rates"), checked.connection)
 
 
-def _check_rates(table: Any, connection: Any) -> None:
+def check_rates(table: Any, connection: Any, campaign: str = "campaign") -> None:
     """Counts are equal; quantiles differ by the width of a bucket at most."""
     selects = [
         "SELECT 'all' AS dimension, '' AS value, * FROM attempts",
         "SELECT 'tag', unnest(tags), * FROM attempts",
     ]
-    selects += [f"SELECT '{name}', {name}, * FROM attempts" for name in DIMENSIONS]
+    columns = {name: name for name in DIMENSIONS} | {"campaign": campaign}
+    selects += [f"SELECT '{name}', {column}, * FROM attempts" for name, column in columns.items()]
     expected = connection.execute(f"""
         SELECT dimension, value, {COUNTS}, quantile_disc(time_ms - created_ms, [0.5, 0.95, 0.99]) FILTER (event = 'delivered')
         FROM ({" UNION ALL ".join(selects)}) GROUP BY dimension, value
@@ -179,6 +118,139 @@ def _check_rates(table: Any, connection: Any) -> None:
     assert len(found) == len(expected)
     for dimension, value, *counts, ages in expected:
         row = found[dimension, value]
-        assert [row[name] for name in ("delivered", "deferred", "bounced", "expired")] == counts
+        assert [row[name] for name in EVENTS] == counts
         for name, age in zip(("p50_ms", "p95_ms", "p99_ms"), ages or (None,) * 3, strict=True):
             assert row[name] == (age if age is None else pytest.approx(age, rel=1 / 128, abs=1))
+
+
+def test_hours_and_days(spark: "SparkSession", checked: CrossCheck) -> None:
+    for name, keys in (("hours", "hour_s, zone"), ("days", "day_number, address, provider")):
+        time = "unix_seconds(hour) AS hour_s" if name == "hours" else "unix_date(day) AS day_number"
+        found = spark.read.parquet(f"{checked.output}/{name}").selectExpr(time, "*")
+        expected = checked.counted(f"SELECT {keys}, {COUNTS} FROM attempts GROUP BY {keys}")
+        assert sorted(rows_of(found, *keys.split(", "), *EVENTS)) == expected
+
+
+def test_replies(spark: "SparkSession", checked: CrossCheck) -> None:
+    keys = "provider, event, phase, code, status, masked(reply) AS kind"
+    expected = checked.counted(
+        f"SELECT {keys}, count(*) FROM attempts WHERE event <> 'delivered' GROUP BY ALL"
+    )
+    found = spark.read.parquet(f"{checked.output}/replies")
+    names = ("provider", "event", "phase", "code", "status", "kind", "count")
+    assert sorted(rows_of(found, *names)) == expected
+
+
+def test_anomalies(spark: "SparkSession", checked: CrossCheck) -> None:
+    """The two hours in which a provider defers half, and whatever chance made unusual."""
+    expected = checked.counted(UNUSUAL)
+    found = spark.read.parquet(f"{checked.output}/anomalies").selectExpr(
+        "unix_seconds(hour) AS hour_s", "*"
+    )
+    names = ("provider", "hour_s", "measure", "attempts", "rate", "usual", "score")
+    rows = sorted(rows_of(found, *names))
+    assert [row[:4] for row in rows] == [row[:4] for row in expected]
+    for row, other in zip(rows, expected, strict=True):
+        assert row[4:] == pytest.approx(other[4:])
+    named = {(row[1] - HOUR_BEGINS_MS // 1000) // 3600 for row in rows if row[2] == "deferral"}
+    assert named >= set(UNUSUAL_HOURS)
+
+
+def test_warmup(spark: "SparkSession", checked: CrossCheck) -> None:
+    expected = []
+    for schedule in WARMUPS:
+        of_provider = f"AND provider = '{schedule.provider}'" if schedule.provider else ""
+        for day, allowed in schedule.days():
+            sent = checked.connection.execute(
+                f"SELECT count(*) FROM attempts WHERE address = '{schedule.address}' AND day_number = DATE '{day}' - DATE '1970-01-01' {of_provider}"
+            ).fetchone()[0]
+            over = max(0, sent - allowed)
+            expected.append(
+                (day, schedule.address, schedule.provider, allowed, sent, over, sent <= allowed)
+            )
+    found = spark.read.parquet(f"{checked.output}/warmup")
+    names = ("day", "address", "provider", "allowed", "sent", "over", "kept")
+    assert sorted(rows_of(found, *names)) == sorted(expected)
+    assert {row[-1] for row in expected} == {True, False}
+
+
+def complaint(about: str) -> bytes:
+    """A complaint about a message to ``about``, of the first day."""
+    date = format_datetime(BEGINS).encode()
+    return (
+        b"Date: " + date + b'\nContent-Type: multipart/report; report-type=feedback-report; boundary="b"\n\n'
+        b"--b\nContent-Type: message/feedback-report\n\nFeedback-Type: abuse\nOriginal-Rcpt-To: "
+        + about.encode()
+        + b"\n\n--b--\n"
+    )  # fmt: skip
+
+
+def test_plans_and_complaints(spark: "SparkSession", checked: CrossCheck, tmp_path: Path) -> None:
+    """Messages in the ledger of a plan have its campaign; complaints are counted by provider."""
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
+    from zonemta_py.pipeline.spark import tables
+
+    checked.connection.execute(f"""
+        CREATE TABLE planned AS SELECT message, min(recipient) AS recipient, arg_min(domain, recipient) AS domain
+        FROM attempts GROUP BY message ORDER BY message LIMIT {PLANNED}
+    """)
+    sent = checked.counted("SELECT message, recipient FROM planned")
+    plan = tmp_path / "plan"
+    manifest = (1, "planned", "s@example.com", False, 1, 0, PLANNED, PLANNED, 0, 0, 0, PLANNED)
+    of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
+    spark.createDataFrame([manifest], of_version_1).write.parquet(f"{plan}/manifest")
+    rows = [
+        ("planned", f"k{n}", "r:25", to, "accepted", 250, "", [message], False, 1)
+        for n, (message, to) in enumerate(sent)
+    ]
+    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{plan}/ledger/run=1")
+    about = [to for _, to in sent[:COMPLAINED]]
+    mail = tmp_path / "mail" / "new"
+    mail.mkdir(parents=True)
+    for n, to in enumerate([*about, "stranger@nowhere.example"]):
+        (mail / str(n)).write_bytes(complaint(to))
+    read_reports(spark, DsnRequest([str(mail.parent)], [str(plan)], str(tmp_path / "dsn")), no_progress)
+    dsn = [str(tmp_path / "dsn")]
+    made = request(checked.events, tmp_path / "report", plans=[str(plan)], reports=dsn)
+    report(spark, made)
+    campaign = "CASE WHEN message IN (SELECT message FROM planned) THEN 'planned' ELSE campaign END"
+    check_rates(spark.read.parquet(f"{made.output}/rates"), checked.connection, campaign)
+    checked.connection.execute("CREATE TABLE complained (recipient VARCHAR)")
+    checked.connection.executemany("INSERT INTO complained VALUES (?)", [(to,) for to in about])
+    expected = checked.counted("""
+        WITH counts AS (SELECT domain, provider, count(*) AS n FROM attempts GROUP BY ALL),
+        names AS (SELECT domain, provider, row_number() OVER (PARTITION BY domain ORDER BY n DESC, provider) AS nth FROM counts)
+        SELECT provider, count(*) FROM planned SEMI JOIN complained USING (recipient) JOIN names USING (domain) WHERE nth = 1 GROUP BY provider
+    """)
+    found = spark.read.parquet(f"{made.output}/complaints")
+    assert sorted(rows_of(found, "day", "campaign", "provider", "complaints")) == [
+        (BEGINS.date(), "planned", *row) for row in expected
+    ]
+
+
+def test_an_update_and_compacted_events_give_the_same(
+    spark: "SparkSession", checked: CrossCheck, tmp_path: Path
+) -> None:
+    """Segments read in two runs of ``--update``, and the output of ``compact``."""
+    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
+    from zonemta_py.pipeline.jobs.report import update_report
+
+    events, later = tmp_path / "events", tmp_path / "later"
+    shutil.copytree(checked.events, events)
+    for path in sorted(events.rglob("*.jsonl.zst"))[::2]:
+        target = later / path.relative_to(events)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    updated = request(events, tmp_path / "updated")
+    update_report(spark, updated, None, no_progress)
+    shutil.copytree(later, events, dirs_exist_ok=True)
+    update_report(spark, updated, None, no_progress)
+    lake = CompactRequest(str(checked.events), str(tmp_path / "lake"))
+    compact(spark, lake, no_progress)
+    compacted = request(Path(lake.lake), tmp_path / "compacted")
+    report(spark, compacted)
+    for name in ("rates", "hours", "days", "replies", "anomalies", "warmup"):
+        whole = spark.read.parquet(f"{checked.output}/{name}").drop("example")
+        for made in (updated, compacted):
+            other = spark.read.parquet(f"{made.output}/{name}").drop("example")
+            assert whole.exceptAll(other).count() == other.exceptAll(whole).count() == 0, (name, made)

@@ -67,6 +67,25 @@ def test_an_output_that_exists(spark: "SparkSession", tmp_path: Path, job: "Job"
     assert (tmp_path / "out" / "thesis.txt").exists()
 
 
+@pytest.mark.parametrize("job", JOBS, indirect=True)
+def test_a_table(spark: "SparkSession", tmp_path: Path, job: "Job") -> None:
+    """It has the rows that a directory has, and is replaced only with ``--overwrite``."""
+    spark.sql(f"CREATE SCHEMA outputs LOCATION '{tmp_path}/warehouse'")
+    try:
+        first = job("table:outputs.rows")
+        with pytest.raises(LocalError, match=r"table:outputs\.rows: exists.*--overwrite"):
+            job("table:outputs.rows")
+        assert job("table:outputs.rows", overwrite=True) == first
+        job(f"{tmp_path}/out")
+        table, files = spark.table("outputs.rows"), spark.read.parquet(f"{tmp_path}/out")
+        assert table.schema.simpleString() == files.schema.simpleString()
+        assert table.count() == files.count()
+        with pytest.raises(LocalError, match=r"table:nowhere\.rows: there is no schema nowhere"):
+            job("table:nowhere.rows")
+    finally:
+        spark.sql("DROP SCHEMA outputs CASCADE")
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("job", JOBS, indirect=True)
 def test_what_a_killed_run_left_is_replaced(

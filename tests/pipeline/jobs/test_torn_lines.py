@@ -4,6 +4,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.kit.segments import of_earlier_version
 from tests.pipeline.campaigns import no_progress, open_log, report
 from tests.pipeline.segments import HOUR_BEGINS_MS, delivered
 from zonemta_py.core.codec import to_json
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FRAMES, LINES, TORN = 10, 400, 100  # lines and torn lines of each frame
-TRAILER = 80  # bytes
 
 
 def write_torn(directory: Path) -> tuple[Path, bytes]:
@@ -32,7 +32,7 @@ def write_torn(directory: Path) -> tuple[Path, bytes]:
             segment.append(b"".join(line + b"\n" for line in lines), 1 + (begin + LINES - 1) // 4)
         path = segment.seal(HOUR_BEGINS_MS)
         assert path is not None
-        found.append(path.read_bytes()[:-TRAILER])
+        found.append(of_earlier_version(path.read_bytes()))
         path.unlink()
     path.write_bytes(found[0])
     return path, found[1]

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.kit.segments import of_earlier_version
 from tests.pipeline.campaigns import open_log, report
 from tests.pipeline.segments import HOUR_BEGINS_MS, LENGTH, delivered, write_log, write_segment
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
@@ -62,11 +63,15 @@ def test_flipped_and_missing(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_a_segment_without_a_trailer(spark: "SparkSession", tmp_path: Path) -> None:
-    """Of an earlier version: its frames and records are read instead."""
+    """Of an earlier version: its frames and records are read instead. One of this version was cut."""
     first, second = write_log(tmp_path, 2)
-    trailer = 80
-    first.write_bytes(first.read_bytes()[:-trailer])
+    trailer, whole = 80, first.read_bytes()
+    first.write_bytes(of_earlier_version(whole))
     assert damage(spark, tmp_path) == []
+    first.write_bytes(whole[:-trailer])
+    [problem] = damage(spark, tmp_path)
+    assert problem.endswith(f"{first.name}: its end is missing; {LENGTH} of its records are read")
+    first.write_bytes(whole)
     second.write_bytes(second.read_bytes()[: -trailer - 3])
     [problem] = damage(spark, tmp_path)
     assert f"{second.name}: damaged at byte " in problem
@@ -208,7 +213,7 @@ def test_files_are_listed_as_spark_does(
 ) -> None:
     """The same paths and lengths, also of a relative directory; a segment that was read is not read again."""
     from zonemta_py.pipeline.rules.coverage import Coverage
-    from zonemta_py.pipeline.spark import event_log, listing
+    from zonemta_py.pipeline.spark import event_log, listing, segment_files
 
     log = tmp_path / "a log"
     write_log(log)
@@ -219,8 +224,8 @@ def test_files_are_listed_as_spark_does(
     for path in (str(log), relative, f"{log}/../a log", f"{log}/"):
         files = listing.local_files(spark, path)
         with monkeypatch.context() as patched:
-            patched.setattr(event_log, "local_files", lambda *_: None)
-            assert event_log._lengths(spark, path) == files
+            patched.setattr(segment_files, "local_files", lambda *_: None)
+            assert segment_files.segment_lengths(spark, path) == files
         assert len(files or ()) == 4
         first = event_log.open_log(spark, path)
         again = event_log.open_log(spark, path, first.read or Coverage(), first.names)

@@ -64,7 +64,7 @@ def anomaly(
     from zonemta_py.pipeline.spark.event_log import damage_counts
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
 
-    with spark.job(events) as (session, progress):
+    with spark.job(events, light=True, deferred=True) as (session, progress):
         request = AnomalyRequest(spark.log, AnomalyThresholds(**thresholds), output, overwrite)
         rows = find_anomalies(session, request, progress)
     for row in rows:

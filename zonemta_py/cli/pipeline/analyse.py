@@ -79,7 +79,7 @@ def report(
     keeps_state = update or every_s is not None
     unopened = None if keeps_state else request.events
     # With plans Spark joins their campaigns.
-    with spark.job(unopened, light=not request.plans) as (session, progress):
+    with spark.job(unopened, light=not request.plans, deferred=not request.plans) as (session, progress):
         if keeps_state:
             sums, spark.log = update_report(session, request, every_s, progress)
         else:
@@ -146,8 +146,8 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--output",
-    metavar="DIRECTORY",
-    help="Also write every recipient with its outcome into this directory, as Parquet.",
+    metavar="DIRECTORY|table:NAME",
+    help="Also write every recipient with its outcome into this directory, as Parquet, or to a table of a catalog of the session.",
 )
 @overwrite_option
 @spark_options

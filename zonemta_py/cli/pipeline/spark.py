@@ -38,7 +38,9 @@ EXIT_DAMAGED = 3  # done, with what can be read of a damaged event log
 MISSING_SPARK = "the pipeline needs Spark: pip install '.[pipeline]' in a checkout of zonemta_py, and Java 17 or newer"
 
 rows_option = click.option(
-    "--output", metavar="DIRECTORY", help="Also write the rows into this directory, as Parquet."
+    "--output",
+    metavar="DIRECTORY|table:NAME",
+    help="Also write the rows into this directory, as Parquet, or to a table of a catalog of the session, such as table:lake.mail.hours.",
 )
 overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace the output of an earlier run."
@@ -87,18 +89,26 @@ class SparkOptions:
 
     @contextmanager
     def job(
-        self, events: str | None = None, *, light: bool = False
+        self, events: str | None = None, *, light: bool = False, deferred: bool = False
     ) -> "Iterator[tuple[SparkSession, Progress]]":
         """Yields a Spark session and a function that shows the current step; stops the session at the end.
 
-        The event log ``events`` is verified first. ``light``: of ``open_session``. Raises LocalError when Spark does not start.
+        The event log ``events`` is verified first. ``light``: of ``open_session``. ``deferred``: Spark starts when it is needed.
+        Raises LocalError when it does not start.
         """
+        from zonemta_py.pipeline.spark.deferred_session import DeferredSession
         from zonemta_py.pipeline.spark.event_log import open_log
-        from zonemta_py.pipeline.spark.session import open_session
+        from zonemta_py.pipeline.spark.session import is_connect, open_session
 
         with step_shower() as progress:
-            progress("starting Spark")
-            session = open_session(self.master, self.heap, light=light, **self.settings)
+
+            def opened() -> "SparkSession":
+                progress("starting Spark")
+                return open_session(self.master, self.heap, light=light, **self.settings)
+
+            session: Any = (
+                DeferredSession(opened) if deferred and not is_connect(self.master) else opened()
+            )
             try:
                 if events is not None:
                     progress("verifying the event log")

@@ -5,21 +5,18 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from zonemta_py.pipeline.spark.arrow_files import write_table
 from zonemta_py.pipeline.spark.attempts import attempt_sums
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.storage import SUCCESS, prepare_rows, write_text
+from zonemta_py.pipeline.spark.rows_output import RowsOutput
 from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, explained, unusual_hours
 from zonemta_py.pipeline.transforms.sums import part_of
-
-FILE = "rows.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalyRequest:
-    """``output``: a directory for the rows as Parquet, or None."""
+    """``output``: for the rows, see ``RowsOutput``."""
 
     log: EventLog
     thresholds: AnomalyThresholds
@@ -31,16 +28,13 @@ def find_anomalies(
     spark: SparkSession, request: AnomalyRequest, progress: Progress
 ) -> list[dict[str, Any]]:
     """The anomalies, latest first. Raises LocalError."""
-    if request.output is not None:
-        prepare_rows(spark, request.output, overwrite=request.overwrite)
+    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
     progress("comparing hours")
     with spark_errors(request.log.path):
         sums = attempt_sums(spark, request.log)
     unusual = unusual_hours(part_of(sums, "provider_hours"), request.thresholds)
     found = explained(unusual, part_of(sums, "replies"))
-    if request.output is not None:
-        write_table(spark, f"{request.output}/{FILE}", found)
-        write_text(spark, f"{request.output}/{SUCCESS}", "")
+    output.write(found)
     rows: list[dict[str, Any]] = found.to_pylist()
     rows.sort(key=lambda row: (row["provider"], row["measure"]))
     return sorted(rows, key=lambda row: row["hour"], reverse=True)

@@ -186,7 +186,7 @@ def _write(spark: SparkSession, log: EventLog, staged: str) -> int:
     directory = Path(staged).absolute()
     codec = str(spark.conf.get("spark.sql.parquet.compression.codec")).lower()
     convert = partial(_convert, log.parts or {}, directory, CODECS.get(codec, codec))
-    files = {row["path"]: row["rows"] for row in log.contents(spark).mapInArrow(convert, _FILE).collect()}  # fmt: skip
+    files = {row["path"]: row["rows"] for row in log.rows_of(spark, convert, _FILE)}
     missing = [path for path in files if not (directory / path).is_file()]
     if missing:
         raise LocalError(

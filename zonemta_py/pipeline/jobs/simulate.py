@@ -42,7 +42,7 @@ from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.storage import SUCCESS, names_in, prepare_rows, remove
+from zonemta_py.pipeline.spark.rows_output import RowsOutput
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.transforms.load import peer_answers, peer_model, planned_load, recorded_load
 from zonemta_py.pipeline.transforms.recorded_replies import (
@@ -82,7 +82,7 @@ class SimulateRequest:
 
     ``per_s``: recipients per second at which the plan is submitted; None: all at once. ``relay_limit_per_s``: the
     maximum of transactions per second that the relay itself can do, or None. ``begins_ms``: when the mail begins (unix
-    ms), for schedules of days; None: when it did, a plan now. ``output``: a directory, or None.
+    ms), for schedules of days; None: when it did, a plan now. ``output``: see ``RowsOutput``.
     """
 
     log: EventLog
@@ -107,8 +107,7 @@ def simulate_scenarios(
     spark: SparkSession, request: SimulateRequest, progress: Progress
 ) -> list[dict[str, Any]]:
     """A row of PREDICTION for each zone of each scenario. Raises LocalError."""
-    output = request.output
-    mode = prepare_rows(spark, output, overwrite=request.overwrite) if output is not None else None
+    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
     events = read_events(spark, request.log)
     with spark_errors(request.log.path):
         progress("computing the model of the peers")
@@ -121,13 +120,9 @@ def simulate_scenarios(
             .groupBy("scenario")
             .applyInArrow(_simulate_scenario(request, recorded), PREDICTION)
         )
-        if output is not None:
-            rows.write.parquet(output, mode)
-            rows = spark.read.parquet(output)
-        found = [row.asDict() for row in rows.orderBy("scenario", "zone").collect()]
+        found = [row.asDict() for row in output.written(rows).orderBy("scenario", "zone").collect()]
     if not found:
-        if output is not None and names_in(spark, output):
-            remove(spark, f"{output}/{SUCCESS}")
+        output.discard()
         raise LocalError(f"{request.plan or request.log.path}: there is no mail to simulate")
     return found
 

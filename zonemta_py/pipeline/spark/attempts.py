@@ -5,6 +5,7 @@ A task returns its sums as blocks of Arrow's own format: Spark would copy each v
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -27,15 +28,18 @@ def attempt_sums(spark: SparkSession, log: EventLog, campaigns: DataFrame | None
 
     ``campaigns`` maps ``message`` to ``campaign``; other messages have that of their X-Campaign.
     """
-    blocks = _blocks(spark, log, campaigns).collect() if log.is_compacted or log.segments else []
+    blocks: Sequence[Mapping[str, Any]] = ()
+    if log.is_compacted or (log.segments and campaigns is not None):
+        blocks = [row.asDict() for row in _joined(spark, log, campaigns).collect()]
+    elif log.segments:
+        # Spark would decode each event, and hand it to Python again.
+        blocks = log.rows_of(spark, partial(_sum_segments, log.parts or {}), _BLOCK)
     parts = [pa.ipc.open_stream(row["block"]).read_all() for row in blocks]
     return add_sums(pa.concat_tables(parts)) if parts else SUMS.empty_table()
 
 
-def _blocks(spark: SparkSession, log: EventLog, campaigns: DataFrame | None) -> DataFrame:
-    if not log.is_compacted and campaigns is None:
-        # Spark would decode each event, and hand it to Python again.
-        return log.contents(spark).mapInArrow(partial(_sum_segments, log.parts or {}), _BLOCK)
+def _joined(spark: SparkSession, log: EventLog, campaigns: DataFrame | None) -> DataFrame:
+    """The blocks of events that Spark reads, each with the campaign of its plan."""
     rows = read_events(spark, log).where(F.col("event").isin(*ATTEMPTS))
     tags = F.coalesce(F.from_json("tags", "array<string>"), F.array().cast("array<string>"))
     attempts = rows.select(

@@ -6,14 +6,14 @@ first, by tasks, and the damaged ones are read frame by frame, also behind the d
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
@@ -23,21 +23,27 @@ from zonemta_py.events.log import missing_between
 from zonemta_py.events.segments import Trailer, verify_segment, whole_frames
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
 from zonemta_py.pipeline.rules.torn_lines import whole_groups, whole_lines
-from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.listing import local_files
+from zonemta_py.pipeline.spark.deferred_session import is_deferred
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import TABLE
 from zonemta_py.pipeline.spark.quarantine import Damage, read_quarantine
 from zonemta_py.pipeline.spark.read_state import ReadState, names_read, read_state
+from zonemta_py.pipeline.spark.segment_files import (
+    OF_SEGMENTS,
+    name_of,
+    read_here,
+    segment_lengths,
+)
 from zonemta_py.pipeline.spark.tables import record_batch
 
 EVENTS, READ = (
     "events",
     "read",
 )  # in the output of ``compact``: the Parquet files, and what has been read
-GLOB = "*.jsonl.zst"
-# Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
-OF_SEGMENTS = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
+SMALL_BYTES = 16 << 20  # of segments that are read in this process, before a session has started
 PATHS_MAX = 1000  # that are named to Spark one by one; else it lists the directory and filters
+
+Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]  # of ``mapInArrow``
 
 _NAME = re.compile(r"([^-.]+)-([0-9a-f]{16})(?=[-.])")
 _NUMBERS = ("at", "records", "previous", "first", "last")
@@ -55,7 +61,7 @@ class EventLog:
 
     ``read``: what is read when this is. ``known``: how many other segments there are, with nothing new. ``names``: those that were
     verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are
-    no segments, and what ``compact`` found in them is known if ``is_verified``.
+    no segments, and what ``compact`` found in them is known if ``is_verified``. ``is_small``: the segments are read in this process.
     """
 
     path: str
@@ -68,14 +74,24 @@ class EventLog:
     names: Sequence[str] = ()
     is_compacted: bool = False
     is_verified: bool = True
+    is_small: bool = False
 
     @property
     def damaged(self) -> list[str]:
         """The paths of the damaged segments."""
         return [each.path for each in self.damage if each.path]
 
+    def rows_of(
+        self, spark: SparkSession, function: Mapper, schema: StructType
+    ) -> list[Mapping[str, Any]]:
+        """What ``function`` makes of batches of ``path`` and ``content`` (bytes) of the segments. Raises LocalError."""
+        if self.is_small:
+            return [row for batch in function(read_here(self.segments)) for row in batch.to_pylist()]
+        rows = self.contents(spark).mapInArrow(function, schema).collect()
+        return [row.asDict() for row in rows]
+
     def contents(self, spark: SparkSession) -> DataFrame:
-        """``path`` and ``content`` (bytes) of the segments."""
+        """``path`` and ``content`` of the segments."""
         reader = spark.read.format("binaryFile").options(**OF_SEGMENTS)
         if len(self.segments) <= PATHS_MAX and self.known:
             return reader.load(list(self.segments)).select("path", "content")
@@ -103,13 +119,14 @@ def open_log(
     if path.startswith(TABLE):
         return EventLog(path, is_compacted=True, is_verified=False)
     with spark_errors(path):
-        lengths = _lengths(spark, path)
+        lengths = segment_lengths(spark, path)
         if lengths is None:
             return _compacted(spark, path)
         found = {each: name_of(each, length) for each, length in lengths.items()}
         new = [each for each, name in found.items() if name not in names]
-        listed = EventLog(path, new, known=len(found) - len(new))
-        rows: list[Row] = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
+        is_small = is_deferred(spark) and sum(lengths[each] for each in new) <= SMALL_BYTES
+        listed = EventLog(path, new, known=len(found) - len(new), is_small=is_small)
+        rows = listed.rows_of(spark, _verified, _SEGMENT) if new else []
     damage: list[Damage] = []
     parts: dict[str, Sequence[Range]] = {}
     records = 0
@@ -132,7 +149,10 @@ def open_log(
     damage += map(Damage, _gaps(path, found, _with_damaged(read, rows)))
     segments = [row["path"] for row in rows if parts.get(row["path"], True)]
     whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
-    return EventLog(path, segments, parts, read, damage, records, len(found) - len(segments), whole)
+    return replace(
+        listed, segments=segments, parts=parts, read=read, damage=damage, records=records,
+        known=len(found) - len(segments), names=whole,
+    )  # fmt: skip
 
 
 def open_unread(spark: SparkSession, events: str, directory: str, state: ReadState) -> EventLog:
@@ -145,7 +165,7 @@ def open_unread(spark: SparkSession, events: str, directory: str, state: ReadSta
     return log
 
 
-def _with_damaged(read: Coverage, rows: Sequence[Row]) -> Coverage:
+def _with_damaged(read: Coverage, rows: Sequence[Mapping[str, Any]]) -> Coverage:
     """``read``, and all between the ends of each damaged segment: what is missing there is no gap besides."""
     found = Coverage(read.ranges)
     for row in rows:
@@ -179,36 +199,6 @@ def _gaps(path: str, segments: Iterable[str], read: Coverage) -> Iterator[str]:
             behind = named[at][2] if at < len(named) and named[at][:2] <= (node, last) else path
             listed.append((Trailer(0, 0, first, last), Path(behind)))
         yield from missing_between(node, listed)
-
-
-def _lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
-    """The length of each segment, by its path; None for an event log that is Parquet. Raises LocalError."""
-    files = local_files(spark, path)
-    if files is not None:
-        if any(each.endswith(".parquet") for each in files):
-            return None
-        return {each: length for each, length in files.items() if each.endswith(GLOB[1:])}
-    try:
-        if is_parquet(spark, path):
-            return None
-        segments = analysed(spark.read.format("binaryFile").options(**OF_SEGMENTS).load(path))
-        return {row["path"]: row["length"] for row in segments.select("path", "length").collect()}
-    except AnalysisException as exc:
-        raise LocalError(f"{path}: no event log here: {error_line(str(exc))}") from exc
-
-
-def is_parquet(spark: SparkSession, path: str) -> bool:
-    """Whether there is a Parquet file in ``path``; reads one footer."""
-    try:
-        analysed(spark.read.options(**{**OF_SEGMENTS, "pathGlobFilter": "*.parquet"}).parquet(path))
-    except AnalysisException:
-        return False
-    return True
-
-
-def name_of(path: str, length: int) -> str:
-    """What distinguishes a segment from others, and from itself before it was restored."""
-    return f"{path.rpartition('/')[2]} {length}"
 
 
 def _verified(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

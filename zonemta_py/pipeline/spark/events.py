@@ -21,9 +21,10 @@ from pyspark.sql.types import (
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events.schema import EVENTS
-from zonemta_py.pipeline.spark.event_log import OF_SEGMENTS, EventLog, part_lines
+from zonemta_py.pipeline.spark.event_log import EventLog, part_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
 from zonemta_py.pipeline.spark.lists import TABLE
+from zonemta_py.pipeline.spark.segment_files import OF_SEGMENTS
 from zonemta_py.pipeline.transforms.times import quoted
 
 IDENTITY = ("node", "seq", "position", "event")  # columns that every event has

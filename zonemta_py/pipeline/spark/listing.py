@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from zonemta_py.pipeline.spark.deferred_session import DeferredSession
 from zonemta_py.pipeline.spark.storage import is_url
 
 HIDDEN = ("_", ".")  # names that Spark leaves out, too
@@ -16,7 +17,7 @@ def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
 
     Over Spark Connect the directory is one of the server.
     """
-    if is_url(path) or not hasattr(spark, "_jvm") or not Path(path).is_dir():
+    if is_url(path) or not _is_here(spark) or not Path(path).is_dir():
         return None
     found: dict[str, int] = {}
     for parent, directories, names in os.walk(os.path.abspath(path)):  # noqa: PTH100  # as Hadoop does: .. is removed, links stay
@@ -31,7 +32,11 @@ def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
 
 def local_size_bytes(spark: SparkSession, path: str) -> int | None:
     """The size of a file, or of the files below a directory; None when it is not on this machine."""
-    if not is_url(path) and hasattr(spark, "_jvm") and Path(path).is_file():
+    if not is_url(path) and _is_here(spark) and Path(path).is_file():
         return Path(path).stat().st_size
     files = local_files(spark, path)
     return None if files is None else sum(files.values())
+
+
+def _is_here(spark: SparkSession) -> bool:
+    return isinstance(spark, DeferredSession) or hasattr(spark, "_jvm")

@@ -1,0 +1,152 @@
+"""docs/pipeline.md from its first command to its last, in an empty directory, as its reader would do it."""
+
+import mailbox
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from tests.kit.deadlines import until_blocking
+from tests.kit.servers import free_port
+from tests.pipeline.campaigns import suppressed
+from tests.pipeline.jobs.test_dsn import bounce
+from zonemta_py.cli.main import main
+from zonemta_py.events.segments import read_segment, sealed_segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
+PROGRAM = Path(sys.executable).with_name("zonemta")
+ELSEWHERE = "pip install"  # of the first block, which the tests of the package run
+MAILBOX = "/var/mail/bounces"
+# Files of the reader, for the section about simulations.
+OWN = {
+    "shaping.yaml": "rules: []\n",
+    "shaping-new.yaml": "rules: [{name: slow, class: blocked, action: lower_rate, to: 50%, for: 1h}]\n",
+    "warmup-december.yaml": "- {address: 127.0.0.1, begins: 2026-12-01, daily: [100, 1000]}\n",
+}
+POOLS = "pools: {default: [{address: 127.0.0.1}]}\n"
+
+
+def blocks(text: str) -> list[str]:
+    """The blocks of commands, with what stands for the options of a plan in its place."""
+    options = re.search(r"\(`…` is `(.+?)`\.\)", text)
+    assert options
+    found = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [block.replace("…", options[1]) for block in found if not block.startswith(ELSEWHERE)]
+
+
+class Reader:
+    """Runs the commands; those of the pipeline in the session of all tests."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.outputs: dict[str, str] = {}  # by command
+        self._background: list[subprocess.Popen[bytes]] = []
+
+    def run(self, block: str) -> None:
+        script: list[str] = []  # other lines, up to the next command of the pipeline
+        for line in block.splitlines():
+            words = line.split()
+            if words[:2] == ["zonemta", "pipeline"]:
+                self._shell(script)
+                self._pipeline(shlex.split(line, comments=True)[1:])
+            elif words[:1] == ["zonemta"]:
+                self._shell(script)
+                self._start(shlex.split(line, comments=True)[1:])
+            elif words[:1] == ["kill"]:
+                self.close()
+            else:
+                script.append(line)
+        self._shell(script)
+
+    def _shell(self, script: list[str]) -> None:
+        subprocess.run(["bash", "-eu", "-c", "\n".join(script)], cwd=self.directory, check=True)
+        script.clear()
+
+    def _pipeline(self, arguments: list[str]) -> None:
+        # Java was started elsewhere.
+        paths = [
+            str(self.directory / each)
+            if before == "--output" or (self.directory / each).exists()
+            else each
+            for before, each in zip(["", *arguments], arguments, strict=False)
+        ]
+        result = CliRunner().invoke(main, paths)
+        assert result.exit_code == 0, (arguments, result.output)
+        self.outputs[" ".join(arguments)] = result.stdout
+        if arguments[1] == "send":
+            until_blocking(self._is_delivered, "the relay's segments")
+
+    def _is_delivered(self) -> bool:
+        segments = sealed_segments(self.directory / "events")
+        kinds = [event["event"] for path in segments for event in read_segment(path)]
+        return kinds.count("delivered") + kinds.count("bounced") >= 400
+
+    def _start(self, words: list[str]) -> None:
+        assert words[-1] == "&"
+        self._background.append(subprocess.Popen([PROGRAM, *words[:-1]], cwd=self.directory))
+
+    def close(self) -> None:
+        for process in self._background:
+            process.terminate()
+        while self._background:
+            self._background.pop().wait()
+
+
+@pytest.fixture
+def reader(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    monkeypatch.chdir(tmp_path)
+    spark.sql(f"CREATE SCHEMA mail LOCATION '{tmp_path}/warehouse'")
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
+    found = Reader(tmp_path)
+    yield found
+    found.close()
+    spark.sql("DROP SCHEMA mail CASCADE")
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("kept_session")
+def test_every_command(reader: Reader) -> None:
+    text = PAGE.read_text()
+    relay, sink = free_port(), free_port()
+    replaced = {
+        "2525": str(relay), "2526": str(sink), MAILBOX: "mailbox", "lake.mail": "mail",
+    }  # fmt: skip
+    for before, after in replaced.items():
+        assert before in text
+        text = text.replace(before, after)
+    box = mailbox.mbox(reader.directory / "mailbox")
+    box.add(bounce("ann7@example.org"))
+    box.close()
+    first, *others = blocks(text)
+    reader.run(first)
+    own = (reader.directory / "relay.yaml").read_text() + POOLS
+    (reader.directory / "zonemta.yaml").write_text(own)
+    until_blocking(lambda: answers(relay) and answers(sink), "relay and receiver")
+    for block in others:
+        reader.run(block)
+    ran = {" ".join(each.split()[1:2]) for each in reader.outputs}
+    assert ran == {
+        "plan", "send", "resume", "report", "reconcile", "suppress", "segment", "dsn", "compact", "simulate",
+    }  # fmt: skip
+    assert {key for key in suppressed(reader.directory / "bounced.txt") if "gone" in key} == {
+        f"gone{n}@example.net" for n in range(1, 201)
+    }
+    assert "ann7@example.org" in suppressed(reader.directory / "bounced.txt"), "a report by mail"

@@ -1,0 +1,139 @@
+"""A small event log is read without Spark, and gives what Spark's tasks would give."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.pipeline.segments import delivered, write_log, write_segment
+from zonemta_py.cli.main import main
+from zonemta_py.core.errors import LocalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = ("rates", "hours", "days", "replies", "anomalies")
+
+
+@pytest.fixture
+def sessions(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The sessions that commands have opened: that of all tests."""
+    from tests.pipeline.conftest import KeptSession
+    from zonemta_py.pipeline.spark import session
+
+    found: list[object] = []
+
+    def opened(*_: object, **__: object) -> KeptSession:
+        found.append(spark)
+        return KeptSession(spark)
+
+    monkeypatch.setattr(session, "open_session", opened)
+    return found
+
+
+def pipeline(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["pipeline", *map(str, arguments), "--json"])
+
+
+def made(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def write_damaged(directory: Path) -> None:
+    """Segments of which one is cut, one is there twice in part, and one has failures."""
+    cut, *_ = write_log(directory)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    write_segment(directory, "again", [delivered(n) for n in range(35, 45)])
+    failed = {"event": "bounced", "code": 550, "status": "5.1.1"}
+    bounced = [delivered(n, reply=f"no user {n}", **failed) for n in range(100, 130)]
+    write_segment(directory, "later", bounced)
+
+
+@pytest.mark.parametrize("mode", [(), ("--update",)])
+def test_the_same_report(
+    spark: "SparkSession",
+    sessions: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: tuple[str, ...],
+) -> None:
+    """Tables, sums, exit code and quarantine, with a damaged segment and events that are there twice."""
+    from zonemta_py.pipeline.spark import event_log
+
+    events = tmp_path / "events"
+    write_damaged(events)
+    here = pipeline("report", events, "--output", tmp_path / "here", *mode)
+    assert not sessions
+    monkeypatch.setattr(event_log, "SMALL_BYTES", 0)
+    there = pipeline("report", events, "--output", tmp_path / "there", *mode)
+    assert sessions
+    assert here.exit_code == there.exit_code == 3, here.output
+    assert made(here) == made(there)
+    assert made(here)["damaged_segments"] == 1
+    for name in TABLES:
+        one, other = (spark.read.parquet(f"{tmp_path}/{path}/{name}") for path in ("here", "there"))
+        assert one.exceptAll(other).count() == other.exceptAll(one).count() == 0, name
+    quarantines = [tmp_path / path / "quarantine" / "segments.jsonl" for path in ("here", "there")]
+    assert quarantines[0].read_text() == quarantines[1].read_text() != ""
+
+
+def test_updates_in_turn(
+    sessions: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without Spark, one with, and one without again: each event is counted once."""
+    from zonemta_py.pipeline.spark import event_log
+
+    events = tmp_path / "events"
+    for number, small in enumerate((1 << 20, 0, 1 << 20)):
+        monkeypatch.setattr(event_log, "SMALL_BYTES", small)
+        first = 10 * number
+        write_segment(events, f"s{number}", [delivered(n) for n in range(first, first + 10)])
+        result = pipeline("report", events, "--output", tmp_path / "report", "--update")
+        assert (result.exit_code, made(result)["delivered"]) == (0, first + 10), result.output
+    assert len(sessions) == 1
+
+
+def test_anomaly_needs_no_session(sessions: list[object], tmp_path: Path) -> None:
+    write_log(tmp_path / "events")
+    output = tmp_path / "hours"
+    result = pipeline("anomaly", tmp_path / "events", "--output", output)
+    assert result.exit_code == 0, result.output
+    assert (output / "_SUCCESS").exists()
+    assert not sessions
+
+
+def test_a_session_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is that of the command, when the log is too large to do without."""
+    from zonemta_py.pipeline.spark import event_log, session
+
+    def fails(*_: object, **__: object) -> None:
+        raise LocalError("no Java found")
+
+    monkeypatch.setattr(session, "open_session", fails)
+    monkeypatch.setattr(event_log, "SMALL_BYTES", 0)
+    write_log(tmp_path / "events")
+    result = pipeline("report", tmp_path / "events", "--output", tmp_path / "report")
+    assert (result.exit_code, "no Java found" in result.stderr) == (1, True)
+
+
+def test_a_segment_that_is_removed_meanwhile(
+    sessions: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zonemta_py.pipeline.spark import segment_files
+
+    paths = write_log(tmp_path / "events")
+    listed = segment_files.local_files
+
+    def files(*arguments: Any) -> dict[str, int] | None:
+        found = listed(*arguments)
+        paths[1].unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(segment_files, "local_files", files)
+    result = pipeline("report", tmp_path / "events", "--output", tmp_path / "report")
+    assert result.exit_code == 1
+    assert f"{paths[1]}: No such file or directory" in result.stderr
+    assert not sessions
