@@ -11,6 +11,7 @@ SMALL = 50_000  # other domains
 SEGMENT = 180_000  # events: a minute of a busy relay
 FRAME = 500  # events of a write
 TWO_DAYS_MS = 172_800_000
+HOUR_MS = 3_600_000
 NOON_MS = 1_800_000_000_000
 
 
@@ -53,6 +54,23 @@ def write_events(directory: Path, events: int) -> None:
             lines = [to_json(_record(seq, events, rng, refused)) + b"\n" for seq in seqs]
             segment.append(b"".join(lines), seqs[-1])
         segment.seal(NOON_MS + min(events, first + SEGMENT) * TWO_DAYS_MS // events)
+
+
+def write_hours(directory: Path, hours: range, events: int) -> None:
+    """A segment for each hour of ``hours`` since NOON_MS, with ``events`` of that hour."""
+    rng = random.Random(hours.start)
+    refused = {"deferred": [(421, "4.7.0", "Try again later")], "bounced": [(550, "5.1.1", "<{}> no such user here")]}  # fmt: skip
+    for hour in hours:
+        first = 1 + hour * events
+        segment = Segment(directory, "abcdef", first, first - 1)
+        lines = []
+        for seq in range(first, first + events):
+            record = _record(seq, events, rng, refused)
+            at_ms = NOON_MS + hour * HOUR_MS + (seq - first) * HOUR_MS // events
+            record |= {"time_ms": at_ms, "created_ms": at_ms - rng.randrange(60_000)}
+            lines.append(to_json(record) + b"\n")
+        segment.append(b"".join(lines), first + events - 1)
+        segment.seal(NOON_MS + (hour + 1) * HOUR_MS)
 
 
 def _record(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
@@ -20,12 +21,26 @@ def write_table(spark: SparkSession, path: str, table: pa.Table) -> None:
     write_bytes(spark, path, sink.getvalue().to_pybytes())
 
 
-def read_table(
-    spark: SparkSession, path: str, columns: Sequence[str] | None = None, rows: Any = None
+def read_table(spark: SparkSession, path: str) -> pa.Table:
+    """The rows of a file. Raises LocalError."""
+    return _read(path, pa.BufferReader(read_bytes(spark, path)) if is_url(path) else path)
+
+
+def read_tables(
+    spark: SparkSession, paths: Sequence[str], schema: pa.Schema, rows: pc.Expression
 ) -> pa.Table:
-    """The rows of a file; ``rows``: an expression of Arrow, those for which it holds. Raises LocalError."""
-    source = pa.BufferReader(read_bytes(spark, path)) if is_url(path) else path
+    """The columns of ``schema`` of files, one behind the other: the rows for which ``rows`` holds. Raises LocalError."""
+    options = {"columns": schema.names, "filters": rows}
+    if not paths:
+        return schema.empty_table()
+    if not any(map(is_url, paths)):  # Arrow reads several at the same time
+        return _read(paths[0], list(paths), **options).cast(schema)
+    files = ((path, pa.BufferReader(read_bytes(spark, path))) for path in paths)
+    return pa.concat_tables(_read(path, file, **options).cast(schema) for path, file in files)
+
+
+def _read(name: str, source: Any, **options: Any) -> pa.Table:
     try:
-        return pq.read_table(source, columns=columns, filters=rows, partitioning=None)
+        return pq.read_table(source, partitioning=None, **options)
     except (pa.ArrowInvalid, OSError) as exc:
-        raise LocalError(f"{path}: cannot be read: {exc}") from exc
+        raise LocalError(f"{name}: cannot be read: {exc}") from exc

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from zonemta_py.pipeline.spark.arrow_files import read_table, write_table
+from zonemta_py.pipeline.spark.arrow_files import read_table, read_tables, write_table
 from zonemta_py.pipeline.spark.storage import names_in, remove
-from zonemta_py.pipeline.transforms.sums import DAY_MS, SUMS, add_sums, part_of, totals_of
+from zonemta_py.pipeline.transforms.sums import DAY_MS, SUMS, add_sums, part_of, schema_of, totals_of
 
 TOTAL = "total"
 
@@ -54,22 +54,21 @@ class ReportSums:
         return part_of(self._read(TOTAL), part) if TOTAL in self.files else SUMS.empty_table()
 
     def timed(self, parts: Sequence[str], hours: pa.Array | None = None) -> pa.Table:
-        """The rows of parts by hour or day; ``hours``: those of them only. Reads each file once."""
+        """The rows of parts by hour or day, with the columns of these; ``hours``: those of them only. Reads each file once."""
         rows = pc.field("part").isin(list(parts))
         if hours is not None:
             rows &= pc.field("at_ms").isin(hours)
         if self.held is not None:
             return self.held.filter(rows)
         wanted = None if hours is None else {_day(ms) for ms in hours.to_pylist()}
-        found = [
-            self._read(name, rows)
-            for name in sorted(self.files)
-            if name != TOTAL and (wanted is None or name in wanted)
+        names = [
+            name for name in sorted(self.files) if name != TOTAL and (wanted is None or name in wanted)
         ]
-        return pa.concat_tables(found) if found else SUMS.empty_table()
+        paths = [self._path(name, self.files[name]) for name in names]
+        return read_tables(self.spark, paths, schema_of(parts), rows)
 
-    def _read(self, name: str, rows: pc.Expression | None = None) -> pa.Table:
-        return read_table(self.spark, self._path(name, self.files[name]), rows=rows).cast(SUMS)
+    def _read(self, name: str) -> pa.Table:
+        return read_table(self.spark, self._path(name, self.files[name])).cast(SUMS)
 
     def _path(self, name: str, run: int) -> str:
         return f"{self.directory}/{name}.{run}.parquet"

@@ -4,7 +4,7 @@ A row belongs to one ``part``, has the keys of that part (KEYS) and counts; thos
 histogram (``age_bucket``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,14 @@ def add_sums(sums: pa.Table) -> pa.Table:
         else:
             found.append(grouped_sums(part, rows))
     return pa.concat_tables(found) if found else SUMS.empty_table()
+
+
+def schema_of(parts: Collection[str]) -> pa.Schema:
+    """The columns of SUMS that rows of ``parts`` by hour or day have."""
+    names = {"part", *(name for part in parts for name in KEYS[part])}
+    names |= {"count", "example"} if "replies" in parts else set()
+    names |= set(ATTEMPTS) if set(parts) - {"replies"} else set()
+    return pa.schema([each for each in SUMS if each.name in names])
 
 
 def part_of(sums: pa.Table, part: str) -> pa.Table:
