@@ -56,7 +56,8 @@ def hours_table(rows: pa.Table) -> pa.Table:
 def days_table(rows: pa.Table) -> pa.Table:
     """``day``, ``address``, ``provider`` and counts, by day. ``rows``: of the part ``days``."""
     keys = ("address", "provider")
-    ordered = rows.sort_by([(name, "ascending") for name in ("at_ms", *keys)])
+    whole = rows.select(["at_ms", *keys, *ATTEMPTS]).combine_chunks()  # which sorts in half the time
+    ordered = whole.sort_by([(name, "ascending") for name in ("at_ms", *keys)])
     day = pc.divide(ordered.column("at_ms"), DAY_MS).cast(pa.int32()).cast(pa.date32())
     return pa.table({"day": day, **{name: ordered.column(name) for name in (*keys, *ATTEMPTS)}})
 
