@@ -18,6 +18,9 @@ def test_the_data_source(spark: "SparkSession", directory: Path) -> None:
 
     The relay is a process of its own: Spark finds sources by the session of the main thread.
     """
+    from zonemta_py.pipeline.spark.source import ZonemtaSource
+
+    spark.dataSource.register(ZonemtaSource)
     plan_path = personal_plan(spark, directory, 30)
     port = free_port()
     (directory / "z.yaml").write_text(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -25,7 +26,7 @@ from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
-from zonemta_py.pipeline.spark.plain_lists import PlainList, plain_list
+from zonemta_py.pipeline.spark.plain_lists import PlainList, begins_with_rows, plain_list
 from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
@@ -166,7 +167,8 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
         raise LocalError(
             f"{request.source}: no column {request.send_at_column}; columns: {', '.join(columns)}"
         )
-    if not request.source.rstrip("/").endswith(f"/{POSTPONED}") and rows.isEmpty():
+    may_be_empty = request.source.rstrip("/").endswith(f"/{POSTPONED}")
+    if not may_be_empty and not begins_with_rows(request.source) and rows.isEmpty():
         raise LocalError(f"{request.source}: the list is empty")
     return _RecipientList(rows, email, merge_fields)
 
@@ -280,4 +282,6 @@ def _count_envelopes(envelopes: DataFrame, rows_read: int, counts: Mapping[str, 
 
 
 def _write_row(spark: SparkSession, path: str, row: tuple[Any, ...], kind: StructType) -> None:
-    spark.createDataFrame([row], kind).coalesce(1).write.parquet(path)
+    # From a table of Arrow, which needs no Python worker.
+    table = pa.Table.from_batches([tables.record_batch([row], kind)])
+    spark.createDataFrame(table, kind).coalesce(1).write.parquet(path)

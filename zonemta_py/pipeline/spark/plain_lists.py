@@ -117,6 +117,15 @@ def _trimmed(cells: pa.Array) -> pa.Array:
     return pc.utf8_trim(pc.utf8_trim(cells, characters=TRIMMED), characters=BLANKS)
 
 
+def begins_with_rows(source: str) -> bool:
+    """Whether a local CSV file obviously has a row: a second line that is not blank; False is no answer."""
+    path = Path(source)
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return all(file.readline(LINE_MAX).strip() for _ in range(2))
+
+
 def plain_list(path: Path, separator: str, names: Sequence[str], column: str) -> PlainList | None:
     """How to read ``path``, for which Spark has found the columns ``names``; None for a file that Spark has to read.
 

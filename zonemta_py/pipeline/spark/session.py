@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.class_archive import archive_options, directory
 from zonemta_py.pipeline.spark.exceptions import error_line
-from zonemta_py.pipeline.spark.source import ZonemtaSource
 
 LOG_SETTINGS = Path(__file__).parent / "conf" / "log4j2.properties"
 LOG_PROPERTY = "log4j2.configurationFile"
@@ -65,6 +64,8 @@ LOCAL = {
     JAVA_OPTIONS: GARBAGE,
     # What is shuffled goes to the page cache, and from there to the same process.
     "spark.shuffle.compress": "false",
+    # A file of this machine is open at once: a log has a segment for each minute, and a task is for many.
+    "spark.sql.files.openCostInBytes": "262144",
 }
 
 
@@ -100,9 +101,7 @@ def open_session(
     for name, value in chosen.items():
         builder = builder.config(name, value)
     try:
-        spark = builder.getOrCreate()
-        spark.dataSource.register(ZonemtaSource)
-        return spark
+        return builder.getOrCreate()
     except Exception as exc:  # the gateway raises exceptions of many kinds
         raise LocalError(f"Spark does not start on {master}: {error_line(str(exc))}") from exc
 
@@ -122,7 +121,6 @@ def _connect(master: str, settings: Mapping[str, str]) -> SparkSession:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             spark = builder.getOrCreate()
-        spark.dataSource.register(ZonemtaSource)
     except Exception as exc:  # those of gRPC, too
         raise LocalError(f"{master}: no Spark Connect session: {error_line(str(exc))}") from exc
     for each in caught:

@@ -1,6 +1,6 @@
 """The Spark data source ``zonemta``: writes envelopes to relays, reads the queue of a relay.
 
-    spark.dataSource.register(ZonemtaSource)          # ``open_session`` does this
+    spark.dataSource.register(ZonemtaSource)
 
     envelopes.write.format("zonemta").mode("append") \\
         .option("relays", "10.0.0.1:2525 10.0.0.2:2525").option("sender", "news@example.com") \\
