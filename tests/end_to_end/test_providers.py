@@ -203,14 +203,15 @@ async def test_a_blocked_address_is_left_at_once(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("limits", [{"sessions_per_address": 2}, {}], ids=["limits", "free"])
 @pytest.mark.parametrize("processes", PROCESSES)
 async def test_a_greylisted_recipient_keeps_its_address(
-    directory: Path, processes: tuple[int, int]
+    directory: Path, processes: tuple[int, int], limits: dict[str, int]
 ) -> None:
     """A server of which the list knows address, sender and recipient takes the second attempt."""
     async with staged(directory) as stage:
         big = await stage.provider("big", ["d.example"], greylist="200ms")
-        async with relaying(shaped(stage, processes, {"big": {"sessions_per_address": 2}})) as relay:
+        async with relaying(shaped(stage, processes, {"big": limits})) as relay:
             await fill(relay, ["d.example"], MANY)
             await empty(relay)
         kept(big, MANY)
