@@ -14,7 +14,6 @@ from tests.end_to_end.test_providers import (
     PERIOD,
     PROCESSES,
     SLACK,
-    TEXT,
     fill,
     kept,
     shaped,

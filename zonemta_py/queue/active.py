@@ -3,7 +3,8 @@
 Whether a recipient is the last of its message is decided from this count and not from the store, where
 two settles before one commit would both see the other's recipient (decision 7). The count is made when it
 is first needed and kept while the message is leased; recently accepted messages stay within a limit of
-bytes, which saves reading them back.
+bytes, which saves reading them back. Of those that do not the count remains until their first lease: to make it again costs
+three ranges.
 """
 
 import logging
@@ -19,6 +20,7 @@ from zonemta_py.storage.interface import Store, View
 
 OVERHEAD_BYTES = 600  # of one entry, without its header and body
 EVICT_LOOK = 16  # old entries examined to make room for one
+COUNTS_MAX = 50_000  # of messages that no worker has had, and that are not in memory
 UNCOUNTED = 1 << 40  # ``remaining`` of a message whose recipients cannot all be read
 
 log = logging.getLogger(__name__)
@@ -28,10 +30,11 @@ class ActiveMessage:
     """A message in memory.
 
     ``remaining`` counts the recipients that no decision has settled; ``leases`` keep the entry;
-    ``body`` is the whole body or None; ``notes`` are the failures for the report at the end.
+    ``body`` is the whole body or None; ``notes`` are the failures for the report at the end. ``is_new``: since it was
+    accepted nothing has changed.
     """
 
-    __slots__ = ("body", "id", "leases", "mark", "meta", "notes", "remaining")
+    __slots__ = ("body", "id", "is_new", "leases", "mark", "meta", "notes", "remaining")
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class ActiveMessage:
         self.remaining = remaining
         self.notes = list(notes)
         self.leases = 0
+        self.is_new = False
 
     @property
     def size_bytes(self) -> int:
@@ -63,10 +67,7 @@ class ActiveMessages:
         self._limit = limit_bytes
         self._entries: OrderedDict[str, ActiveMessage] = OrderedDict()
         self._size_bytes = 0
-
-    def get(self, message: str) -> ActiveMessage | None:
-        """The entry of ``message``, if there is one."""
-        return self._entries.get(message)
+        self._counts: dict[str, int] = {}  # of the recipients of new messages that were evicted
 
     def add(self, entry: ActiveMessage) -> None:
         """Keep ``entry`` if the limit allows or it is leased; old entries without leases make room."""
@@ -90,16 +91,29 @@ class ActiveMessages:
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
             self._size_bytes -= entry.size_bytes
+            if entry.is_new and entry.remaining and len(self._counts) < COUNTS_MAX:
+                self._counts[entry.id] = entry.remaining
 
-    def load(self, store: Store, message: str) -> ActiveMessage:
-        """Read an entry, with one lease. Raises QueueCorrupt."""
+    def acquire(self, store: Store, message: str) -> ActiveMessage:
+        """The entry of ``message``, which is read if there is none, with one lease more. Raises QueueCorrupt."""
+        entry = self._entries.get(message)
+        if entry is None:
+            entry = self._read(store, message)
+            entry.leases = 1
+            self.add(entry)
+        else:
+            entry.leases += 1
+            entry.is_new = False
+        return entry
+
+    def _read(self, store: Store, message: str) -> ActiveMessage:
+        remaining = self._counts.pop(message, 0)
+        if remaining:
+            return ActiveMessage(message, *read_message(store, message), None, remaining)
         with store.frozen() as view:  # one moment: a wake between two reads would be counted nowhere
             meta, mark = read_message(view, message)
             remaining, notes = count_remaining(view, message, meta.zones)
-        entry = ActiveMessage(message, meta, mark, None, remaining, notes)
-        entry.leases = 1
-        self.add(entry)
-        return entry
+        return ActiveMessage(message, meta, mark, None, remaining, notes)
 
     def set_body(self, entry: ActiveMessage, body: bytes) -> None:
         """Keep the body of ``entry`` in memory while it is leased."""

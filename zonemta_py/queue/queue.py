@@ -230,11 +230,7 @@ class Queue:
 
     def acquire_message(self, message: str) -> ActiveMessage:
         """The entry of ``message`` with one lease more. Raises QueueCorrupt."""
-        active = self._active.get(message)
-        if active is not None:
-            active.leases += 1
-            return active
-        return self._active.load(self.store, message)
+        return self._active.acquire(self.store, message)
 
     def release_message(self, active: ActiveMessage) -> None:
         """A lease of ``active`` has ended and its commit is on disk."""

@@ -1,0 +1,83 @@
+"""The count of a message's recipients: kept in memory for new messages, made from the store for others."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, settle
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue import active
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.queue import Queue
+
+TO = ["a@x.example", "b@x.example", "c@y.example"]
+
+
+def counts_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The messages whose recipients are counted in the store from now on."""
+    found: list[str] = []
+    count = active.count_remaining
+
+    def counted(view: object, message: str, *rest: object) -> object:
+        found.append(message)
+        return count(view, message, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(active, "count_remaining", counted)
+    return found
+
+
+def messages_in(queue: Queue) -> list[bytes]:
+    return list(queue.store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)))
+
+
+async def test_a_new_message_is_not_counted_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is in memory but the count: it ends with its last recipient, and not before."""
+    counted = counts_made(monkeypatch)
+    async with opened(directory, cache=0) as queue:
+        await accept(queue, *TO)
+        first = lease(queue, "x.example")
+        assert len(first.recipients) == 2
+        await settle(queue, first, OutcomeKind.DELIVERED)
+        assert messages_in(queue)
+        assert counted == []
+        second = lease(queue, "y.example")  # the entry was forgotten, and is not new
+        await settle(queue, second, OutcomeKind.DELIVERED)
+        assert counted == [second.active.id]
+        assert messages_in(queue) == []
+
+
+async def test_what_was_tried_is_counted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that is released may have changed anything."""
+    async with opened(directory, cache=0) as queue:
+        await accept(queue, *TO[:1])
+        await queue.release(lease(queue, "x.example"))
+        counted = counts_made(monkeypatch)
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
+        assert len(counted) == 1
+        assert messages_in(queue) == []
+
+
+async def test_the_number_of_counts_is_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(active, "COUNTS_MAX", 2)
+    counted = counts_made(monkeypatch)
+    async with opened(directory, cache=0) as queue:
+        for _ in range(4):
+            await accept(queue, *TO[:1])
+        for _ in range(4):
+            await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
+        assert len(counted) == 2
+        assert messages_in(queue) == []
+
+
+async def test_another_life_counts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(directory, cache=0) as queue:
+        await accept(queue, *TO[:2])
+    counted = counts_made(monkeypatch)
+    later = make_queue(directory, Clock(), cache=0)
+    await begin(later)
+    await settle(later, lease(later, "x.example"), OutcomeKind.DELIVERED)
+    assert len(counted) == 1
+    assert messages_in(later) == []
+    await later.close()
