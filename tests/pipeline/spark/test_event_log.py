@@ -232,6 +232,30 @@ def test_files_are_listed_as_spark_does(
         assert (len(first.names), again.segments, again.known) == (4, [], 4)
 
 
+def test_links_and_directories_that_cannot_be_read(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Days that are on another disk are read, once, and a link that leads back is none; what cannot be read is an error."""
+    from zonemta_py.pipeline.spark.listing import local_files
+
+    log, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
+    write_log(log, 3)
+    [day] = [path for path in log.iterdir() if path.is_dir()]
+    day.rename(elsewhere)
+    day.symlink_to(elsewhere)
+    (log / "again").symlink_to(log)
+    (log / "lost").symlink_to(tmp_path / "nowhere")
+    assert len(local_files(spark, str(log)) or ()) == 3
+    assert sums_read(spark, log) == len(seqs_read(spark, log)) == 3 * LENGTH
+
+    def refuses(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refuses)
+    with pytest.raises(LocalError, match=f"{log}: Permission denied"):
+        local_files(spark, str(log))
+
+
 def test_a_segment_that_is_sealed_meanwhile(spark: "SparkSession", tmp_path: Path) -> None:
     """What a job has listed and verified is read, and nothing else: the next run would read it again."""
     from zonemta_py.pipeline.spark.events import read_events

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.deferred_session import DeferredSession
 from zonemta_py.pipeline.spark.storage import is_url
 
@@ -15,25 +16,36 @@ HIDDEN = ("_", ".")  # names that Spark leaves out, too
 
 def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
     """The length of each file below ``path``, by its path as Spark writes it; None when that is not a directory of this machine.
+    Raises LocalError for one that cannot be read: its events must not be missing without a word.
 
     Over Spark Connect the directory is one of the server.
     """
     if is_url(path) or not _is_here(spark) or not Path(path).is_dir():
         return None
     # As Hadoop does: .. is removed, links stay.
-    return dict(_files_below(os.path.abspath(path)))  # noqa: PTH100
+    return dict(_files_below(os.path.abspath(path), set()))  # noqa: PTH100
 
 
-def _files_below(directory: str) -> Iterator[tuple[str, int]]:
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.startswith(HIDDEN):
-                continue
-            if entry.is_dir():
-                yield from _files_below(entry.path)
-                continue
-            with suppress(FileNotFoundError):  # the relay has removed it meanwhile
-                yield f"file:{entry.path}", entry.stat().st_size
+def _files_below(directory: str, seen: set[str]) -> Iterator[tuple[str, int]]:
+    """Those of links to directories, too: old days may be on another disk. ``seen``: where these have led, because one may lead back."""
+    real = os.path.realpath(directory)
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.startswith(HIDDEN):
+                    continue
+                if entry.is_dir():
+                    yield from _files_below(entry.path, seen)
+                    continue
+                with suppress(FileNotFoundError):  # the relay has removed it meanwhile
+                    yield f"file:{entry.path}", entry.stat().st_size
+    except FileNotFoundError:
+        return  # so may the directory be
+    except OSError as exc:
+        raise LocalError(f"{directory}: {exc.strerror}") from exc
 
 
 def local_size_bytes(spark: SparkSession, path: str) -> int | None:
