@@ -67,7 +67,7 @@ def _names(option: click.Option) -> str:
     value = "" if flag else f" {_metavar(option)}"
     if isinstance(option.type, click.Choice):
         value = ""
-    return ", ".join(f"`{name}{value}`" for name in option.opts)
+    return ", ".join(f"`{name}{value}`" for name in option.opts).replace("|", "\\|")
 
 
 def _meaning(option: click.Option) -> str:

@@ -166,6 +166,8 @@ def test_jdbc(spark: "SparkSession", tmp_path: Path) -> None:
         ("l.csv", "mail\na@x.example\n", "no column email or address or recipient; columns: mail"),
         ("l.csv", "", "the list is empty"),
         ("l.csv", "email\n", "the list is empty"),
+        ("l.csv", "email,name\r\n\x1a", "the list is empty"),  # DOS's end of a file
+        ("l.csv", 'email,"first\nname"\n', "the list is empty"),
         ("l.xls", "x", "found 'xls', expected .csv, "),
         ("l.csv", 'email,name\na@x.example,"A\nb@x.example,B\n', "l.csv: line 2: a quote is not closed"),
     ],

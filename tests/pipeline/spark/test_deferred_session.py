@@ -1,13 +1,15 @@
 """A small event log is read without Spark, and gives what Spark's tasks would give."""
 
 import json
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.pipeline.segments import delivered, write_log, write_segment
+from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_log, write_segment
 from zonemta_py.cli.main import main
 from zonemta_py.core.errors import LocalError
 
@@ -117,6 +119,60 @@ def test_a_session_that_does_not_start(tmp_path: Path, monkeypatch: pytest.Monke
     write_log(tmp_path / "events")
     result = pipeline("report", tmp_path / "events", "--output", tmp_path / "report")
     assert (result.exit_code, "no Java found" in result.stderr) == (1, True)
+
+
+def test_events_of_no_relay(sessions: list[object], tmp_path: Path) -> None:
+    """A sealed segment whose attempts have other fields is an error in one line."""
+    write_segment(tmp_path / "events", "a", [delivered(1, code="x", time_ms=None)])
+    result = pipeline("report", tmp_path / "events", "--output", tmp_path / "report")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
+    assert result.stderr.startswith(f"error: {tmp_path}/events: ")
+    assert not sessions
+
+
+def test_the_master_may_be_a_setting(tmp_path: Path) -> None:
+    """The directory is one of the server then, and not that of this machine."""
+    write_log(tmp_path / "events")
+    output = ("--output", tmp_path / "report")
+    result = pipeline("report", tmp_path / "events", *output, "--conf", "spark.master=sc://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "no Spark Connect server" in result.stderr
+
+
+def test_the_handler_of_interrupts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark sets its own when it starts, in the middle of a job that has one."""
+    from zonemta_py.pipeline.spark.deferred_session import DeferredSession
+
+    def opened() -> Any:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return SimpleNamespace(version="4")
+
+    def own(*_: object) -> None:
+        """Of the job."""
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        assert DeferredSession(opened).version == "4"
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_file_of_sums_that_is_damaged_or_missing(sessions: list[object], tmp_path: Path) -> None:
+    """The error names that file."""
+    events, report = tmp_path / "events", tmp_path / "report"
+    for day in range(3):
+        times = [HOUR_BEGINS_MS + day * 24 * HOUR_MS + n for n in range(10)]
+        first = 10 * day
+        records = [delivered(first + n, time_ms=at_ms) for n, at_ms in enumerate(times)]
+        write_segment(events, f"d{day}", records)
+    assert pipeline("report", events, "--output", report, "--update").exit_code == 0
+    [second] = sorted((report / "sums").glob("20*"))[1:2]
+    second.write_bytes(b"no Parquet")
+    assert str(second) in pipeline("report", events, "--output", report, "--update").stderr
+    second.unlink()
+    result = pipeline("report", events, "--output", report, "--update")
+    assert (result.exit_code, result.stderr) == (1, f"error: {second}: no such file\n")
 
 
 def test_a_segment_that_is_removed_meanwhile(

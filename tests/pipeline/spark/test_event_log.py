@@ -245,6 +245,7 @@ def test_links_and_directories_that_cannot_be_read(
     day.symlink_to(elsewhere)
     (log / "again").symlink_to(log)
     (log / "lost").symlink_to(tmp_path / "nowhere")
+    (log / "itself").symlink_to(log / "itself")
     assert len(local_files(spark, str(log)) or ()) == 3
     assert sums_read(spark, log) == len(seqs_read(spark, log)) == 3 * LENGTH
 

@@ -100,11 +100,20 @@ class SparkOptions:
         from zonemta_py.pipeline.spark.event_log import open_log
         from zonemta_py.pipeline.spark.session import is_connect, open_session
 
-        with step_shower() as progress:
+        with step_shower() as show:
+            step = ""
+
+            def progress(text: str) -> None:
+                nonlocal step
+                step = text
+                show(text)
 
             def opened() -> "SparkSession":
-                progress("starting Spark")
-                return open_session(self.master, self.heap, light=light, **self.settings)
+                show("starting Spark")
+                session = open_session(self.master, self.heap, light=light, **self.settings)
+                if step:
+                    show(step)
+                return session
 
             session: Any = (
                 DeferredSession(opened) if deferred and not is_connect(self.master) else opened()
@@ -184,6 +193,7 @@ def spark_options(command: Callable[..., R]) -> Callable[..., R]:
     ) -> R:
         if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(MISSING_SPARK)
+        master = conf.pop("spark.master", master)
         options = SparkOptions(master, heap, conf)
         kwargs = _with_absolute_paths(master, kwargs)
         try:

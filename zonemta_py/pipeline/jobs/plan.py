@@ -113,6 +113,8 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
     )
     progress("reading, checking and packing the list")
     packed, counts, rows_read = _pack(request, listed, suppression, personal=template.personal)
+    if not rows_read and not _may_be_empty(request):
+        raise LocalError(f"{request.source}: the list is empty")
     progress("writing the plan")
     id_ = secrets.token_hex(ID_BYTES)
     scope = request.campaign if request.once_per == CAMPAIGN else id_
@@ -167,10 +169,14 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
         raise LocalError(
             f"{request.source}: no column {request.send_at_column}; columns: {', '.join(columns)}"
         )
-    may_be_empty = request.source.rstrip("/").endswith(f"/{POSTPONED}")
-    if not may_be_empty and not begins_with_rows(request.source) and rows.isEmpty():
+    if not _may_be_empty(request) and not begins_with_rows(request.source) and rows.isEmpty():
         raise LocalError(f"{request.source}: the list is empty")
     return _RecipientList(rows, email, merge_fields)
+
+
+def _may_be_empty(request: PlanRequest) -> bool:
+    """Whether another plan has written the list."""
+    return request.source.rstrip("/").endswith(f"/{POSTPONED}")
 
 
 def _pack(

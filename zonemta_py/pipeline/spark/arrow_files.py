@@ -34,7 +34,7 @@ def read_tables(
     if not paths:
         return schema.empty_table()
     if not any(map(is_url, paths)):  # Arrow reads several at the same time
-        return _read(paths[0], list(paths), **options).cast(schema)
+        return _read(paths[0].rpartition("/")[0], list(paths), **options).cast(schema)
     files = ((path, pa.BufferReader(read_bytes(spark, path))) for path in paths)
     return pa.concat_tables(_read(path, file, **options).cast(schema) for path, file in files)
 
@@ -42,5 +42,7 @@ def read_tables(
 def _read(name: str, source: Any, **options: Any) -> pa.Table:
     try:
         return pq.read_table(source, partitioning=None, **options)
+    except FileNotFoundError as exc:
+        raise LocalError(f"{exc}: no such file") from exc
     except (pa.ArrowInvalid, OSError) as exc:
         raise LocalError(f"{name}: cannot be read: {exc}") from exc

@@ -86,7 +86,10 @@ class EventLog:
     ) -> list[Mapping[str, Any]]:
         """What ``function`` makes of batches of ``path`` and ``content`` (bytes) of the segments. Raises LocalError."""
         if self.is_small:
-            return [row for batch in function(read_here(self.segments)) for row in batch.to_pylist()]
+            try:
+                return [row for batch in function(read_here(self.segments)) for row in batch.to_pylist()]
+            except (pa.ArrowException, ValueError, KeyError, TypeError) as exc:
+                raise LocalError(f"{self.path}: {exc}") from exc
         rows = self.contents(spark).mapInArrow(function, schema).collect()
         return [row.asDict() for row in rows]
 

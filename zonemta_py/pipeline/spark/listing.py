@@ -35,7 +35,8 @@ def _files_below(directory: str, seen: set[str]) -> Iterator[tuple[str, int]]:
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if entry.name.startswith(HIDDEN):
+                is_lost = entry.is_symlink() and not Path(entry.path).exists()
+                if is_lost or entry.name.startswith(HIDDEN):
                     continue
                 if entry.is_dir():
                     yield from _files_below(entry.path, seen)

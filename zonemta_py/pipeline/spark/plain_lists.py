@@ -118,7 +118,7 @@ def _trimmed(cells: pa.Array) -> pa.Array:
 
 
 def begins_with_rows(source: str) -> bool:
-    """Whether a local CSV file obviously has a row: a second line that is not blank; False is no answer."""
+    """Whether a local CSV file seems to have a row: a second line that is not blank. It saves a look by Spark."""
     path = Path(source)
     if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not path.is_file():
         return False

@@ -34,20 +34,21 @@ class RowsOutput:
             self._mode = prepare_rows(spark, output, overwrite=overwrite)
 
     def written(self, rows: DataFrame) -> DataFrame:
-        """``rows`` as they were written; these without an output."""
+        """``rows`` as they were written; these without an output. Raises LocalError."""
         if self._table:
-            rows.write.mode("overwrite").saveAsTable(self._table)
-            return self._spark.table(self._table)
+            with spark_errors(f"{TABLE}{self._table}"):
+                rows.write.mode("overwrite").saveAsTable(self._table)
+                return self._spark.table(self._table)
         if self._path is not None:
-            rows.write.parquet(self._path, self._mode)
-            return self._spark.read.parquet(self._path)
+            with spark_errors(self._path):
+                rows.write.parquet(self._path, self._mode)
+                return self._spark.read.parquet(self._path)
         return rows
 
     def write(self, rows: pa.Table) -> None:
         """Write a small table. Raises LocalError."""
         if self._table:
-            with spark_errors(f"{TABLE}{self._table}"):
-                self.written(self._spark.createDataFrame(rows))
+            self.written(self._spark.createDataFrame(rows))
         elif self._path is not None:
             write_table(self._spark, f"{self._path}/{FILE}", rows)
             write_text(self._spark, f"{self._path}/{SUCCESS}", "")
