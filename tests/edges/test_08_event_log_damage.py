@@ -14,7 +14,7 @@ from zonemta_py.config.units import Seconds, Size
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.log import gaps, read_log
-from zonemta_py.events.recovery import last_seq, recover, seal_recovered
+from zonemta_py.events.recovery import last_seq, recover, seal_recovered, sealed_seqs
 from zonemta_py.events.schema import first_seq
 from zonemta_py.events.segments import (
     Segment,
@@ -88,6 +88,32 @@ def test_a_cut_between_two_frames(directory: Path) -> None:
         assert problems == [f"{path}: its end is missing"]
     with pytest.raises(SegmentDamaged):
         read_trailer(path)
+
+
+@pytest.mark.parametrize("cut", [80, 83])
+def test_gaps_beside_a_cut_segment(directory: Path, cut: int) -> None:
+    """What can be read of it is not missing, also when it is the only one; what was cut off is."""
+    paths = [sealed(directory, first, 2, previous=first - 1) for first in (1, 21, 41)]
+    whole = [path.read_bytes() for path in paths]
+    for number, end in ((1, 40), (2, 60)):
+        paths[number].write_bytes(whole[number][:-cut])
+        found = list(gaps(directory, {NODE: 60}))
+        assert len(found) == (cut > 80), found
+        assert all(f"{end - 10:016x}" in text for text in found)
+        paths[number].write_bytes(whole[number])
+    paths[0].write_bytes(whole[0][:-cut])
+    for path in paths[1:]:
+        path.unlink()
+    assert len(list(gaps(directory, {NODE: 20}))) == (cut > 80)
+    paths[0].write_bytes(whole[0][:20])
+    assert list(gaps(directory, {NODE: 20})) == []  # ``read_log`` names it
+
+
+@pytest.mark.parametrize("cut", [80, 83])
+def test_what_a_cut_segment_has_is_not_exported_again(directory: Path, cut: int) -> None:
+    path = sealed(directory, 1, 3)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert sealed_seqs(directory, NODE, 5) == set(range(5, 31 if cut == 80 else 21))
 
 
 @pytest.mark.parametrize("cut", [1, 80, 81, 250])

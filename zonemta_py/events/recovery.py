@@ -88,6 +88,8 @@ def sealed_seqs(directory: Path, node: str, first: int) -> set[int]:
                 found.update(record["seq"] for record in read_segment(path))
         except SegmentDamaged as exc:
             log.critical("%s", exc)
+            records = readable_records(path.read_bytes(), path)
+            found.update(record["seq"] for record in records if record["seq"] >= first)
     return found
 
 

@@ -48,8 +48,8 @@ class Ceiling:
 class Path:
     """What is under way between a provider and an address of ours; either is empty for the sum over all.
 
-    ``open``: sessions that are believed to exist, with and without a worker; ``used_ms``: when a worker last had one.
-    ``members``: of the sum over all addresses of a provider, those that have some.
+    ``open``: sessions that are believed to exist, with and without a worker; ``used_ms``: when a
+    message in one last began or ended. ``members``: of the sum over all addresses of a provider, those that have some.
     """
 
     __slots__ = (
