@@ -3,9 +3,7 @@
 Source: the PowerMTA user's guide, "Configuration directives" and "Backoff mode".
 """
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +14,11 @@ from zonemta_py.config.imports.model import (
     duration_of,
     rate_of,
 )
-from zonemta_py.config.providers import ProviderTable, is_domain, is_mx_pattern
+from zonemta_py.config.imports.powermta_file import Domain, PowermtaFile
+from zonemta_py.config.providers import ProviderTable, is_domain
 from zonemta_py.config.shaping import SESSIONS_MAX
 from zonemta_py.core.errors import ConfigError
 
-_OPEN = re.compile(r"<\s*([a-z-]+)\s*([^<>]*?)\s*>\Z", re.IGNORECASE)
-_CLOSE = re.compile(r"<\s*/\s*([a-z-]+)\s*>\Z", re.IGNORECASE)
-_REPLY = re.compile(r"reply\s+/((?:[^/\\]|\\.)*)/([a-z]*)\s*(.*)\Z", re.IGNORECASE)
 _LIMITS = {
     "max-smtp-out": "sessions_per_address",
     "max-msg-per-connection": "messages_per_session",
@@ -42,26 +38,11 @@ _INSTEAD = {
     "smtp-hosts": "zones.destinations has smarthosts for a domain",
     "dkim-sign": "dkim.keys says it",
 }
-_IMPORTED = {"domain", "mx-rollup-list", "smtp-pattern-list"}
-# Blocks that only a configuration of PowerMTA has.
-_BLOCKS = _IMPORTED | {
-    "acct-file", "bounce-category-patterns", "smtp-user", "source", "spool", "virtual-mta", "virtual-mta-pool",
-}  # fmt: skip
 UNLIMITED = "unlimited"
 DEFAULT_FOR = "1h"
 DEFAULT_TO = "25%"
 
 _T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class _Domain:
-    """A ``<domain>``: its directives with their lines."""
-
-    name: str
-    line: int
-    values: dict[str, tuple[str, int]] = field(default_factory=dict)
-    lists: list[tuple[str, int]] = field(default_factory=list)
 
 
 def import_powermta(path: Path, known: ProviderTable) -> Imported:
@@ -70,152 +51,54 @@ def import_powermta(path: Path, known: ProviderTable) -> Imported:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as exc:
         raise ConfigError(f"{path}: {exc}") from exc
-    run = _Import(Imported(known))
+    found = Imported(known)
+    file = PowermtaFile(found.leave)
     try:
-        run.read(text, str(path))
+        file.read(text, str(path))
     except ConfigError:
-        if run.is_powermta:
+        if file.is_powermta:
             raise
-    if not run.is_powermta:
+    if not file.is_powermta:
         raise ConfigError(
             f"{path}: nothing of PowerMTA's configuration is in it: expected blocks such as <domain example.com> or "
             "<smtp-pattern-list x>, or domain-macro. --format kumomta reads TOML"
         )
-    return run.finish()
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.strip()
-        if words and not words.startswith("#"):
-            yield number, words
+    return _Import(found, file).finish()
 
 
 class _Import:
-    """One run: reads all lines, then puts domains, lists and macros together."""
+    """Puts domains, lists and macros of a file together."""
 
-    def __init__(self, found: Imported) -> None:
+    def __init__(self, found: Imported, file: PowermtaFile) -> None:
         self._found = found
-        self.is_powermta = False  # whether a block or a macro of PowerMTA was met
-        self._macros: dict[str, list[str]] = {}
-        self._unfinished: str | None = None  # the macro whose last line ends with a comma
-        self._rollups: dict[str, list[str]] = {}
-        self._domains: list[_Domain] = []
-        self._lists: dict[str, list[tuple[int, str, str]]] = {}  # line, pattern, what to do
-
-    def read(self, text: str, where: str) -> None:
-        """Take the lines apart. Raises ConfigError for a block that does not end."""
-        blocks: list[tuple[str, str, int]] = []
-        for number, words in _logical_lines(text):
-            plain = words if "/" in words.partition("<")[0] else words.partition(" #")[0].rstrip()
-            if close := _CLOSE.match(plain):
-                self.is_powermta |= close[1].lower() in _BLOCKS
-                if not blocks or blocks[-1][0] != close[1].lower():
-                    raise ConfigError(f"{where}:{number}: </{close[1]}> without <{close[1]}>")
-                blocks.pop()
-            elif opened := _OPEN.match(plain):
-                blocks.append((opened[1].lower(), opened[2], number))
-                self._open(blocks, number)
-            else:
-                self._directive(blocks, number, words)
-        if blocks:
-            kind, _, number = blocks[-1]
-            raise ConfigError(f"{where}:{number}: <{kind}> has no </{kind}>")
-
-    def _open(self, blocks: list[tuple[str, str, int]], number: int) -> None:
-        kind, name, _ = blocks[-1]
-        self._unfinished = None
-        self.is_powermta |= kind in _BLOCKS
-        if kind not in _IMPORTED:
-            shown = f"{kind} {name}".strip()
-            self._found.leave(number, f"<{shown}>: no counterpart, nor for what is in it")
-        if kind == "domain" and len(blocks) == 1:
-            self._domains.append(_Domain(name.lower(), number))
-        elif kind == "domain":
-            outer = f"<{blocks[0][0]} {blocks[0][1]}>"
-            self._found.leave(number, f"<domain {name}> in {outer}: limits are those of every address")
-        elif kind == "smtp-pattern-list":
-            self._lists.setdefault(name.lower(), [])
-
-    def _directive(self, blocks: list[tuple[str, str, int]], number: int, words: str) -> None:
-        key, _, value = words.partition(" ")
-        key, value = key.lower(), value.strip()
-        if key == "domain-macro":
-            self.is_powermta = True
-            name, _, domains = value.partition(" ")
-            self._macro(name.lower(), domains, number)
-            return
-        if self._unfinished is not None and not blocks:
-            self._macro(self._unfinished, words, number)
-            return
-        kind = blocks[-1][0] if blocks else ""
-        if kind == "smtp-pattern-list":
-            self._pattern(blocks[-1][1].lower(), number, words)
-            return
-        value = value.partition(" #")[0].partition("\t#")[0].strip()
-        if kind == "domain" and len(blocks) == 1:
-            domain = self._domains[-1]
-            if key == "smtp-pattern-list":
-                domain.lists.append((value.lower(), number))
-            else:
-                domain.values[key] = (value, number)
-        elif kind == "mx-rollup-list":
-            pattern, _, name = value.lower().partition(" ")
-            if key == "mx" and is_mx_pattern(pattern) and len(name.split()) == 1:
-                self._rollups.setdefault(name.strip(), []).append(pattern)
-            else:
-                self._found.leave(number, f"'{words}' is not mx PATTERN NAME")
-        elif key == "include":
-            self._found.leave(number, f"include {value}: import it on its own, or put it here")
-        elif not blocks:  # without its value, which may be a password
-            self._found.leave(number, f"{key}: no counterpart")
-
-    def _macro(self, name: str, text: str, number: int) -> None:
-        """Add the domains of a line; after a comma at its end the next line has more of them."""
-        text = text.partition("#")[0].strip()
-        self._unfinished = name if text.endswith(",") else None
-        listed = self._macros.setdefault(name, [])
-        for each in (each.strip().lower() for each in text.split(",")):
-            if is_domain(each):
-                listed.append(each)
-            elif each:
-                self._found.leave(number, f"'{each}' is not a domain of recipients")
-
-    def _pattern(self, name: str, number: int, words: str) -> None:
-        match = _REPLY.match(words)
-        if match is None:
-            self._found.leave(number, f"'{words}' is not reply /REGEX/ ACTION")
-            return
-        pattern = match[1].replace("\\/", "/")
-        action = match[3].partition("#")[0].strip().lower()
-        self._lists[name].append((number, pattern, action))
+        self._file = file
 
     def finish(self) -> Imported:
         """Providers and rules."""
         used: set[str] = set()
-        for domain in self._domains:
+        for domain in self._file.domains:
             providers = self._provider(domain)
             for name, number in domain.lists:
                 used.add(name)
-                if name not in self._lists:
+                if name not in self._file.lists:
                     self._found.leave(number, f"smtp-pattern-list {name} is not in this file")
                 else:
                     self._rules(name, domain, providers)
-        for name in self._lists:
-            if name not in used:
-                self._rules(name, _Domain("*", 0), [])
+        for name, patterns in self._file.lists.items():
+            if patterns and name not in used:
+                self._rules(name, Domain("*", patterns[0][0]), [])
         return self._found
 
-    def _provider(self, domain: _Domain) -> list[str]:
+    def _provider(self, domain: Domain) -> list[str]:
         """Add the limits of a domain; returns what its rules have as ``provider``."""
         limits = self._limits(domain)
         if domain.name == "*":
             if limits:
                 self._found.add_provider("default", [], [], limits, domain.line)
             return []
-        mx = self._rollups.get(domain.name, [])
+        mx = self._file.rollups.get(domain.name, [])
         is_macro = domain.name.startswith("$")
-        domains = self._macros.get(domain.name.removeprefix("$"), []) if is_macro else []
+        domains = self._file.macros.get(domain.name.removeprefix("$"), []) if is_macro else []
         if not mx and not domains:
             if not is_domain(domain.name) or domain.name.endswith((".rollup", ".queue")):
                 self._found.leave(
@@ -229,7 +112,7 @@ class _Import:
             self._found.add_provider(name, mx, domains, limits, domain.line)
         return [name]
 
-    def _limits(self, domain: _Domain) -> dict[str, Any]:
+    def _limits(self, domain: Domain) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, (value, number) in domain.values.items():
             counterpart = _LIMITS.get(key)
@@ -251,10 +134,10 @@ class _Import:
                     self._found.leave(number, f"{key} {value}: not a number from 1 to {most}")
         return found
 
-    def _rules(self, name: str, domain: _Domain, providers: list[str]) -> None:
+    def _rules(self, name: str, domain: Domain, providers: list[str]) -> None:
         """A rule for each action of the list ``name``, as ``domain`` uses it."""
         by_action: dict[str, list[str]] = {}
-        for number, pattern, action in self._lists[name]:
+        for number, pattern, action in self._file.lists[name]:
             kind = "backoff" if "mode=backoff" in action.split(",") else action
             if kind not in ("backoff", "bounce-rcpt"):
                 self._found.leave(number, f"'{action}': no counterpart")
@@ -272,7 +155,7 @@ class _Import:
                         f"{'-'.join([*providers, name])}-{rule['action']}", {**common, **rule}
                     )
 
-    def _backoff(self, domain: _Domain) -> Iterator[dict[str, Any]]:
+    def _backoff(self, domain: Domain) -> Iterator[dict[str, Any]]:
         """What backoff mode means for a domain."""
         for_ = self._read(
             domain, "backoff-to-normal-after", duration_of, f"the rule is for {DEFAULT_FOR}"
@@ -299,7 +182,7 @@ class _Import:
             yield {"action": "lower_sessions", "to": sessions, "for": for_ or DEFAULT_FOR}
 
     def _read(
-        self, domain: _Domain, key: str, read: Callable[[str], _T | None], instead: str
+        self, domain: Domain, key: str, read: Callable[[str], _T | None], instead: str
     ) -> _T | None:
         """The value of a directive; None without one. One that cannot be read is left out, with what is done ``instead``."""
         value, number = domain.values.get(key, ("", 0))
