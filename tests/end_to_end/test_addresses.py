@@ -20,7 +20,7 @@ from tests.end_to_end.test_providers import (
 )
 from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, logged_events, relaying, staged
-from zonemta_py.delivery import mx
+from zonemta_py.delivery import endpoints, mx
 from zonemta_py.schedule import providers
 from zonemta_py.sink.server import Sink
 
@@ -136,10 +136,12 @@ async def test_a_domain_that_moves(directory: Path, monkeypatch: pytest.MonkeyPa
     """Its exchangers are asked for again by the deliveries: mail has the limits of its new provider from the next one on."""
     monkeypatch.setattr(providers, "FRESH_S", 0.0)  # an hour
     monkeypatch.setattr(mx, "TTL_MIN_S", 0.0)
+    monkeypatch.setattr(endpoints, "SOLE_ENDPOINT_S", 0.0)  # five seconds, as the next
     async with staged(directory) as stage:
         stage.names.ttl_s = 0
         old = await stage.provider("old", ["d.example"])
-        new = await stage.provider("new", ["other.example"], sessions=1)
+        # One more than its limit: the session of the mail that found the new exchanger stays open for a while.
+        new = await stage.provider("new", ["other.example"], sessions=2)
         config = shaped(stage, (0, 0), {"old": {"sessions": 5}, "new": {"sessions": 1}})
         async with relaying(config) as relay:
             await fill(relay, ["d.example"], 1)

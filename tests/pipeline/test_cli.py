@@ -30,14 +30,16 @@ def test_help_has_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_output_says_what_it_is(name: str) -> None:
-    """``--output`` is a FILE or a DIRECTORY, and every option has a help text."""
+    """``--output`` is a FILE, a DIRECTORY, or a table besides, and every option has a help text."""
+    kinds = dict.fromkeys(("recommend", "suppress"), "FILE")
+    kinds |= dict.fromkeys(("reconcile", "anomaly", "simulate"), "DIRECTORY|table:NAME")
     command = pipeline.commands[name]
     for option in command.params:
         if isinstance(option, click.Option):
             assert option.help, option.name
             if option.name == "output":
                 metavar = option.make_metavar(click.Context(command))
-                assert metavar == ("FILE" if name in ("recommend", "suppress") else "DIRECTORY")
+                assert metavar == kinds.get(name, "DIRECTORY")
 
 
 def test_json_is_documented() -> None:
