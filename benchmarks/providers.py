@@ -25,7 +25,7 @@ from zonemta_py.bench.scenarios import Scenario
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.loop import loop_factory
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import load_script
 from zonemta_py.sink.server import Sink

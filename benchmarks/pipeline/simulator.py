@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
 from zonemta_py.config.load import parse_config
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.pipeline.envelope import PlannedEnvelope, SubmitOptions
 from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario

@@ -11,7 +11,7 @@ from tests.kit.queue import problems, unexplained
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.log import read_log
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.storage.open import open_store
 
 ENOUGH = 100  # messages; a run with fewer acknowledged ones shows too little

@@ -17,9 +17,9 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
-from zonemta_py.events import segments
 from zonemta_py.events.recovery import recover, seal_recovered
-from zonemta_py.events.segments import Segment, read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, read_trailer, sealed_segments
+from zonemta_py.events.segments import Segment
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
@@ -237,7 +237,7 @@ def test_a_crash_between_the_two_names(directory: Path, monkeypatch: pytest.Monk
     seal_recovered(directory, "abcdef", NOW_MS)
     assert len(sealed_segments(directory)) == 1
     assert list(directory.glob(".*")) == []
-    assert segments.read_trailer(sealed_segments(directory)[0]).records == 1
+    assert read_trailer(sealed_segments(directory)[0]).records == 1
 
 
 def _die(*_: object, **__: object) -> None:

@@ -12,7 +12,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.log import gaps, read_log
-from zonemta_py.events.segments import sealed_segments
+from zonemta_py.events.segment_reading import sealed_segments
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.relay.repair import repair
 

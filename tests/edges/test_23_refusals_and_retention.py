@@ -20,7 +20,7 @@ from zonemta_py.core.clock import now_ms
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events import retention
 from zonemta_py.events.schema import Rejected
-from zonemta_py.events.segments import sealed_segments
+from zonemta_py.events.segment_reading import sealed_segments
 from zonemta_py.intake import rejections
 from zonemta_py.intake.rejections import Rejections
 from zonemta_py.queue import outbox

@@ -14,7 +14,7 @@ from tests.kit.deadlines import eventually, until
 from tests.kit.relay import Stage, empty, logged_events, relaying, staged
 from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
-from zonemta_py.events.segments import read_open_segments
+from zonemta_py.events.segment_reading import read_open_segments
 from zonemta_py.relay.relay import Relay
 
 ADDRESSES = ["127.0.0.31", "127.0.0.32"]

@@ -15,7 +15,8 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.events.recovery import recover, seal_recovered
 from zonemta_py.events.schema import EVENTS, Rejected, encode, identify
-from zonemta_py.events.segments import Segment, read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
+from zonemta_py.events.segments import Segment
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 

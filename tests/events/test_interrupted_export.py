@@ -14,7 +14,7 @@ from tests.kit.queue import Clock, accept, opened
 from zonemta_py.config.schema import Events, Rotate
 from zonemta_py.config.units import Seconds, Size
 from zonemta_py.core.errors import QueueUnavailable
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.queue import outbox
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter

@@ -18,7 +18,8 @@ from zonemta_py.events.peer_formats import (
     powermta_rows,
     without_repeats,
 )
-from zonemta_py.events.segments import Segment, sealed_segments
+from zonemta_py.events.segment_reading import sealed_segments
+from zonemta_py.events.segments import Segment
 from zonemta_py.sink.script import Rule, Step
 
 TEXT = b'X-Campaign: june\r\nSubject: "a, b"\r\nMessage-ID: <one@news.example>\r\n\r\nx\r\n'

@@ -16,7 +16,7 @@ from zonemta_py.bench.process import free_port
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.events.accounting import RecipientHistory, read_history
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import Rule, Script, load_script

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import zstandard
 
-from zonemta_py.events.segments import whole_frames
+from zonemta_py.events.segment_reading import whole_frames
 
 
 def of_earlier_version(sealed: bytes) -> bytes:

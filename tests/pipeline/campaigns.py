@@ -92,6 +92,20 @@ def report(spark: "SparkSession", request: "ReportRequest") -> dict[str, Any]:
     return make_report(spark, request, open_log(spark, request.events), no_progress)
 
 
+def write_sent_plan(
+    spark: "SparkSession", directory: Path | str, sender: str, rows: list[tuple[Any, ...]]
+) -> str:
+    """A plan of version 1 with a ledger of ``rows``; returns its directory."""
+    from zonemta_py.pipeline.spark import tables
+
+    count, campaign = len(rows), rows[0][0]
+    manifest = (1, campaign, sender, False, 1, 0, count, count, 0, 0, 0, len({row[1] for row in rows}))
+    of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
+    spark.createDataFrame([manifest], of_version_1).write.parquet(f"{directory}/manifest")
+    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{directory}/ledger/run=1")
+    return str(directory)
+
+
 class RelayAndSinks:
     """A relay, and the three sinks that it delivers to."""
 

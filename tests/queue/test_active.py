@@ -1,5 +1,6 @@
 """The count of a message's recipients: kept in memory for new messages, made from the store for others."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue import active
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
+from zonemta_py.storage.interface import View
 
 TO = ["a@x.example", "b@x.example", "c@y.example"]
 
@@ -18,9 +20,9 @@ def counts_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     count = active.count_remaining
 
-    def counted(view: object, message: str, *rest: object) -> object:
+    def counted(view: View, message: str, zones: Sequence[str]) -> object:
         found.append(message)
-        return count(view, message, *rest)  # type: ignore[arg-type]
+        return count(view, message, zones)
 
     monkeypatch.setattr(active, "count_remaining", counted)
     return found

@@ -156,15 +156,20 @@ def test_which_limit_refuses_and_until_when() -> None:
     assert isinstance(made.take("big", "b", 1_000_200), Permit), "the rate is that of an address"
 
 
+def leave_idle(made: Permits, name: str, count: int, left_ms: int) -> None:
+    """Open ``count`` sessions with the provider from an address; their workers leave them at ``left_ms``."""
+    held = [taken(made.take("big", name, 1_000)) for _ in range(count)]
+    for number, permit in enumerate(held, 1):
+        made.set_idle("big", name, number)
+        made.end(permit, left_ms)
+        made.release(permit)
+
+
 def test_an_address_with_its_share_of_the_sessions_displaces_none() -> None:
     """A new session in the place of an idle one of another address costs both: it waits for its own instead."""
     made = permits(ProviderLimits(sessions=4))
-    for name, idle in (("a", 1), ("b", 3)):
-        held = [taken(made.take("big", name, 1_000)) for _ in range(idle)]
-        for number, permit in enumerate(held, 1):
-            made.set_idle("big", name, number)
-            made.end(permit, 1_010)
-            made.release(permit)
+    leave_idle(made, "a", 1, 1_010)
+    leave_idle(made, "b", 3, 1_010)
     assert made.path("big", "").open == 4
     taken(made.take("big", "a", 2_000))  # in its idle session
     made.set_idle("big", "a", 0)
@@ -179,11 +184,7 @@ def test_an_address_with_its_share_of_the_sessions_displaces_none() -> None:
 def test_idle_sessions_of_an_address_without_mail_keep_no_share() -> None:
     """An address whose workers have left uses none of its places soon: another one has them all, before they time out."""
     made = permits(ProviderLimits(sessions=4))
-    held = [taken(made.take("big", "a", 1_000)) for _ in range(4)]
-    for number, permit in enumerate(held, 1):
-        made.set_idle("big", "a", number)
-        made.end(permit, 5_000)
-        made.release(permit)
+    leave_idle(made, "a", 4, 5_000)
     for _ in range(2):
         taken(made.take("big", "b", 5_100))
     refused = made.take("big", "b", 5_100)
@@ -197,10 +198,7 @@ def test_idle_sessions_of_an_address_without_mail_keep_no_share() -> None:
 def test_what_has_sessions_is_not_forgotten() -> None:
     """A provider without limits that has an idle session, and gets limits by a reload."""
     made = permits(ProviderLimits())
-    permit = taken(made.take("big", "a", 1_000))
-    made.set_idle("big", "a", 1)
-    made.end(permit, 1_010)
-    made.release(permit)
+    leave_idle(made, "a", 1, 1_010)
     made.forget_unused()
     made.configure(lambda name: ProviderLimits(sessions=1), {})
     taken(made.take("big", "b", 1_020))
@@ -211,11 +209,7 @@ def test_what_has_sessions_is_not_forgotten() -> None:
 def test_room_when_idle_sessions_end() -> None:
     """Sessions that are closed make room for those of another address."""
     made = permits(ProviderLimits(sessions=2))
-    held = [taken(made.take("big", "a", 1_000)) for _ in range(2)]
-    for number, permit in enumerate(held, 1):
-        made.set_idle("big", "a", number)
-        made.end(permit, 1_010)
-        made.release(permit)
+    leave_idle(made, "a", 2, 1_010)
     taken(made.take("big", "b", 2_000))
     assert isinstance(made.take("big", "b", 2_000), Refusal)
     assert made.set_idle("big", "a", 0)

@@ -18,7 +18,7 @@ from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import AuditRequest, ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.events.accounting import read_history
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
 from zonemta_py.storage.open import open_shared_storage

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from zonemta_py.admin.health import LoopWatch
 from zonemta_py.admin.http_server import HttpRoute
+from zonemta_py.admin.process_use import open_descriptors, process_use
 from zonemta_py.admin.requests import Row
 from zonemta_py.admin.shaping_series import shaping_series
 from zonemta_py.admin.tokens import Role, Token
@@ -39,8 +40,6 @@ DESTINATIONS_MAX = 50
 TENANTS_MAX = 50
 REFUSALS_MAX = 60
 CLASSES_MAX = 500
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ZoneSessions(Protocol):
@@ -234,14 +233,13 @@ class RelayCollector(Collector):
         )
         cpu = CounterMetricFamily("zonemta_process_cpu_seconds", "Their CPU time.", labels=["role"])
         for role, pids in self._sources.pids().items():
-            used = [found for pid in pids if (found := _process_use(pid)) is not None]
+            used = [found for pid in pids if (found := process_use(pid)) is not None]
             count.add_metric([role], len(used))
             resident.add_metric([role], sum(memory for memory, _ in used))
             cpu.add_metric([role], sum(seconds for _, seconds in used))
         yield from (count, resident, cpu)
-        try:
-            descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
-        except OSError:
+        descriptors = open_descriptors()
+        if descriptors is None:
             return
         yield _gauge("zonemta_open_descriptors", "File descriptors of the queue's process.", descriptors)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -305,13 +303,3 @@ def _largest(values: Mapping[str, int], most: int) -> list[tuple[str, float]]:
     ranked = Counter(values).most_common()
     rest = sum(count for _, count in ranked[most:])
     return [*ranked[:most], (OTHER, rest)] if rest else [*ranked[:most]]
-
-
-def _process_use(pid: int) -> tuple[int, float] | None:
-    """Anonymous memory (bytes) and CPU time (s) of a process; None when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
-    except (OSError, ValueError, IndexError):
-        return None
-    return (resident - shared) * PAGE_BYTES, (int(fields[11]) + int(fields[12])) / TICKS_PER_S

@@ -24,7 +24,7 @@ from zonemta_py.events.peer_formats import (
     powermta_rows,
     without_repeats,
 )
-from zonemta_py.events.segments import read_open_segments, read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_open_segments, read_segment, sealed_segments
 
 MODE = 0o640  # of a new file: it has addresses
 Records = Iterable[dict[str, Any]]

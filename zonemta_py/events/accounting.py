@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.events.schema import FINAL
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 
 RecipientId = tuple[str, int]  # message id, 0-based index of the recipient
 

@@ -17,7 +17,7 @@ from zonemta_py.core.codec import from_json, to_json
 from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.events.frames import read_frames
 from zonemta_py.events.index import hash_of, may_have, read_index
-from zonemta_py.events.segments import frames_of, open_frames
+from zonemta_py.events.segment_reading import frames_of, open_frames
 from zonemta_py.smtp.address import AddressError, normalise
 
 MESSAGE = re.compile(r"[0-9a-f]{24}\Z")

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.core.errors import SegmentDamaged
-from zonemta_py.events.frames import Frame
 from zonemta_py.events.schema import boot_of, first_seq
-from zonemta_py.events.segments import (
-    Trailer,
+from zonemta_py.events.segment_reading import (
     open_segments,
     read_open_segments,
     read_segment,
-    read_trailer,
+    readable_parts,
     sealed_segments,
-    whole_frames,
 )
+from zonemta_py.events.segments import Trailer
 
 
 def read_log(
@@ -52,7 +50,7 @@ def gaps(directory: Path, exported: Mapping[str, int]) -> Iterator[str]:
     """
     found: defaultdict[str, list[tuple[Trailer, Path]]] = defaultdict(list)
     for path in sealed_segments(directory):
-        found[path.name.partition("-")[0]] += ((each, path) for each in _readable(path))
+        found[path.name.partition("-")[0]] += ((each, path) for each in readable_parts(path))
     for node, segments in sorted(found.items()):
         if not segments:
             continue
@@ -63,23 +61,6 @@ def gaps(directory: Path, exported: Mapping[str, int]) -> Iterator[str]:
                 f"{directory}: the log of node {node} ends at {last:016x}, and events were written up to "
                 f"{exported[node]:016x}"
             )
-
-
-def _readable(path: Path) -> Iterator[Trailer]:
-    """Its trailer; for a damaged segment, which ``read_log`` names, one for each row of whole frames."""
-    try:
-        yield read_trailer(path)
-        return
-    except SegmentDamaged:
-        frames = whole_frames(path.read_bytes(), path)
-    row: list[Frame] = []
-    for frame in frames:
-        if row and frame.start != row[-1].end:
-            yield Trailer(0, 0, row[0].first, row[-1].last)
-            row = []
-        row.append(frame)
-    if row:
-        yield Trailer(0, 0, row[0].first, row[-1].last)
 
 
 def missing_between(node: str, segments: Iterable[tuple[Trailer, Path]]) -> Iterator[str]:

@@ -6,18 +6,18 @@ from pathlib import Path
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import sync_directory
-from zonemta_py.events.segments import (
+from zonemta_py.events.segment_reading import (
     final_name,
     open_segments,
-    publish,
     read_segment,
     read_trailer,
+    readable_parts,
     readable_records,
     sealed_segments,
     trailer_of,
     whole_frames,
-    write_synced,
 )
+from zonemta_py.events.segments import publish, write_synced
 
 NEWEST = 3  # segments, by name, that may hold the highest sequence number: one may be sealed late
 
@@ -113,10 +113,6 @@ def last_seq(directory: Path, node: str) -> int:
         last = max([last, *(frame.last for frame in whole_frames(path.read_bytes(), path))])
     named = sorted(sealed_segments(directory, node), key=lambda path: path.name)
     for path in named[-NEWEST:]:
-        try:
-            last = max(last, read_trailer(path).last)
-        except SegmentDamaged:
-            first = int(path.name.partition(".")[0].split("-")[1], 16)
-            frames = whole_frames(path.read_bytes(), path)
-            last = max([last, first, *(frame.last for frame in frames)])
+        first = int(path.name.partition(".")[0].split("-")[1], 16)
+        last = max([last, first, *(part.last for part in readable_parts(path))])
     return last

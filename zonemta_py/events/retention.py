@@ -5,7 +5,7 @@ from pathlib import Path
 
 from zonemta_py.config.units import Keep
 from zonemta_py.events.index import NAME
-from zonemta_py.events.segments import sealed_segments
+from zonemta_py.events.segment_reading import sealed_segments
 
 
 def removable(segments: Sequence[tuple[Path, float, int]], keep: Keep, now_s: float) -> list[Path]:

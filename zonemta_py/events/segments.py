@@ -1,4 +1,4 @@
-"""The event log on disk: zstd frames of JSON lines, written hidden, sealed with a trailer.
+"""The event log on disk, and its writer: zstd frames of JSON lines, written hidden, sealed with a trailer.
 
     DIRECTORY/.NODE-SEQ.open                                   being written
     DIRECTORY/date=2026-11-21/hour=09/NODE-SEQ.jsonl.zst       sealed; date and hour of sealing (UTC)
@@ -17,19 +17,17 @@ import logging
 import os
 import struct
 from array import array
-from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zonemta_py.core import clock, faults
-from zonemta_py.core.codec import from_json
-from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import private_directory, sync_directory
-from zonemta_py.events.frames import MAGIC, Frame, has_checksum, make_compressor, read_frames
+from zonemta_py.events.frames import make_compressor
 from zonemta_py.events.index import add_to_index, hashes_in
 
 _TRAILER = struct.Struct("<II8sQQQQ32s")
+TRAILER_BYTES = _TRAILER.size
 _TRAILER_START = struct.pack("<II8s", 0x184D2A5A, _TRAILER.size - 8, b"zmtaseg1")
 
 log = logging.getLogger(__name__)
@@ -53,6 +51,14 @@ class Trailer(NamedTuple):
         complete = data_digest.copy()
         complete.update(self.pack()[: -len(self.digest)])
         return self._replace(digest=complete.digest())
+
+
+def split_trailer(data: bytes) -> tuple[bytes, Trailer | None]:
+    """The frames of a file, and its trailer; None for an open one and one of an earlier version."""
+    tail = data[-_TRAILER.size :]
+    if not tail.startswith(_TRAILER_START) or len(tail) < _TRAILER.size:
+        return data, None
+    return data[: -_TRAILER.size], Trailer(*_TRAILER.unpack(tail)[3:])
 
 
 class Segment:
@@ -152,157 +158,3 @@ def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
     path.unlink()
     sync_directory(directory)
     return sealed
-
-
-# ---- reading
-
-
-def _split(data: bytes) -> tuple[bytes, Trailer | None]:
-    """The frames of a file, and its trailer; None for an open one and one of an earlier version."""
-    tail = data[-_TRAILER.size :]
-    if not tail.startswith(_TRAILER_START) or len(tail) < _TRAILER.size:
-        return data, None
-    return data[: -_TRAILER.size], Trailer(*_TRAILER.unpack(tail)[3:])
-
-
-def read_trailer(path: Path) -> Trailer:
-    """The trailer of a sealed segment, computed if an earlier version sealed it. Raises SegmentDamaged."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TRAILER.size))
-        _, trailer = _split(file.read())
-    if trailer is None:
-        data = path.read_bytes()
-        _check_end(data, path)
-        trailer = trailer_of(data, path, 0)
-    return trailer
-
-
-def trailer_of(data: bytes, path: Path, previous: int) -> Trailer:
-    """The trailer for the frames ``data``. Raises SegmentDamaged."""
-    frames = list(read_frames(data, path))
-    if not frames:
-        raise SegmentDamaged(f"{path}: it is empty", 0)
-    records = sum(frame.lines.count(b"\n") for frame in frames)
-    trailer = Trailer(records, previous, frames[0].first, frames[-1].last)
-    return trailer.sealed(hashlib.sha256(data))
-
-
-def read_segment(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one sealed segment. Raises SegmentDamaged after those in front of the damage."""
-    data, trailer = _split(path.read_bytes())
-    records = 0
-    for frame in read_frames(data, path):
-        for line in frame.lines.splitlines():
-            yield _record(line, path, frame.start)
-            records += 1
-    if trailer is None and not records:
-        raise SegmentDamaged(f"{path}: it is empty", 0)
-    if trailer is not None and trailer.records != records:
-        raise SegmentDamaged(f"{path}: {records} of {trailer.records} records", len(data))
-    if trailer is None:
-        _check_end(data, path)
-    else:
-        _check_digest(data, trailer, path)
-
-
-def verify_segment(content: bytes, path: Path) -> Trailer:
-    """The trailer of a sealed segment whose bytes are those that were sealed. Raises SegmentDamaged.
-
-    One that an earlier version sealed, without a trailer, is read as a whole instead.
-    """
-    data, trailer = _split(content)
-    if trailer is not None:
-        _check_digest(data, trailer, path)
-        return trailer
-    for frame in read_frames(data, path):
-        for line in frame.lines.splitlines():
-            _record(line, path, frame.start)
-    _check_end(data, path)
-    return trailer_of(data, path, 0)
-
-
-def _check_end(data: bytes, path: Path) -> None:
-    """A segment without a trailer is of an earlier version, or was cut behind a frame: what followed is not known."""
-    if has_checksum(data):
-        raise SegmentDamaged(f"{path}: its end is missing", len(data))
-
-
-def _check_digest(data: bytes, trailer: Trailer, path: Path) -> None:
-    if trailer != trailer.sealed(hashlib.sha256(data)):
-        raise SegmentDamaged(f"{path}: its bytes have another digest than its trailer says", len(data))
-
-
-def _record(line: bytes, path: Path, at: int) -> dict[str, Any]:
-    try:
-        record = from_json(line)
-    except ValueError as exc:
-        raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
-    if not isinstance(record, dict):
-        raise SegmentDamaged(f"{path}: damaged at byte {at}: a line is no event", at)
-    return record
-
-
-def frames_of(path: Path) -> bytes:
-    """The frames of a sealed segment, without its trailer; nothing is verified."""
-    return _split(path.read_bytes())[0]
-
-
-def open_frames(directory: Path) -> Iterator[bytes]:
-    """The lines of every frame of unsealed files; the newest may be missing."""
-    for path in sorted(directory.glob(".*.open")):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue  # sealed meanwhile
-        for frame in whole_frames(data, path):
-            yield frame.lines
-
-
-def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
-    """The records of unsealed files; the newest may be missing."""
-    for path in sorted(directory.glob(".*.open")):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue  # sealed meanwhile
-        yield from readable_records(data, path)
-
-
-def readable_records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
-    """The records of every frame that can be read, also behind damage."""
-    for frame in whole_frames(data, path):
-        yield from map(from_json, frame.lines.splitlines())
-
-
-def whole_frames(data: bytes, path: Path) -> Iterator[Frame]:
-    """Every frame of an unsealed file that can be read, also behind damage."""
-    at = 0
-    while True:
-        try:
-            for frame in read_frames(_split(data)[0], path, at):
-                at = frame.end
-                yield frame
-            return
-        except SegmentDamaged:
-            at = data.find(MAGIC, at + 1)
-            if at < 0:
-                return
-
-
-def sealed_segments(directory: Path, node: str = "") -> list[Path]:
-    """The sealed segments under ``directory``, oldest first; of one ``node`` if given."""
-    return sorted(directory.glob(f"date=*/hour=*/{f'{node}-' if node else ''}*.jsonl.zst"))
-
-
-def final_name(path: Path) -> Path | None:
-    """The other name of a segment that is sealed and still has its hidden name; None for an unsealed one."""
-    if path.stat().st_nlink == 1:
-        return None
-    name = path.name[1 : -len(".open")]
-    sealed = path.parent.glob(f"date=*/hour=*/{name}*.jsonl.zst")
-    return next((other for other in sealed if other.samefile(path)), None)
-
-
-def open_segments(directory: Path, node: str) -> list[Path]:
-    """The segments of ``node`` with a hidden name, oldest first."""
-    return sorted(directory.glob(f".{node}-*.open"))

@@ -218,9 +218,8 @@ class Queue:
         window = self.windows.zone(zone)
         self.windows.refill(zone, destination)
         recipients = window.take(destination, limit, pool)
-        if not recipients and window.refills.may_refill(
-            destination
-        ):  # the window held withdrawn ones only
+        # The window may hold withdrawn ones only.
+        if not recipients and window.refills.may_refill(destination):
             self.windows.refill(zone, destination)
             recipients = window.take(destination, limit, pool)
         self.windows.feed(zone)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress, open_log, report
+from tests.pipeline.campaigns import no_progress, open_log, report, write_sent_plan
 from tests.pipeline.cross_check_log import UNUSUAL_HOURS, write_log
+from tests.pipeline.jobs.test_dsn import complaint
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.provider import provider_of
@@ -174,21 +175,9 @@ def test_warmup(spark: "SparkSession", checked: CrossCheck) -> None:
     assert {row[-1] for row in expected} == {True, False}
 
 
-def complaint(about: str) -> bytes:
-    """A complaint about a message to ``about``, of the first day."""
-    date = format_datetime(BEGINS).encode()
-    return (
-        b"Date: " + date + b'\nContent-Type: multipart/report; report-type=feedback-report; boundary="b"\n\n'
-        b"--b\nContent-Type: message/feedback-report\n\nFeedback-Type: abuse\nOriginal-Rcpt-To: "
-        + about.encode()
-        + b"\n\n--b--\n"
-    )  # fmt: skip
-
-
 def test_plans_and_complaints(spark: "SparkSession", checked: CrossCheck, tmp_path: Path) -> None:
     """Messages in the ledger of a plan have its campaign; complaints are counted by provider."""
     from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
-    from zonemta_py.pipeline.spark import tables
 
     checked.connection.execute(f"""
         CREATE TABLE planned AS SELECT message, min(recipient) AS recipient, arg_min(domain, recipient) AS domain
@@ -196,19 +185,17 @@ def test_plans_and_complaints(spark: "SparkSession", checked: CrossCheck, tmp_pa
     """)
     sent = checked.counted("SELECT message, recipient FROM planned")
     plan = tmp_path / "plan"
-    manifest = (1, "planned", "s@example.com", False, 1, 0, PLANNED, PLANNED, 0, 0, 0, PLANNED)
-    of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
-    spark.createDataFrame([manifest], of_version_1).write.parquet(f"{plan}/manifest")
     rows = [
         ("planned", f"k{n}", "r:25", to, "accepted", 250, "", [message], False, 1)
         for n, (message, to) in enumerate(sent)
     ]
-    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{plan}/ledger/run=1")
+    write_sent_plan(spark, plan, "s@example.com", rows)
     about = [to for _, to in sent[:COMPLAINED]]
     mail = tmp_path / "mail" / "new"
     mail.mkdir(parents=True)
+    date = f"Date: {format_datetime(BEGINS)}\n".encode()
     for n, to in enumerate([*about, "stranger@nowhere.example"]):
-        (mail / str(n)).write_bytes(complaint(to))
+        (mail / str(n)).write_bytes(date + complaint(to))
     read_reports(spark, DsnRequest([str(mail.parent)], [str(plan)], str(tmp_path / "dsn")), no_progress)
     dsn = [str(tmp_path / "dsn")]
     made = request(checked.events, tmp_path / "report", plans=[str(plan)], reports=dsn)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress, open_log, suppressed
+from tests.pipeline.campaigns import no_progress, open_log, suppressed, write_sent_plan
 from tests.pipeline.segments import delivered, write_segment
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import to_json
@@ -58,18 +58,12 @@ MAIL = [
 
 def ledger_of(spark: "SparkSession", directory: Path) -> str:
     """A plan that was submitted: k1 to a and b, k2 to c."""
-    from zonemta_py.pipeline.spark import tables
-
-    manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
-    of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
-    spark.createDataFrame([manifest], of_version_1).write.parquet(f"{directory}/manifest")
     rows = [
         ("june", key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, 1)
         for key, names in (("k1", "ab"), ("k2", "c"))
         for name in names
     ]
-    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{directory}/ledger/run=1")
-    return str(directory)
+    return write_sent_plan(spark, directory, SENDER, rows)
 
 
 def as_mbox(directory: Path) -> Path:

@@ -3,9 +3,7 @@
 import mailbox
 import re
 import shlex
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from tests.kit.deadlines import until_blocking
-from tests.kit.servers import free_port
 from tests.pipeline.campaigns import suppressed
 from tests.pipeline.jobs.test_dsn import bounce
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.cli.main import main
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.events.segment_reading import read_segment, sealed_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
-PROGRAM = Path(sys.executable).with_name("zonemta")
 ELSEWHERE = "pip install"  # of the first block, which the tests of the package run
 MAILBOX = "/var/mail/bounces"
 # Files of the reader, for the section about simulations.
@@ -50,7 +47,7 @@ class Reader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.outputs: dict[str, str] = {}  # by command
-        self._background: list[subprocess.Popen[bytes]] = []
+        self._background: list[CommandProcess] = []
 
     def run(self, block: str) -> None:
         script: list[str] = []  # other lines, up to the next command of the pipeline
@@ -73,14 +70,7 @@ class Reader:
         script.clear()
 
     def _pipeline(self, arguments: list[str]) -> None:
-        # Java was started elsewhere.
-        paths = [
-            str(self.directory / each)
-            if before == "--output" or (self.directory / each).exists()
-            else each
-            for before, each in zip(["", *arguments], arguments, strict=False)
-        ]
-        result = CliRunner().invoke(main, paths)
+        result = CliRunner().invoke(main, self._absolute(arguments))
         assert result.exit_code == 0, (arguments, result.output)
         self.outputs[" ".join(arguments)] = result.stdout
         if arguments[1] == "send":
@@ -91,15 +81,24 @@ class Reader:
         kinds = [event["event"] for path in segments for event in read_segment(path)]
         return kinds.count("delivered") + kinds.count("bounced") >= 400
 
+    def _absolute(self, words: list[str]) -> list[str]:
+        """Java, and programs in the background, were started elsewhere."""
+        return [
+            str(self.directory / each)
+            if before == "--output" or (self.directory / each).exists()
+            else each
+            for before, each in zip(["", *words], words, strict=False)
+        ]
+
     def _start(self, words: list[str]) -> None:
         assert words[-1] == "&"
-        self._background.append(subprocess.Popen([PROGRAM, *words[:-1]], cwd=self.directory))
+        process = CommandProcess(self._absolute(words[:-1]), self.directory / f"{words[0]}.log")
+        process.wait_ready()
+        self._background.append(process)
 
     def close(self) -> None:
-        for process in self._background:
-            process.terminate()
         while self._background:
-            self._background.pop().wait()
+            self._background.pop().stop()
 
 
 @pytest.fixture
@@ -112,14 +111,6 @@ def reader(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     yield found
     found.close()
     spark.sql("DROP SCHEMA mail CASCADE")
-
-
-def answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.usefixtures("kept_session")
@@ -139,7 +130,6 @@ def test_every_command(reader: Reader) -> None:
     reader.run(first)
     own = (reader.directory / "relay.yaml").read_text() + POOLS
     (reader.directory / "zonemta.yaml").write_text(own)
-    until_blocking(lambda: answers(relay) and answers(sink), "relay and receiver")
     for block in others:
         reader.run(block)
     ran = {" ".join(each.split()[1:2]) for each in reader.outputs}

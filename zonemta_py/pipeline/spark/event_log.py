@@ -20,7 +20,8 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.events.log import missing_between
-from zonemta_py.events.segments import Trailer, verify_segment, whole_frames
+from zonemta_py.events.segment_reading import verify_segment, whole_frames
+from zonemta_py.events.segments import Trailer
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
 from zonemta_py.pipeline.rules.torn_lines import whole_groups, whole_lines
 from zonemta_py.pipeline.spark.deferred_session import is_deferred

@@ -23,7 +23,7 @@ def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
     if is_url(path) or not _is_here(spark) or not Path(path).is_dir():
         return None
     # As Hadoop does: .. is removed, links stay.
-    return dict(_files_below(os.path.abspath(path), set()))  # noqa: PTH100
+    return dict(_files_below(os.path.normpath(Path(path).absolute()), set()))
 
 
 def _files_below(directory: str, seen: set[str]) -> Iterator[tuple[str, int]]:

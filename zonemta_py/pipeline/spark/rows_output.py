@@ -7,7 +7,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.arrow_files import write_table
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import TABLE
-from zonemta_py.pipeline.spark.storage import SUCCESS, names_in, prepare_rows, remove, write_text
+from zonemta_py.pipeline.spark.storage import SUCCESS, names_in, prepare_output, remove, write_text
 
 FILE = "rows.parquet"
 
@@ -31,7 +31,7 @@ class RowsOutput:
                     f"{output}: exists; choose another name, or replace it with --overwrite"
                 )
         elif output is not None:
-            self._mode = prepare_rows(spark, output, overwrite=overwrite)
+            self._mode = _prepared(spark, output, overwrite=overwrite)
 
     def written(self, rows: DataFrame) -> DataFrame:
         """``rows`` as they were written; these without an output. Raises LocalError."""
@@ -60,3 +60,18 @@ class RowsOutput:
                 self._spark.sql(f"DROP TABLE IF EXISTS {self._table}")
         elif self._path is not None and names_in(self._spark, self._path):
             remove(self._spark, f"{self._path}/{SUCCESS}")
+
+
+def _prepared(spark: SparkSession, output: str, *, overwrite: bool) -> str | None:
+    """As ``prepare_output``, for a directory with the files of one table and SUCCESS; returns the mode in which Spark is to write.
+
+    None, Spark's default: an error if there is anything, where this process cannot look.
+    """
+    found = names_in(spark, output)
+    if found is None:
+        return None
+    of_rows = {
+        name for name in found if name.startswith(("part-", "rows.")) and name.endswith(".parquet")
+    }
+    prepare_output(spark, output, {*of_rows, SUCCESS}, SUCCESS, overwrite=overwrite)
+    return "overwrite"

@@ -45,21 +45,6 @@ def prepare_output(
         remove(spark, f"{output}/{name}")
 
 
-def prepare_rows(spark: SparkSession, output: str, *, overwrite: bool) -> str | None:
-    """As ``prepare_output``, for a directory with the files of one table and SUCCESS; returns the mode in which Spark is to write.
-
-    None, Spark's default: an error if there is anything, where this process cannot look.
-    """
-    found = names_in(spark, output)
-    if found is None:
-        return None
-    of_rows = {
-        name for name in found if name.startswith(("part-", "rows.")) and name.endswith(".parquet")
-    }
-    prepare_output(spark, output, {*of_rows, SUCCESS}, SUCCESS, overwrite=overwrite)
-    return "overwrite"
-
-
 def names_in(spark: SparkSession, path: str) -> set[str] | None:
     """The names in a directory; None if there is none, or none that this process can look at."""
     if not is_url(path):
