@@ -93,8 +93,11 @@ class Reader:
     def _start(self, words: list[str]) -> None:
         assert words[-1] == "&"
         process = CommandProcess(self._absolute(words[:-1]), self.directory / f"{words[0]}.log")
-        process.wait_ready()
         self._background.append(process)
+        if words[0] == "serve":
+            process.wait_ready()
+        else:  # the counts of a sink are on its standard output
+            until_blocking(lambda: "ready" in process.log.read_text(), "the receiver")
 
     def close(self) -> None:
         while self._background:
