@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from tests.kit.deadlines import scaled
@@ -62,8 +63,10 @@ async def test_a_relay_and_a_sink_are_all_that_is_needed(directory: Path) -> Non
     }
 
 
-def test_a_port_that_is_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_a_port_that_is_in_use(kind: socket.SocketKind) -> None:
+    with socket.socket(type=kind) as server:
+        server.bind(("127.0.0.1", 0))
         busy = f"127.0.0.1:{server.getsockname()[1]}"
         listen = f"127.0.0.1:{free_port('127.0.0.1')}"
         found = CliRunner().invoke(main, ["sink", "--listen", listen, "--dns", busy])

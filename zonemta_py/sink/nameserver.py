@@ -46,11 +46,16 @@ class NameServer(asyncio.DatagramProtocol):
 
     async def _listen(self, host: str, port: int) -> int:
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
-        self._transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES
-        )
-        bound: int = self._transport.get_extra_info("sockname")[1]
+        datagrams = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+        try:  # not by local_addr: uvloop leaves its transport open when the port is in use
+            datagrams.bind((host, port))
+            datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+            datagrams.setblocking(False)
+        except OSError:
+            datagrams.close()
+            raise
+        bound: int = datagrams.getsockname()[1]
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, sock=datagrams)
         try:
             self._server = await asyncio.start_server(self._serve, host, bound)
         except OSError:
