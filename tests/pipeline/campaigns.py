@@ -40,11 +40,27 @@ def write_list(path: Path, rows: list[list[str]], head: tuple[str, ...] = ("emai
     return path
 
 
-def suppressed(path: Path) -> dict[str, dict[str, str]]:
+def suppressed(text: str) -> dict[str, dict[str, str]]:
     """The rows of a suppression file that the product wrote, by entry."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return {row["entry"]: row for row in rows}
+    rows = csv.DictReader(line for line in text.splitlines(True) if not line.startswith("#"))
+    return {row["entry"]: row for row in rows}
+
+
+def content(spark: "SparkSession", path: str) -> str:
+    """The text of a file on this machine or in an object store."""
+    from zonemta_py.pipeline.spark.storage import read_bytes
+
+    return read_bytes(spark, path).decode()
+
+
+def copy(spark: "SparkSession", source: Path, target: str) -> None:
+    """Copy a file, or the files below a directory, to a place on this machine or in an object store."""
+    from zonemta_py.pipeline.spark.storage import write_bytes
+
+    for file in [source] if source.is_file() else sorted(source.rglob("*")):
+        if file.is_file():
+            name = "" if file == source else f"/{file.relative_to(source)}"
+            write_bytes(spark, f"{target}{name}", file.read_bytes())
 
 
 def plan(

@@ -1,10 +1,12 @@
 """One Spark session for all tests of the pipeline; they are skipped without Java."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipeline.object_store import JARS, class_path, object_root
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
@@ -33,11 +35,20 @@ def spark() -> "Iterator[SparkSession]":
         **{
             "spark.sql.shuffle.partitions": "2",
             "spark.driver.extraJavaOptions": FAST_START,
+            "spark.driver.extraClassPath": class_path(),
             "spark.python.worker.reuse": "true",
         },
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(params=["path", "s3a" if JARS.is_dir() else "file"])
+def root(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path) -> str:
+    """An empty place: a directory of this machine, or a URL: in an object store where the client of S3 is installed."""
+    if request.param == "s3a":
+        return object_root(spark, tmp_path)
+    return str(tmp_path) if request.param == "path" else f"file://{tmp_path}"
 
 
 class KeptSession:

@@ -37,7 +37,7 @@ def has_checksum(data: bytes) -> bool:
         return False
 
 
-def read_frames(data: bytes, path: Path, start: int = 0) -> Iterator[Frame]:
+def read_frames(data: bytes, path: Path | str, start: int = 0) -> Iterator[Frame]:
     """The frames of ``data``. Raises SegmentDamaged with the offset of the first that is not whole."""
     at = start
     while at < len(data):

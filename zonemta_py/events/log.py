@@ -63,7 +63,7 @@ def gaps(directory: Path, exported: Mapping[str, int]) -> Iterator[str]:
             )
 
 
-def missing_between(node: str, segments: Iterable[tuple[Trailer, Path]]) -> Iterator[str]:
+def missing_between(node: str, segments: Iterable[tuple[Trailer, Path | str]]) -> Iterator[str]:
     """A text for each place where segments of ``node`` are missing between others."""
     last = 0
     for trailer, path in sorted(segments, key=lambda one: one[0].first):

@@ -40,7 +40,7 @@ def readable_parts(path: Path) -> Iterator[Trailer]:
         yield Trailer(0, 0, row[0].first, row[-1].last)
 
 
-def trailer_of(data: bytes, path: Path, previous: int) -> Trailer:
+def trailer_of(data: bytes, path: Path | str, previous: int) -> Trailer:
     """The trailer for the frames ``data``. Raises SegmentDamaged."""
     frames = list(read_frames(data, path))
     if not frames:
@@ -68,7 +68,7 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
         _check_digest(data, trailer, path)
 
 
-def verify_segment(content: bytes, path: Path) -> Trailer:
+def verify_segment(content: bytes, path: Path | str) -> Trailer:
     """The trailer of a sealed segment whose bytes are those that were sealed. Raises SegmentDamaged.
 
     One that an earlier version sealed, without a trailer, is read as a whole instead.
@@ -84,18 +84,18 @@ def verify_segment(content: bytes, path: Path) -> Trailer:
     return trailer_of(data, path, 0)
 
 
-def _check_end(data: bytes, path: Path) -> None:
+def _check_end(data: bytes, path: Path | str) -> None:
     """A segment without a trailer is of an earlier version, or was cut behind a frame: what followed is not known."""
     if has_checksum(data):
         raise SegmentDamaged(f"{path}: its end is missing", len(data))
 
 
-def _check_digest(data: bytes, trailer: Trailer, path: Path) -> None:
+def _check_digest(data: bytes, trailer: Trailer, path: Path | str) -> None:
     if trailer != trailer.sealed(hashlib.sha256(data)):
         raise SegmentDamaged(f"{path}: its bytes have another digest than its trailer says", len(data))
 
 
-def _record(line: bytes, path: Path, at: int) -> dict[str, Any]:
+def _record(line: bytes, path: Path | str, at: int) -> dict[str, Any]:
     try:
         record = from_json(line)
     except ValueError as exc:
@@ -137,7 +137,7 @@ def readable_records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
         yield from map(from_json, frame.lines.splitlines())
 
 
-def whole_frames(data: bytes, path: Path) -> Iterator[Frame]:
+def whole_frames(data: bytes, path: Path | str) -> Iterator[Frame]:
     """Every frame of an unsealed file that can be read, also behind damage."""
     at = 0
     while True:

@@ -175,7 +175,7 @@ def test_suppressed_addresses(spark: "SparkSession", tmp_path: Path) -> None:
         open_log(spark, str(tmp_path / "events")), str(path), reports=[reports], days=30
     )
     assert make_suppression(spark, request, no_progress) == 4
-    found = suppressed(path)
+    found = suppressed(path.read_text())
     assert set(found) == {"hard@x.example", "a@x.example", "b@x.example", "c@x.example"}
     assert found["c@x.example"]["reason"].startswith("complained on 20")
     assert found["a@x.example"]["reason"].startswith("bounced 5.1.1 on 20")

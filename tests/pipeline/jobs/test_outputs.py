@@ -8,6 +8,7 @@ import pytest
 
 from tests.pipeline.campaigns import no_progress, open_log, plan, write_list
 from tests.pipeline.segments import accepted, delivered, write_segment
+from zonemta_py.config.load import parse_config
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.scenarios import scenarios
@@ -17,8 +18,31 @@ if TYPE_CHECKING:
 
     Job = Callable[..., Any]
 
-SCHEMES = ("", "file://")
 JOBS = ("reconcile", "anomaly", "simulate")
+
+
+def write(spark: "SparkSession", path: str, content: bytes) -> None:
+    from zonemta_py.pipeline.spark.storage import write_bytes
+
+    write_bytes(spark, path, content)
+
+
+def text_of(spark: "SparkSession", path: str) -> str:
+    from zonemta_py.pipeline.spark.storage import read_bytes
+
+    return read_bytes(spark, path).decode()
+
+
+def names_of(spark: "SparkSession", path: str) -> set[str]:
+    from zonemta_py.pipeline.spark.storage import names_in
+
+    return names_in(spark, path) or set()
+
+
+def remove_output(spark: "SparkSession", path: str) -> None:
+    from zonemta_py.pipeline.spark.storage import remove
+
+    remove(spark, path)
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +74,20 @@ def job(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path_factory:
     return run
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("job", JOBS, indirect=True)
-def test_an_output_that_exists(spark: "SparkSession", tmp_path: Path, job: "Job", scheme: str) -> None:
-    output = f"{scheme}{tmp_path}/out"
+def test_an_output_that_exists(spark: "SparkSession", root: str, job: "Job") -> None:
+    output = f"{root}/out"
     first = job(output)
-    assert (tmp_path / "out" / "_SUCCESS").exists()
+    assert "_SUCCESS" in names_of(spark, output)
     rows = spark.read.parquet(output).count()
     with pytest.raises(LocalError, match="--overwrite"):
         job(output)
     assert job(output, overwrite=True) == first
     assert spark.read.parquet(output).count() == rows
-    (tmp_path / "out" / "thesis.txt").write_text("years")
+    write(spark, f"{output}/thesis.txt", b"years")
     with pytest.raises(LocalError, match=r"contains thesis\.txt"):
         job(output, overwrite=True)
-    assert (tmp_path / "out" / "thesis.txt").exists()
+    assert "thesis.txt" in names_of(spark, output)
 
 
 @pytest.mark.parametrize("job", JOBS, indirect=True)
@@ -86,24 +109,23 @@ def test_a_table(spark: "SparkSession", tmp_path: Path, job: "Job") -> None:
         spark.sql("DROP SCHEMA outputs CASCADE")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("job", JOBS, indirect=True)
-def test_what_a_killed_run_left_is_replaced(
-    spark: "SparkSession", tmp_path: Path, job: "Job", scheme: str
-) -> None:
-    output = f"{scheme}{tmp_path}/out"
+def test_what_a_killed_run_left_is_replaced(spark: "SparkSession", root: str, job: "Job") -> None:
+    output = f"{root}/out"
     job(output)
     rows = spark.read.parquet(output).count()
-    (tmp_path / "out" / "_SUCCESS").unlink()
-    (tmp_path / "out" / "_temporary" / "0").mkdir(parents=True)
-    (tmp_path / "out" / "part-00007-x.snappy.parquet").write_bytes(b"half")
-    (tmp_path / "out" / "part-00000-x.c000.zstd.parquet").write_bytes(b"half")
+    remove_output(spark, f"{output}/_SUCCESS")
+    for name in (
+        "_temporary/0/x",
+        "part-00007-x.snappy.parquet",
+        "part-00000-x.c000.zstd.parquet",
+    ):
+        write(spark, f"{output}/{name}", b"half")
     job(output)
     assert spark.read.parquet(output).count() == rows
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_reports_that_came_by_mail(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
+def test_reports_that_came_by_mail(spark: "SparkSession", root: str) -> None:
     """What ``dsn`` writes, after a kill between its two tables, and when it is complete."""
     from zonemta_py.pipeline.jobs.dsn import (
         NOTICES,
@@ -112,33 +134,27 @@ def test_reports_that_came_by_mail(spark: "SparkSession", tmp_path: Path, scheme
         read_reports,
     )
 
-    (tmp_path / "mail").mkdir()
-    (tmp_path / "mail" / "cur").mkdir()
-    (tmp_path / "mail" / "new").mkdir()
-    (tmp_path / "mail" / "new" / "1").write_bytes(b"Subject: out of office\n\nI am away\n")
-    output = tmp_path / "out"
+    mail, output = f"{root}/mail.mbox", f"{root}/out"
+    write(spark, mail, b"From a Thu Nov 26 10:00:00 2026\nSubject: out of office\n\nI am away\n")
 
     def run(**options: bool) -> int:
-        request = DsnRequest(
-            [str(tmp_path / "mail")], [], f"{scheme}{output}", ["s@example.com"], **options
-        )
+        request = DsnRequest([mail], [], output, ["s@example.com"], **options)
         return read_reports(spark, request, no_progress).messages
 
     assert run() == 1
-    assert read_matched_reports(spark, f"{scheme}{output}").count() == 1
+    assert read_matched_reports(spark, output).count() == 1
     with pytest.raises(LocalError, match="--overwrite"):
         run()
     assert run(overwrite=True) == 1
-    (output / "reports" / "_SUCCESS").unlink()
-    (output / "reports" / "part-00009-x.snappy.parquet").write_bytes(b"half")
-    (output / NOTICES).mkdir(exist_ok=True)
-    (output / NOTICES / "part-00009-x.snappy.parquet").write_bytes(b"half")
+    remove_output(spark, f"{output}/reports/_SUCCESS")
+    for table in ("reports", NOTICES):
+        write(spark, f"{output}/{table}/part-00009-x.snappy.parquet", b"half")
     assert run() == 1
-    assert read_matched_reports(spark, f"{scheme}{output}").count() == 1
+    assert read_matched_reports(spark, output).count() == 1
 
 
-def test_files_on_a_url(spark: "SparkSession", tmp_path: Path) -> None:
-    """What ``suppress`` and ``recommend`` write is the same at a path and at a URL, and replaces what was there."""
+def test_files(spark: "SparkSession", tmp_path: Path, root: str) -> None:
+    """What ``suppress`` and ``recommend`` write replaces what was there."""
     from zonemta_py.pipeline.jobs.recommend import RecommendRequest, recommend
     from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
 
@@ -156,15 +172,15 @@ def test_files_on_a_url(spark: "SparkSession", tmp_path: Path) -> None:
     )
     log = open_log(spark, tmp_path / "events")
     for name in ("suppressed.csv", "zones.yaml"):
-        (tmp_path / f"url-{name}").write_text(
-            "what was there before, and is longer than what follows" * 50
-        )
-    for where in (f"{tmp_path}/", f"file://{tmp_path}/url-"):
-        assert make_suppression(spark, SuppressRequest(log, f"{where}suppressed.csv"), no_progress) == 3
-        recommend(spark, RecommendRequest(log, f"{where}zones.yaml"), no_progress)
-    for name in ("suppressed.csv", "zones.yaml"):
-        lines = [(tmp_path / each).read_text().splitlines() for each in (name, f"url-{name}")]
-        assert [line for line in lines[0] if not line.startswith("#")] == [
-            line for line in lines[1] if not line.startswith("#")
-        ]
-        assert len(lines[0]) > 1
+        write(spark, f"{root}/{name}", b"what was there before, and is longer than what follows" * 50)
+    request = SuppressRequest(log, f"{root}/suppressed.csv")
+    assert make_suppression(spark, request, no_progress) == 3
+    lines = text_of(spark, request.output).splitlines()
+    assert [line.partition(",")[0].strip(chr(34)) for line in lines if not line.startswith("#")] == [
+        "entry",
+        "u1@x.example",
+        "u2@x.example",
+        "u3@x.example",
+    ]
+    recommend(spark, RecommendRequest(log, f"{root}/zones.yaml"), no_progress)
+    parse_config(text_of(spark, f"{root}/zones.yaml"), Path("zones.yaml"))

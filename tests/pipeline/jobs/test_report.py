@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress, open_log, report
+from tests.pipeline.campaigns import content, copy, no_progress, open_log, report
 from tests.pipeline.segments import delivered, write_log, write_segment
 from zonemta_py.core.errors import LocalError
 
@@ -35,56 +35,61 @@ def test_no_events(spark: "SparkSession", tmp_path: Path) -> None:
             report(spark, ReportRequest(str(path), [], str(tmp_path / f"out-{problem[:3]}")))
 
 
-def test_an_update_equals_a_complete_report(spark: "SparkSession", tmp_path: Path) -> None:
+def test_an_update_equals_a_complete_report(spark: "SparkSession", tmp_path: Path, root: str) -> None:
     """An update reads only new segments; its tables are those of a complete report."""
     from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
+    from zonemta_py.pipeline.spark.storage import names_in
 
-    events, output = tmp_path / "events", tmp_path / "report"
-    request = ReportRequest(str(events), (), str(output))
+    written, events, output = tmp_path / "written", f"{root}/events", f"{root}/report"
+    request = ReportRequest(events, (), output)
 
     def update() -> tuple[dict[str, Any], int]:
+        copy(spark, written, events)
         sums, log = update_report(spark, request, None, no_progress)
         return sums, len(log.segments)
 
-    write_segment(events, "a", [delivered(n, duration_ms=n) for n in range(10)])
+    write_segment(written, "a", [delivered(n, duration_ms=n) for n in range(10)])
     sums, segments = update()
     assert (sums["delivered"], segments) == (10, 1)
-    write_segment(events, "b", [delivered(n) for n in range(8, 25)])
-    write_segment(events, "c", [delivered(n, event="bounced", code=550, status="5.1.1", reply=f"no user {n}") for n in range(25, 30)])  # fmt: skip
+    write_segment(written, "b", [delivered(n) for n in range(8, 25)])
+    write_segment(written, "c", [delivered(n, event="bounced", code=550, status="5.1.1", reply=f"no user {n}") for n in range(25, 30)])  # fmt: skip
     sums, segments = update()
     assert (sums["delivered"], sums["bounced"], segments) == (25, 5, 2)
     assert update() == (sums, 0)
-    page = (output / "report.html").read_text()
-    assert "25" in page
-    assert sorted(each.name for each in output.iterdir()) == [
+    assert "25" in content(spark, f"{output}/report.html")
+    assert names_in(spark, output) == {
         "anomalies", "days", "hours", "rates", "read", "replies", "report.html", "sums",
-    ]  # fmt: skip
-    complete = ReportRequest(str(events), (), str(tmp_path / "complete"))
+    }  # fmt: skip
+    complete = ReportRequest(events, (), f"{root}/complete")
     assert report(spark, complete) == sums
     for name in ("rates", "hours", "days", "replies"):
-        one, other = (spark.read.parquet(f"{path}/{name}") for path in (output, tmp_path / "complete"))
+        one, other = (spark.read.parquet(f"{path}/{name}") for path in (output, complete.output))
         assert one.exceptAll(other).count() == other.exceptAll(one).count() == 0, name
 
 
-def test_a_segment_that_is_restored(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_segment_that_is_restored(spark: "SparkSession", tmp_path: Path, root: str) -> None:
     """An update counts what can be read of a damaged segment once, and the rest when it is restored."""
     from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
+    from zonemta_py.pipeline.spark.storage import names_in
 
-    events = tmp_path / "events"
-    request = ReportRequest(str(events), (), str(tmp_path / "report"))
-    write_segment(events, "a", [delivered(n) for n in range(10)])
-    path = write_segment(events, "b", [delivered(n) for n in range(10, 30)])
+    written, events, output = tmp_path / "written", f"{root}/events", f"{root}/report"
+    request = ReportRequest(events, (), output)
+    write_segment(written, "a", [delivered(n) for n in range(10)])
+    path = write_segment(written, "b", [delivered(n) for n in range(10, 30)])
     whole = path.read_bytes()
     path.write_bytes(whole[:-150])  # into the second of two frames
+    copy(spark, written, events)
     for _ in range(2):
         sums, log = update_report(spark, request, None, no_progress)
         assert (sums["delivered"], len(log.damaged)) == (20, 1)
-        assert "damage" in (tmp_path / "report" / "report.html").read_text()
-        assert (tmp_path / "report" / "quarantine").is_dir()
+        assert f"{root}/events/{path.relative_to(written)}: " in str(log.damage[0])
+        assert "damage" in content(spark, f"{output}/report.html")
+        assert "quarantine" in (names_in(spark, output) or ())
     path.write_bytes(whole)
+    copy(spark, written, events)
     sums, log = update_report(spark, request, None, no_progress)
     assert (sums["delivered"], log.damage) == (30, [])
-    assert not (tmp_path / "report" / "quarantine").exists()
+    assert "quarantine" not in (names_in(spark, output) or ())
 
 
 def test_a_gap_is_there_until_the_segment_is(spark: "SparkSession", tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -201,7 +200,7 @@ def _gaps(path: str, segments: Iterable[str], read: Coverage) -> Iterator[str]:
         for first, last in ranges:
             at = bisect_left(named, (node, first, ""))  # the segment behind the gap may be removed
             behind = named[at][2] if at < len(named) and named[at][:2] <= (node, last) else path
-            listed.append((Trailer(0, 0, first, last), Path(behind)))
+            listed.append((Trailer(0, 0, first, last), behind))
         yield from missing_between(node, listed)
 
 
@@ -212,14 +211,14 @@ def _verified(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _row(path: str, content: bytes) -> tuple[object, ...]:
-    name = _NAME.match(Path(path).name)
+    name = _NAME.match(path.rpartition("/")[2])
     node = name[1] if name else _node_in(content, path)
     try:
-        trailer = verify_segment(content, Path(path))
+        trailer = verify_segment(content, path)
     except SegmentDamaged as exc:
         readable, behind = 0, -1
         ends: list[int] = []
-        for frame in whole_frames(content, Path(path)):
+        for frame in whole_frames(content, path):
             runs, records = whole_groups(frame.lines)
             readable += records
             found = [end for run in runs for end in run]
@@ -242,14 +241,14 @@ def _row(path: str, content: bytes) -> tuple[object, ...]:
 
 def _node_in(content: bytes, path: str) -> str:
     """The node of the first record, for a segment that was renamed; empty when nothing can be read."""
-    frame = next(whole_frames(content, Path(path)), None)
+    frame = next(whole_frames(content, path), None)
     return str(from_json(frame.lines.splitlines()[0])["node"]) if frame else ""
 
 
 def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) -> Iterator[bytes]:
     """The JSON lines of each whole frame of a segment, without those outside its ``parts``."""
     wanted = parts.get(path)
-    for frame in whole_frames(content, Path(path)):
+    for frame in whole_frames(content, path):
         if wanted is None or any(a <= frame.first and frame.last <= b for a, b in wanted):
             yield frame.lines
         else:
