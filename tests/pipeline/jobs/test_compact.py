@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress, open_log, report
+from tests.pipeline.campaigns import content, copy, no_progress, open_log, report
 from tests.pipeline.segments import (
     HOUR_BEGINS_MS,
     HOUR_MS,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def compacted(spark: "SparkSession", events: Path, output: Path) -> tuple[int, list[int]]:
+def compacted(spark: "SparkSession", events: Path | str, output: Path | str) -> tuple[int, list[int]]:
     """The number of events that a run has written, and all sequence numbers after it."""
     from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
     from zonemta_py.pipeline.spark.events import read_events
@@ -108,79 +108,96 @@ def test_a_gap_is_there_until_the_segment_is(spark: "SparkSession", tmp_path: Pa
     assert [gaps(), gaps()] == [0, 0]
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_report_of_its_output(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
 ) -> None:
     """Has the counts and the damage that compact found; of files without them it says that they are not verified."""
     from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
     from zonemta_py.pipeline.jobs.report import ReportRequest
     from zonemta_py.pipeline.spark.event_log import damage_counts
+    from zonemta_py.pipeline.spark.storage import names_in, remove
 
-    cut, *_ = write_log(tmp_path / "events", 3)
+    written = tmp_path / "written"
+    cut, *_ = write_log(written, 3)
     whole = cut.read_bytes()
     cut.write_bytes(whole[:-100])  # into the second of its frames
-    lake = CompactRequest(f"{scheme}{tmp_path}/events", f"{scheme}{tmp_path}/lake")
+    copy(spark, written, f"{root}/events")
+    lake = CompactRequest(f"{root}/events", f"{root}/lake")
     compact(spark, lake, no_progress)
-    request = ReportRequest(f"{lake.lake}/", (), f"{scheme}{tmp_path}/out", overwrite=True)
+    request = ReportRequest(f"{lake.lake}/", (), f"{root}/out", overwrite=True)
 
     def page() -> str:
         report(spark, request)
-        return (tmp_path / "out" / "report.html").read_text()
+        return content(spark, f"{root}/out/report.html")
 
     assert damage_counts(open_log(spark, request.events)) == {"damaged_segments": 1, "gaps": 1}
     assert cut.name in page()
-    assert (tmp_path / "out" / "quarantine" / "segments.jsonl").exists()
+    assert "segments.jsonl" in (names_in(spark, f"{root}/out/quarantine") or ())
     cut.write_bytes(whole)
+    copy(spark, written, f"{root}/events")
     compact(spark, lake, no_progress)
     found = page()
     assert "event log: no damage found" in found
     assert "<dt>Segments</dt><dd>4</dd>" in found, "the damaged one was read twice"
     assert "<dt>Records read</dt><dd>70</dd>" in found
-    if not scheme:
+    if root == str(tmp_path):
         with monkeypatch.context() as inside:
             inside.chdir(tmp_path / "lake")
             assert open_log(spark, "events").records == 70
-    (tmp_path / "lake" / "quarantine" / "segments.jsonl").unlink()  # as an earlier version left it
+    remove(spark, f"{root}/lake/quarantine/segments.jsonl")  # as an earlier version left it
     found = page()
     assert "no damage found" not in found
     assert "event log: not verified" in found
     assert damage_counts(open_log(spark, request.events)) == {"damaged_segments": None, "gaps": None}
 
 
-@pytest.mark.parametrize("moment", ["moving.json", "state.json", "first file"])
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+@pytest.mark.parametrize("moment", ["moving.json", "state.json", "first file", "copied"])
 def test_a_run_that_is_killed(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    spark: "SparkSession", tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Before, at and after the moment from which the run counts: nothing is lost, nothing is there twice."""
+    """Before, at and after the moment from which the run counts: nothing is lost, nothing is there twice.
+
+    An object store moves a file by a copy: ``copied`` is a kill before the original is removed.
+    """
     from zonemta_py.pipeline.jobs import compact as module
+    from zonemta_py.pipeline.spark.storage import names_in, read_bytes, write_bytes
 
-    events, output = tmp_path / "events", tmp_path / "lake"
-    write_segment(events, "a", [delivered(n, time_ms=HOUR_BEGINS_MS + n * HOUR_MS) for n in range(5)])
-    assert compacted(spark, events, output)[0] == 5
-    write_segment(events, "b", [delivered(n, time_ms=HOUR_BEGINS_MS + n * HOUR_MS) for n in range(5, 9)])
-    original = module.move
+    written, events, output = tmp_path / "written", f"{root}/events", f"{root}/lake"
+    move, write_text = module.move, module.write_text
 
-    class Killed(BaseException):
-        pass
-
-    def fail(session: Any, path: str, *rest: str) -> None:
-        if path.endswith(moment) or moment == "first file":
+    def write_killed(session: "SparkSession", path: str, text: str) -> None:
+        if path.endswith(moment):
             raise Killed
-        (original if rest and path != rest[0] and "/staging/" in path else write_text)(
-            session, path, *rest
-        )
+        write_text(session, path, text)
 
-    from zonemta_py.pipeline.spark.storage import write_text
+    def move_killed(session: "SparkSession", source: str, target: str) -> None:
+        if moment == "copied":
+            write_bytes(session, target, read_bytes(session, source))
+        if moment in ("first file", "copied") or source.endswith(moment):
+            raise Killed
+        move(session, source, target)
 
-    monkeypatch.setattr(module, "write_text" if moment == "moving.json" else "move", fail)
-    with pytest.raises(Killed):
-        compacted(spark, events, output)
-    monkeypatch.undo()
+    def write(name: str, begin: int, end: int) -> None:
+        each = [delivered(n, time_ms=HOUR_BEGINS_MS + n * HOUR_MS) for n in range(begin, end)]
+        write_segment(written, name, each)
+        copy(spark, written, events)
+
+    write("a", 0, 5)
+    assert compacted(spark, events, output)[0] == 5
+    write("b", 5, 9)
+    with monkeypatch.context() as killed:
+        killed.setattr(module, "write_text", write_killed)
+        killed.setattr(module, "move", move_killed)
+        with pytest.raises(Killed):
+            compacted(spark, events, output)
     _, found = compacted(spark, events, output)
     assert found == list(range(9))
     assert compacted(spark, events, output) == (0, list(range(9)))
-    assert sorted(each.name for each in output.iterdir()) == ["events", "quarantine", "read"]
+    assert names_in(spark, output) == {"events", "quarantine", "read"}
 
 
 def test_sigint_stops_it_after_the_batch(spark: "SparkSession", tmp_path: Path) -> None:

@@ -200,46 +200,43 @@ def test_a_complete_report_replaces_one_that_was_kept_up_to_date(
     assert not (tmp_path / "report" / "read").exists()
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"])
-def test_an_update_on_a_file_system_of_spark(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
-    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
-
-    request = ReportRequest(f"{scheme}{tmp_path}/events", (), f"{scheme}{tmp_path}/report")
-    for count in (1, 2):
-        write_segment(
-            tmp_path / "events", str(count), [delivered(n) for n in range(10 * count - 10, 10 * count)]
-        )
-        sums, _ = update_report(spark, request, None, no_progress)
-        assert sums["delivered"] == 10 * count
-    assert (tmp_path / "report" / "report.html").exists()
-
-
+@pytest.mark.parametrize("copied", [False, True])
 def test_a_run_that_is_killed_while_it_replaces_tables(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession", tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, copied: bool
 ) -> None:
-    """The next run puts the rest in place: tables and page are of one run."""
-    from zonemta_py.pipeline.jobs import report as module
+    """The next run puts the rest in place: tables and page are of one run.
 
-    events, output = tmp_path / "events", tmp_path / "report"
-    request = module.ReportRequest(str(events), (), str(output))
-    write_segment(events, "a", [delivered(n) for n in range(10)])
-    module.update_report(spark, request, None, no_progress)
-    write_segment(events, "b", [delivered(n) for n in range(10, 15)])
+    An object store moves a file by a copy: ``copied`` is a kill before the original is removed.
+    """
+    from zonemta_py.pipeline.jobs import report as module
+    from zonemta_py.pipeline.spark.storage import names_in, read_bytes, write_bytes
+
+    written, events, output = tmp_path / "written", f"{root}/events", f"{root}/report"
+    request = module.ReportRequest(events, (), output)
     original = module.move
     moved: list[str] = []
 
-    def move(session: Any, source: str, target: str) -> None:
+    def move(session: "SparkSession", source: str, target: str) -> None:
         if len(moved) == 2:
+            for name in (names_in(session, source) or ()) if copied else ():
+                write_bytes(session, f"{target}/{name}", read_bytes(session, f"{source}/{name}"))
             raise Killed
         moved.append(source)
         original(session, source, target)
 
-    monkeypatch.setattr(module, "move", move)
-    with pytest.raises(Killed):
-        module.update_report(spark, request, None, no_progress)
-    monkeypatch.undo()
+    def write(name: str, begin: int, end: int) -> None:
+        write_segment(written, name, [delivered(n) for n in range(begin, end)])
+        copy(spark, written, events)
+
+    write("a", 0, 10)
+    module.update_report(spark, request, None, no_progress)
+    write("b", 10, 15)
+    with monkeypatch.context() as killed:
+        killed.setattr(module, "move", move)
+        with pytest.raises(Killed):
+            module.update_report(spark, request, None, no_progress)
     sums, log = module.update_report(spark, request, None, no_progress)
     assert (sums["delivered"], log.segments) == (15, [])
     hours = spark.read.parquet(f"{output}/hours").agg({"delivered": "sum"}).collect()[0][0]
     assert hours == 15
-    assert not (output / "_next").exists()
+    assert "_next" not in (names_in(spark, output) or ())

@@ -10,6 +10,8 @@ import pytest
         ("\n  \n[X] first", "[X] first"),
         ("", ""),
         ("Job aborted\n\tat x\nCaused by: java.io.IOException: disk full\n\tat y", "disk full"),
+        ("An error occurred while calling o57.rename.\n: org.apache.hadoop.fs.FileAlreadyExistsException: Failed to rename x\n\tat y", "Failed to rename x"),
+        ("An error occurred while calling o57.parquet.\n: java.io.IOException: x\nCaused by: java.net.SocketException: reset", "reset"),
         ("\n  An exception was thrown:\nTraceback\n  File x\nModuleNotFoundError: No module named 'pyarrow'\n", "ModuleNotFoundError: No module named 'pyarrow'"),
     ],
 )  # fmt: skip

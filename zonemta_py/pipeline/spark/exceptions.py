@@ -12,6 +12,7 @@ from zonemta_py.core.errors import LocalError
 
 _READ = re.compile(r"Encountered error while reading file (?:file:/*(?=/))?(\S+?)\. ")
 _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+_THROWN = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)  # by a method that Py4J called
 
 _HEADER = re.compile(
     r"CSV header does not conform to the schema\.\s+Header: (.+)\s+Schema: (.+)"
@@ -51,6 +52,6 @@ def error_line(text: str) -> str:
             f"{name} has {own}, other files have {others}: "
             "give all files the same columns in the same order"
         )
-    causes = _CAUSE.findall(text) or _RAISED.findall(text)
+    causes = _CAUSE.findall(text) or _THROWN.findall(text) or _RAISED.findall(text)
     cause = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "")
     return f"{file[1]} cannot be read: {cause}" if file else cause

@@ -91,7 +91,10 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def move(spark: SparkSession, source: str, target: str) -> None:
-    """Give a file or directory another name on the same file system; nothing has it. Raises LocalError."""
+    """Give a file or directory another name on the same file system. Raises LocalError.
+
+    An object store copies and then removes: what has the name is a copy, maybe of a part, that a killed run left.
+    """
     if not is_url(source):
         try:
             Path(source).replace(target)
@@ -99,8 +102,10 @@ def move(spark: SparkSession, source: str, target: str) -> None:
             raise LocalError(f"{source}: {exc.strerror}") from exc
         return
     system, at = _reachable(spark, source)
+    to = _reachable(spark, target)[1]
     with spark_errors(source):
-        if not system.rename(at, _reachable(spark, target)[1]):
+        system.delete(to, True)
+        if not system.rename(at, to):
             raise LocalError(f"{source}: cannot be renamed to {target}")
 
 
