@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from zonemta_py.bench.process import free_port, process_tree
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 START_S = 60.0
+HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
@@ -40,9 +42,18 @@ class Cluster:
         return pid
 
 
+def can_hide() -> bool:
+    """Whether a process may have a file system of its own here: that of root may."""
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "-m", "true"], check=False).returncode == 0
+
+
 @asynccontextmanager
-async def cluster(directory: Path) -> AsyncIterator[Cluster]:
-    """Start a cluster from the installed package; kill it at the end of the block."""
+async def cluster(directory: Path, hidden: Path | None = None) -> AsyncIterator[Cluster]:
+    """Start a cluster from the installed package; kill it at the end of the block.
+
+    ``hidden``: a directory that is empty for each worker, as if it were another machine.
+    """
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -66,6 +77,7 @@ async def cluster(directory: Path) -> AsyncIterator[Cluster]:
                 "--work-dir",
                 str(directory / host),
                 *small,
+                hidden=hidden,
             )
             for host in HOSTS
         ]
@@ -82,7 +94,9 @@ async def cluster(directory: Path) -> AsyncIterator[Cluster]:
             _end(process)
 
 
-def _start(directory: Path, home: Path, what: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(
+    directory: Path, home: Path, what: str, *arguments: str, hidden: Path | None = None
+) -> subprocess.Popen[bytes]:
     from zonemta_py.pipeline.spark.session import find_java
 
     environment = {
@@ -90,9 +104,12 @@ def _start(directory: Path, home: Path, what: str, *arguments: str) -> subproces
         "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JAVA,
         "JAVA_HOME": str(find_java().resolve().parents[1]),
     }  # fmt: skip
+    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}", *arguments]
+    if hidden is not None:
+        command = ["unshare", "-m", "sh", "-c", HIDE, str(hidden), *command]
     with (directory / f"{what}.log").open("ab") as log:
         return subprocess.Popen(
-            [home / "bin" / "spark-class", f"org.apache.spark.deploy.{what}", *arguments],
+            command,
             stdout=log,
             stderr=log,
             env=environment,
