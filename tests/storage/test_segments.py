@@ -209,6 +209,18 @@ def test_a_view_that_begins_before_the_write_keeps_its_segments(
 
 
 @pytest.mark.usefixtures("small_segments")
+def test_a_segment_that_is_removed_while_the_directory_is_read(directory: Path) -> None:
+    """A check of a running relay lists segments that a batch removes meanwhile."""
+    files = SegmentFiles(directory / "bodies")
+    assert (files.sizes(), files.strangers()) == ({}, [])
+    files.directory.mkdir()
+    (files.directory / "00000001.segment").write_bytes(b"body")
+    (files.directory / "00000002.segment").symlink_to(directory / "gone")  # listed, and not there
+    (files.directory / "notes.txt").write_bytes(b"")
+    assert files.sizes() == {1: 4}
+    assert files.strangers() == ["notes.txt"]
+
+
 def test_an_opening_removes_what_no_key_needs(directory: Path) -> None:
     """The number of one that had references is not used again."""
     store = LevelDBStore(directory / "db")

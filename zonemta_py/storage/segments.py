@@ -9,6 +9,7 @@ import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -82,20 +83,19 @@ class SegmentFiles:
 
     def sizes(self) -> dict[int, int]:
         """The size in bytes of each segment on disk, by number. Raises OSError."""
-        if not self.directory.is_dir():
-            return {}
-        return {
-            int(path.stem): path.stat().st_size
-            for path in self.directory.iterdir()
-            if path.suffix == SUFFIX and len(path.stem) == NUMBER_DIGITS and path.stem.isdigit()
-        }
+        found: dict[int, int] = {}
+        for name in self._names():
+            if _is_segment(name):
+                with suppress(FileNotFoundError):  # a batch has removed it meanwhile
+                    found[int(name[:NUMBER_DIGITS])] = (self.directory / name).stat().st_size
+        return found
 
     def strangers(self) -> list[str]:
         """The names in the directory that are not those of segments."""
-        if not self.directory.is_dir():
-            return []
-        known = {self._path(number).name for number in self.sizes()}
-        return sorted(path.name for path in self.directory.iterdir() if path.name not in known)
+        return sorted(name for name in self._names() if not _is_segment(name))
+
+    def _names(self) -> list[str]:
+        return os.listdir(self.directory) if self.directory.is_dir() else []
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:0{NUMBER_DIGITS}d}{SUFFIX}"
@@ -224,6 +224,11 @@ class SegmentedView:
         if not _covers_own(start, stop):
             return found
         return (key for key in found if not key.startswith(OWN_KEYS))
+
+
+def _is_segment(name: str) -> bool:
+    number, suffix = name[:NUMBER_DIGITS], name[NUMBER_DIGITS:]
+    return suffix == SUFFIX and number.isascii() and number.isdigit()
 
 
 def _covers_own(start: bytes, stop: bytes) -> bool:
