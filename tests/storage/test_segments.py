@@ -208,7 +208,6 @@ def test_a_view_that_begins_before_the_write_keeps_its_segments(
     assert store.get(keys.chunk_key(THREE, 3)) == chunk(3)
 
 
-@pytest.mark.usefixtures("small_segments")
 def test_a_segment_that_is_removed_while_the_directory_is_read(directory: Path) -> None:
     """A check of a running relay lists segments that a batch removes meanwhile."""
     files = SegmentFiles(directory / "bodies")
@@ -221,6 +220,7 @@ def test_a_segment_that_is_removed_while_the_directory_is_read(directory: Path) 
     assert files.strangers() == ["notes.txt"]
 
 
+@pytest.mark.usefixtures("small_segments")
 def test_an_opening_removes_what_no_key_needs(directory: Path) -> None:
     """The number of one that had references is not used again."""
     store = LevelDBStore(directory / "db")

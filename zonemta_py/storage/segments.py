@@ -95,7 +95,9 @@ class SegmentFiles:
         return sorted(name for name in self._names() if not _is_segment(name))
 
     def _names(self) -> list[str]:
-        return os.listdir(self.directory) if self.directory.is_dir() else []
+        if not self.directory.is_dir():
+            return []
+        return [path.name for path in self.directory.iterdir()]
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:0{NUMBER_DIGITS}d}{SUFFIX}"
