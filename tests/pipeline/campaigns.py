@@ -67,7 +67,8 @@ def plan(
     spark: "SparkSession", source: Path | str, output: Path | str, **changes: Any
 ) -> "PlanManifest":
     """Plan ``source`` with settings of the tests."""
-    from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
+    from zonemta_py.pipeline.jobs.plan import make_plan
+    from zonemta_py.pipeline.jobs.plan_request import PlanRequest
 
     settings: dict[str, Any] = {
         "campaign": "june", "sender": "n@example.com", "message": LETTER, "slots": 4,

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import shutil
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -368,7 +369,7 @@ def test_blocks_change_nothing(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """Rows that Spark distributes one by one have the same kinds and reasons as those in blocks, also of a list that tasks read."""
-    from zonemta_py.pipeline.jobs import plan as module
+    from zonemta_py.pipeline.jobs import plan_tables as module
 
     rows = [[f"{'R' if n % 5 else 'r'}{n % 700}@{('gmail.com', 'x.example', 'é.example')[n % 3]}", f"{n}"] for n in range(2000)]  # fmt: skip
     rows += [["É@x.example", ""], ["é@x.example", ""], ["nothing", ""], *rows[:50]]
@@ -377,7 +378,10 @@ def test_blocks_change_nothing(
     if "caps" in changes:
         changes = {"selection": Selection("june", caps=changes["caps"])}
     found = []
-    for name in ("plain", "blocks", "rows"):
+    for name in ("plain", "tasks", "joined", "blocks", "rows"):
+        held_max = 0 if name == "joined" else 1_000_000  # above it Spark joins the entries
+        monkeypatch.setattr("zonemta_py.pipeline.spark.suppression.HELD_MAX", held_max)
+        monkeypatch.setattr(module, "BY_TASKS_BYTES_MIN", 0 if name == "tasks" else 1 << 30)
         if name == "plain":
             assert module.plain_list(Path(listed), ",", ["email", "name"], "email") is not None
         if name == "blocks":
@@ -390,5 +394,60 @@ def test_blocks_change_nothing(
         )
         out = {kind: sorted(each) for kind, each in left_out(spark, tmp_path / name).items()}
         found.append((planned, out))
-    assert found[0] == found[1] == found[2]
+    assert all(each == found[0] for each in found)
     assert {"rejected", "duplicate", "suppressed"} <= set(found[0][1])
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_what_tasks_write_is_what_spark_writes(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, personal: bool
+) -> None:
+    """The same envelopes with the same keys, slots and turns; also with fields, and times of sending."""
+    from pyspark.testing import assertDataFrameEqual
+
+    from zonemta_py.pipeline.jobs import plan_tables as module
+
+    rows = [[f"{'R' if n % 5 else 'r'}{n % 2900}@{('gmail.com', 'x.example', 'é.example')[n % 3]}", f"{n}", f"2027-05-20T{n % 3:02}:00"] for n in range(3000)]  # fmt: skip
+    rows += [["nothing", "", "2027-05-20T08:00"]]
+    listed = write_list(tmp_path / "list.csv", rows, head=("email", "name", "at"))
+    monkeypatch.setattr("zonemta_py.pipeline.jobs.plan.secrets.token_hex", lambda size: "0" * 2 * size)
+    changes = {"message": PERSONAL, "send_at_column": "at"} if personal else {}
+    found = []
+    for minimum in (0, 1 << 30):
+        monkeypatch.setattr(module, "BY_TASKS_BYTES_MIN", minimum)
+        output = tmp_path / str(minimum)
+        manifest = plan(spark, listed, output, slots=2, **changes)
+        tables = [spark.read.parquet(f"{output}/{name}") for name in ("envelopes", "left_out")]
+        found.append(({**asdict(manifest), "made_ms": 0}, tables))
+    (one, own), (other, of_spark) = found
+    assert one == other
+    assert one["planned"] > 2000
+    for each, wanted in zip(own, of_spark, strict=True):
+        assert each.schema.simpleString() == wanted.schema.simpleString()
+        assertDataFrameEqual(each, wanted)
+
+
+def test_tables_without_rows_by_tasks(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of bad rows has no envelope, one of good rows leaves nothing out: both tables can be read."""
+    from zonemta_py.pipeline.jobs import plan_tables as module
+
+    monkeypatch.setattr(module, "BY_TASKS_BYTES_MIN", 0)
+    for name, counts in (("bad", (0, 1)), ("good@x.example", (1, 0))):
+        listed = write_list(tmp_path / f"{name}.csv", [[name, "x"]])
+        manifest = plan(spark, listed, tmp_path / name)
+        assert (manifest.envelopes, manifest.rejected) == counts
+        assert len(envelopes(spark, tmp_path / name)) == counts[0]
+        assert spark.read.parquet(f"{tmp_path / name}/left_out").count() == counts[1]
+
+
+def test_a_file_of_a_task_that_failed(tmp_path: Path) -> None:
+    from zonemta_py.pipeline.transforms.plan_files import PlanFiles, count_envelopes
+
+    files = PlanFiles(tmp_path, "s", 1, "zstd")
+    files.keep(())
+    assert count_envelopes(tmp_path) == (0, 0)
+    (tmp_path / "envelopes" / "part-x.parquet").write_bytes(b"half")
+    files.keep(("left_out/part-empty.parquet",))
+    assert [each.name for each in (tmp_path / "envelopes").iterdir()] == ["part-empty.parquet"]

@@ -18,6 +18,10 @@ def test_it_is_that_of_spark(spark: "SparkSession") -> None:
     texts = ["abcdefghijklmnopqrstuvwxyz0123456789é€"[n % 38 :] * 4 for n in range(200)]
     texts = [text[:n] for n, text in enumerate(texts)] + ["", "ä", "user.1@gmail.com"]
     rows = spark.createDataFrame([(text,) for text in texts], "text string")
+    array = pa.array(texts, pa.string())
+    for number in (2, -7):
+        both = [row[0] for row in rows.select(F.xxhash64("text", F.lit(number))).collect()]
+        assert xxhash.xxhash64(array, number).tolist() == both
     wanted = [row[0] for row in rows.select(F.xxhash64("text")).collect()]
     array = pa.array(["in front", *texts, "behind"], pa.string())
     assert xxhash.xxhash64(array.slice(1, len(texts))).tolist() == wanted

@@ -145,7 +145,8 @@ class _Campaign:
             sink.kill()
 
     def _plan(self, campaign: str, suppress: tuple[str, ...]) -> "PlanManifest":
-        from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
+        from zonemta_py.pipeline.jobs.plan import make_plan
+        from zonemta_py.pipeline.jobs.plan_request import PlanRequest
 
         request = PlanRequest(
             source=str(self.directory / "list.csv"),

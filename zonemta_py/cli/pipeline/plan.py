@@ -21,7 +21,7 @@ from zonemta_py.pipeline.rules.selection import Selection, parse_share, parse_va
 from zonemta_py.smtp.address import AddressError, normalise
 
 if TYPE_CHECKING:
-    from zonemta_py.pipeline.jobs.plan import PlanRequest
+    from zonemta_py.pipeline.jobs.plan_request import PlanRequest
     from zonemta_py.pipeline.spark.plan_manifest import PlanManifest
     from zonemta_py.pipeline.spark.suppression import Suppression
 
@@ -187,7 +187,7 @@ def _request(
     **options: Any,
 ) -> "PlanRequest":
     """The request from the options of the command. Raises ConfigError and LocalError."""
-    from zonemta_py.pipeline.jobs.plan import PlanRequest
+    from zonemta_py.pipeline.jobs.plan_request import PlanRequest
 
     try:
         sender = normalise(sender) if sender else ""

@@ -26,6 +26,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.coverage import Range
+from zonemta_py.pipeline.spark.arrow_files import arrow_codec
 from zonemta_py.pipeline.spark.event_log import EVENTS, READ, EventLog, lines_of, open_unread
 from zonemta_py.pipeline.spark.events import event_schema, read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
@@ -50,7 +51,6 @@ from zonemta_py.pipeline.transforms.hour_files import HourFiles
 
 MOVING, STAGING = "moving.json", "staging"
 TABLE_FILE = "table.json"
-CODECS = {"uncompressed": "none", "lz4raw": "lz4", "lz4_raw": "lz4"}  # of Spark, in Arrow
 
 _FILE = StructType([StructField("path", StringType()), StructField("rows", LongType())])
 
@@ -184,8 +184,7 @@ def _write(spark: SparkSession, log: EventLog, staged: str) -> int:
     Raises LocalError when the machines of a cluster do not share it.
     """
     directory = Path(staged).absolute()
-    codec = str(spark.conf.get("spark.sql.parquet.compression.codec")).lower()
-    convert = partial(_convert, log.parts or {}, directory, CODECS.get(codec, codec))
+    convert = partial(_convert, log.parts or {}, directory, arrow_codec(spark))
     files = {row["path"]: row["rows"] for row in log.rows_of(spark, convert, _FILE)}
     missing = [path for path in files if not (directory / path).is_file()]
     if missing:

@@ -20,7 +20,7 @@ from zonemta_py.core.durations import span
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED, SubmitOptions, envelope_of
-from zonemta_py.pipeline.jobs.plan import CAMPAIGN
+from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest

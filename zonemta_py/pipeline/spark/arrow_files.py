@@ -12,6 +12,13 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.storage import is_url, read_bytes, write_bytes
 
 GROUP_ROWS = 100_000  # that are read or left out together
+CODECS = {"uncompressed": "none", "lz4raw": "lz4", "lz4_raw": "lz4"}  # of Spark, in Arrow
+
+
+def arrow_codec(spark: SparkSession) -> str:
+    """The compression that the session has for Parquet, as Arrow names it."""
+    codec = str(spark.conf.get("spark.sql.parquet.compression.codec")).lower()
+    return CODECS.get(codec, codec)
 
 
 def write_table(spark: SparkSession, path: str, table: pa.Table) -> None:

@@ -53,22 +53,25 @@ class BlockPacker:
 
     def pack(self, block: pa.Table) -> Iterator[pa.RecordBatch]:
         """The rows of a block that was classified: first those that are left out, then the envelopes."""
+        for table in reversed(self.tables(block)):
+            yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+    def tables(self, block: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """The envelopes of a block that was classified, and its rows that are left out."""
         is_planned = pc.equal(block.column("kind"), PLANNED)
         left_out = block.filter(pc.invert(is_planned))
-        if left_out.num_rows:
-            given = pc.coalesce(left_out.column("given"), left_out.column("address"))
-            yield from self._batches(
-                left_out.num_rows,
-                kind=left_out.column("kind"),
-                address=given,
-                reason=left_out.column("why"),
-                **{name: left_out.column(name) for name in _extra(block)},
-            )
+        given = pc.coalesce(left_out.column("given"), left_out.column("address"))
+        rows = self._table(
+            left_out.num_rows,
+            kind=left_out.column("kind"),
+            address=given,
+            reason=left_out.column("why"),
+            **{name: left_out.column(name) for name in _extra(block)},
+        )
         planned = block.filter(is_planned).combine_chunks()
-        if planned.num_rows:
-            yield from self._envelopes(planned)
+        return self._envelopes(planned) if planned.num_rows else self._table(0), rows
 
-    def _envelopes(self, planned: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _envelopes(self, planned: pa.Table) -> pa.Table:
         addresses = planned.column("address").combine_chunks()
         domains = domains_of(addresses).dictionary_encode()
         pairs = [
@@ -89,7 +92,7 @@ class BlockPacker:
             pa.array(shared), pa.scalar(SHARED), providers.take(pa.array(domain[first]))
         )
         members = self._recipients(planned, addresses, pa.array(rows))
-        yield from self._batches(
+        return self._table(
             len(first),
             kind=pa.array([PLANNED]).take(pa.array(np.zeros(len(first), dtype=np.int64))),
             zone=zones.take(pa.array(domain[first])),
@@ -111,13 +114,13 @@ class BlockPacker:
             [addresses.take(rows), fields], fields=[kind.field(n) for n in range(kind.num_fields)]
         )
 
-    def _batches(self, rows: int, **columns: pa.Array) -> Iterator[pa.RecordBatch]:
-        """``columns`` as batches of the schema; what is not given is null."""
+    def _table(self, rows: int, **columns: pa.Array) -> pa.Table:
+        """``columns`` as a table of the schema; what is not given is null."""
         arrays = [
             columns[each.name] if each.name in columns else pa.nulls(rows, each.type)
             for each in self.schema
         ]
-        yield from pa.table(arrays, schema=self.schema).to_batches(max_chunksize=BATCH_ROWS)
+        return pa.table(arrays, schema=self.schema)
 
     def _note(self, domain: str) -> tuple[str, str]:
         found = self._domains[domain] = self.packing.provider_and_zone(domain)

@@ -3,7 +3,7 @@
 ``turn`` is a hash of the key: the envelopes of each provider are spread over the campaign, so that none receives them in bursts.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 import pyarrow as pa
@@ -37,6 +37,11 @@ CLASSIFIED = StructType(
 )
 
 
+def packed_schema(names: Collection[str]) -> StructType:
+    """PACKED, with FIELDS and SEND_AT if they are among ``names``."""
+    return StructType([*PACKED, *(each for each in (FIELDS, SEND_AT) if each.name in names)])
+
+
 def pack_rows(
     classifier: Classifier,
     packing: Packing,
@@ -52,7 +57,7 @@ def pack_rows(
     def transform(rows: DataFrame) -> DataFrame:
         names = blocks.columns if blocks else rows.columns
         extra = [each for each in (FIELDS, SEND_AT) if each.name in names]
-        schema = StructType([*PACKED, *extra])
+        schema = packed_schema(names)
         read = blocks.read if blocks else iter
         if not caps:
             packed = partial(_classified_and_packed, classifier, packing, schema)

@@ -25,8 +25,8 @@ Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
 
-def xxhash64(texts: pa.StringArray) -> Numbers:
-    """The hash of each text; of null that of an empty text."""
+def xxhash64(texts: pa.StringArray, number: int | None = None) -> Numbers:
+    """The hash of each text, and of ``number`` (32 bits) besides, as an ``int``; of null that of an empty text."""
     ends = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
     padded = np.concatenate([data[ends[0] : ends[-1]], np.zeros(PADDING, np.uint8)])
@@ -36,6 +36,9 @@ def xxhash64(texts: pa.StringArray) -> Numbers:
         lengths[texts.is_null().to_numpy(zero_copy_only=False)] = 0
     with np.errstate(over="ignore"):
         found = _hashed(padded, starts, lengths)
+        if number is not None:
+            mixed = (found + _P5 + np.uint64(4)) ^ (np.uint64(number & 0xFFFFFFFF) * _P1)
+            found = _mixed(_rotated(mixed, 23) * _P2 + _P3)
     return found.view(np.int64)
 
 
@@ -59,6 +62,10 @@ def _hashed(data: npt.NDArray[np.uint8], starts: Numbers, lengths: Numbers) -> W
         mixed = state[rows] ^ (data[at[rows]].astype(np.uint64) * _P5)
         state[rows] = _rotated(mixed, 11) * _P1
         at[rows] += 1
+    return _mixed(state)
+
+
+def _mixed(state: Words) -> Words:
     state = (state ^ (state >> np.uint64(33))) * _P2
     state = (state ^ (state >> np.uint64(29))) * _P3
     return state ^ (state >> np.uint64(32))

@@ -1,0 +1,236 @@
+"""Writes the tables of a plan: its envelopes, and what is left out.
+
+The list is read, classified and packed in one pass: a second evaluation could see a changed list. A list of this machine is written
+by the tasks that pack it (decision 108); otherwise what is packed is kept on disk while Spark writes the tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
+
+from zonemta_py.config.providers import load_providers
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN, PlanRequest
+from zonemta_py.pipeline.rules.provider import listed_domains
+from zonemta_py.pipeline.rules.selection import Selection
+from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.arrow_files import arrow_codec
+from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.listing import local_size_bytes
+from zonemta_py.pipeline.spark.lists import POSITION
+from zonemta_py.pipeline.spark.plain_lists import PlainList, plain_list
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import is_url
+from zonemta_py.pipeline.spark.suppression import Suppression
+from zonemta_py.pipeline.transforms.blocks import Blocks
+from zonemta_py.pipeline.transforms.classify import KINDS, PLANNED, POSTPONED, Classifier, arrange_rows
+from zonemta_py.pipeline.transforms.envelopes import Packing
+from zonemta_py.pipeline.transforms.normalise import normalise_plain, normalise_rows
+from zonemta_py.pipeline.transforms.pack import pack_rows, with_keys
+from zonemta_py.pipeline.transforms.plan_files import ENVELOPES, LEFT_OUT, PlanFiles, count_envelopes
+from zonemta_py.routing import make_router
+from zonemta_py.smtp.address import domain_of
+
+SLOT_ROWS_MIN = 1000  # recipients; a smaller list has fewer slots
+BUCKETS_MIN, BUCKET_BYTES = 32, 4 << 20  # of the list, which may be compressed
+BY_TASKS_BYTES_MIN = 1 << 20  # a shorter list has few slots, and its recipients are counted first
+
+
+@dataclass(frozen=True, slots=True)
+class RecipientList:
+    """The list as Spark reads it, with the names of its columns that are used."""
+
+    rows: DataFrame
+    email: str
+    merge_fields: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTables:
+    """What was written. ``counts``: the rows of the list by kind. ``slots``: the number of those that the envelopes are in."""
+
+    counts: Mapping[str, int]
+    rows_read: int
+    envelopes: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """How rows are classified and packed. ``blocks``: how they are distributed; None: by Spark. ``scope``: of the keys."""
+
+    classifier: Classifier
+    packing: Packing
+    blocks: Blocks | None
+    scope: str
+
+
+def write_tables(
+    request: PlanRequest,
+    listed: RecipientList,
+    suppression: Suppression | None,
+    progress: Progress,
+    *,
+    scope: str,
+    personal: bool,
+) -> PlanTables:
+    """Write the tables. Raises LocalError, also when the sums are wrong."""
+    config = request.config
+    alone = personal or request.once_per == CAMPAIGN
+    packing = Packing(
+        make_router(config),
+        domain_of(request.sender),
+        None if alone else request.recipients_per_message,
+        listed_domains(load_providers(config.providers.file, shipped=config.providers.shipped)),
+    )
+    classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
+    blocks = _blocks(request, listed, suppression)
+    steps = _Steps(classifier, packing, blocks, scope)
+    read = Observation("list")
+    with spark_errors(request.source):
+        rows = _distributed(request, listed, suppression, blocks, read)
+        if _is_for_tasks(request, listed, blocks):
+            found = _write_by_tasks(request, rows, steps)
+        else:
+            found = _write_by_spark(request, listed, rows, steps, progress)
+        counts, envelopes, slots = found
+        sums = sum(counts.values())
+        rows_read = int(read.get["rows"]) if sums else 0  # what is not run observes nothing
+        if rows_read != sums or not sums:
+            rows_read = listed.rows.count()  # a stage that ran twice was counted twice
+    if rows_read != sums:
+        raise LocalError(f"the sums are wrong: {rows_read} rows read, classified as {dict(counts)}")
+    return PlanTables(counts, rows_read, envelopes, slots)
+
+
+def _distributed(
+    request: PlanRequest,
+    listed: RecipientList,
+    suppression: Suppression | None,
+    blocks: Blocks | None,
+    read: Observation,
+) -> DataFrame:
+    """The checked rows, those of one address together."""
+    selection = request.selection or Selection(request.campaign)
+    plain = _plain(request, listed) if blocks and not blocks.columns else None
+    if blocks and plain:
+        checked = normalise_plain(plain, blocks)(listed.rows.sparkSession)
+        checked = checked.observe(read, F.coalesce(F.sum("rows"), F.lit(0)).alias("rows"))
+    else:
+        checked = listed.rows.observe(read, F.count(F.lit(1)).alias("rows")).transform(
+            normalise_rows(listed.email, listed.merge_fields, request.send_at_column, blocks)
+        )
+    arrange = arrange_rows(suppression, selection, request.case_sensitive)
+    return checked.transform(blocks.distribute if blocks else arrange)
+
+
+def _blocks(
+    request: PlanRequest, listed: RecipientList, suppression: Suppression | None
+) -> Blocks | None:
+    """How the rows are distributed; None where Spark has to look at single ones, or the size of the list is not known."""
+    selection = request.selection or Selection(request.campaign)
+    if (suppression and suppression.held is None) or selection.variant or selection.sample < 1:
+        return None
+    if (size_bytes := local_size_bytes(listed.rows.sparkSession, request.source)) is None:
+        return None
+    extra = [*(["fields"] if listed.merge_fields else []), *(["send_at_ms"] if request.send_at_column else [])]  # fmt: skip
+    buckets = max(BUCKETS_MIN, size_bytes // BUCKET_BYTES)
+    return Blocks(request.case_sensitive, buckets, tuple(extra))
+
+
+def _plain(request: PlanRequest, listed: RecipientList) -> PlainList | None:
+    """How tasks read the list themselves; None where Spark has to."""
+    separator = {"csv": ",", "txt": ",", "tsv": "\t"}.get(request.source.lower().rpartition(".")[2])
+    if separator is None or request.reader_options or not Path(request.source).is_file():
+        return None
+    names = [name for name in listed.rows.columns if name != POSITION]
+    return plain_list(Path(request.source), separator, names, listed.email)
+
+
+def _caps(request: PlanRequest) -> Mapping[str, int]:
+    return (request.selection.caps if request.selection else None) or {}
+
+
+def _is_for_tasks(request: PlanRequest, listed: RecipientList, blocks: Blocks | None) -> bool:
+    """Whether tasks write their files themselves: they run on this machine, and see all that is left out."""
+    if blocks is None or _caps(request) or is_url(request.output):
+        return False
+    spark = listed.rows.sparkSession
+    if not (spark.sparkContext.master or "").startswith("local"):
+        return False
+    return (local_size_bytes(spark, request.source) or 0) >= BY_TASKS_BYTES_MIN
+
+
+def _write_by_tasks(
+    request: PlanRequest, rows: DataFrame, steps: _Steps
+) -> tuple[dict[str, int], int, int]:
+    """Counts by kind, envelopes, slots."""
+    assert steps.blocks is not None
+    codec = arrow_codec(rows.sparkSession)
+    output = Path(request.output).absolute()
+    files = PlanFiles(output, steps.scope, request.slots, codec)
+    found = rows.transform(files.write(steps.classifier, steps.packing, steps.blocks)).collect()
+    files.keep({row["path"] for row in found})
+    counts = dict.fromkeys(KINDS, 0)
+    for row in found:
+        counts[row["kind"]] += row["rows"]
+    envelopes, recipients = count_envelopes(output)
+    _check(recipients, counts)
+    return counts, envelopes, request.slots
+
+
+def _write_by_spark(
+    request: PlanRequest, listed: RecipientList, rows: DataFrame, steps: _Steps, progress: Progress
+) -> tuple[dict[str, int], int, int]:
+    """As ``_write_by_tasks``, anywhere."""
+    spark = rows.sparkSession
+    packed = rows.transform(
+        pack_rows(steps.classifier, steps.packing, _caps(request), steps.blocks)
+    ).persist(StorageLevel.DISK_ONLY)
+    kinds = packed.groupBy("kind").agg(F.sum(F.coalesce(F.size("recipients"), F.lit(1))).alias("size"))
+    counts = dict.fromkeys(KINDS, 0)
+    counts.update({row["kind"]: int(row["size"]) for row in kinds.collect()})
+    progress("writing the plan")
+    slots = min(request.slots, max(1, counts[PLANNED] // SLOT_ROWS_MIN))
+    envelopes = f"{request.output}/{ENVELOPES}"
+    planned = F.col("kind") == PLANNED
+    with spark_errors(request.output):
+        packed.where(planned).transform(with_keys(steps.scope, slots)).sortWithinPartitions(
+            "slot", "turn"
+        ).write.parquet(envelopes)
+        packed.where(~planned).select("kind", "address", "reason").write.parquet(
+            f"{request.output}/{LEFT_OUT}"
+        )
+        if _caps(request):
+            _write_postponed(request, listed, packed)
+        written = spark.read.schema(tables.ENVELOPE).parquet(envelopes).agg(
+            F.count("*").alias("envelopes"), F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("recipients")
+        ).collect()[0]  # fmt: skip
+    packed.unpersist()
+    _check(written["recipients"], counts)
+    return counts, int(written["envelopes"]), slots
+
+
+def _write_postponed(request: PlanRequest, listed: RecipientList, packed: DataFrame) -> None:
+    """Write the recipients over the caps, if there are any, as a list for another plan."""
+    columns = [F.col("address").alias(listed.email)]
+    columns += [
+        F.col("fields")[name].alias(name) for name in listed.merge_fields if name != listed.email
+    ]
+    if request.send_at_column:
+        columns.append(F.timestamp_millis("send_at_ms").alias(request.send_at_column))
+    packed.where(F.col("kind") == POSTPONED).select(*columns).write.parquet(
+        f"{request.output}/postponed"
+    )
+
+
+def _check(recipients: int, counts: Mapping[str, int]) -> None:
+    """Raises LocalError unless the envelopes that can be read have all planned ``recipients``."""
+    if recipients != counts[PLANNED]:
+        raise LocalError(
+            f"the sums are wrong: classified as {dict(counts)}, {recipients} recipients written"
+        )

@@ -1,0 +1,131 @@
+"""The envelopes of a plan and what it leaves out, written by the tasks that pack them: a file of each for a task (decision 108)."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from zonemta_py.pipeline.rules.submission_keys import submission_key
+from zonemta_py.pipeline.spark.tables import ENVELOPE, record_batch
+from zonemta_py.pipeline.transforms.blocks import Blocks
+from zonemta_py.pipeline.transforms.classify import PLANNED, Classifier
+from zonemta_py.pipeline.transforms.envelopes import BlockPacker, Packing
+from zonemta_py.pipeline.transforms.hour_files import ZSTD_LEVEL
+from zonemta_py.pipeline.transforms.pack import TURNS, packed_schema
+from zonemta_py.pipeline.transforms.xxhash import xxhash64
+
+ENVELOPES, LEFT_OUT = "envelopes", "left_out"
+SCHEMAS = {
+    ENVELOPES: to_arrow_schema(ENVELOPE),
+    LEFT_OUT: pa.schema([(name, pa.string()) for name in ("kind", "address", "reason")]),
+}
+WRITTEN = StructType(
+    [
+        StructField("path", StringType()),  # below the plan
+        StructField("kind", StringType()),
+        StructField("rows", LongType()),  # of the list
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFiles:
+    """``directory``: of the plan. ``scope``, ``slots``: of the keys, as in ``with_keys``. ``compression``: of Parquet."""
+
+    directory: Path
+    scope: str
+    slots: int
+    compression: str
+
+    def write(
+        self, classifier: Classifier, packing: Packing, blocks: Blocks
+    ) -> Callable[[DataFrame], DataFrame]:
+        """Rows of WRITTEN from the rows of BLOCK that were distributed."""
+        schema = to_arrow_schema(packed_schema(blocks.columns))
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            packer = BlockPacker(packing, schema)
+            yield self._written(packer, classifier.blocks(blocks.read(batches)))
+
+        return lambda rows: rows.mapInArrow(run, WRITTEN)
+
+    def _written(self, packer: BlockPacker, blocks: Iterator[pa.Table]) -> pa.RecordBatch:
+        """One task's files; an exception leaves files that ``keep`` removes."""
+        counts: Counter[tuple[str, str]] = Counter()
+        writers: dict[str, pq.ParquetWriter] = {}
+        name = f"part-{uuid4()}.parquet"
+        for block in blocks:
+            envelopes, left_out = packer.tables(block)
+            for table, rows in ((ENVELOPES, self._keyed(envelopes)), (LEFT_OUT, left_out)):
+                if not rows.num_rows:
+                    continue
+                if table not in writers:
+                    writers[table] = self._opened(f"{table}/{name}", SCHEMAS[table])
+                rows = rows.select(SCHEMAS[table].names).cast(SCHEMAS[table])
+                writers[table].write_table(rows, row_group_size=rows.num_rows)
+            for each in block.column("kind").value_counts().to_pylist():
+                table = ENVELOPES if each["values"] == PLANNED else LEFT_OUT
+                counts[f"{table}/{name}", each["values"]] += each["counts"]
+        for writer in writers.values():
+            writer.close()
+        return record_batch([(*key, rows) for key, rows in counts.items()], WRITTEN)
+
+    def _keyed(self, envelopes: pa.Table) -> pa.Table:
+        """Rows of ENVELOPE, as ``with_keys`` gives them, in the order of slots and turns."""
+        recipients = envelopes.column("recipients").combine_chunks()
+        addresses = pa.ListArray.from_arrays(recipients.offsets, recipients.values.field("address"))
+        keys = pa.array(
+            [submission_key(self.scope, each) for each in addresses.to_pylist()], pa.string()
+        )
+        slots = xxhash64(keys) % self.slots
+        turns = xxhash64(keys, 2) % TURNS
+        columns = {"key": keys, "slot": pa.array(slots, pa.int32()), "turn": pa.array(turns)}
+        if "send_at_ms" not in envelopes.column_names:
+            columns["send_at_ms"] = pa.nulls(len(keys), pa.int64())
+        for name, values in columns.items():
+            envelopes = envelopes.append_column(name, values)
+        return envelopes.take(pa.array(np.lexsort([turns, slots])))
+
+    def _opened(self, path: str, schema: pa.Schema) -> pq.ParquetWriter:
+        file = self.directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return pq.ParquetWriter(
+            file,
+            schema,
+            compression=self.compression,
+            compression_level=ZSTD_LEVEL if self.compression == "zstd" else None,
+            use_dictionary=["slot", "zone", "provider", "kind", "reason"],
+            store_schema=False,
+        )
+
+    def keep(self, paths: Collection[str]) -> None:
+        """Remove the files of tasks that failed, and ran again; a table without rows has an empty file."""
+        for table, schema in SCHEMAS.items():
+            own = {path for path in paths if path.startswith(f"{table}/")}
+            for file in (self.directory / table).glob("*.parquet"):
+                if f"{table}/{file.name}" not in own:
+                    file.unlink()
+            if not own:
+                self._opened(f"{table}/part-empty.parquet", schema).close()
+
+
+def count_envelopes(directory: Path) -> tuple[int, int]:
+    """How many envelopes the files have, and recipients in them, by their footers."""
+    envelopes = recipients = 0
+    for file in (directory / ENVELOPES).glob("*.parquet"):
+        footer = pq.read_metadata(file)
+        envelopes += footer.num_rows
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        columns = [each.column(number) for each in groups for number in range(each.num_columns)]
+        recipients += sum(
+            each.num_values for each in columns if each.path_in_schema.endswith(".address")
+        )
+    return envelopes, recipients
