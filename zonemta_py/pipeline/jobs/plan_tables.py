@@ -160,7 +160,7 @@ def _is_for_tasks(request: PlanRequest, listed: RecipientList, blocks: Blocks | 
     if blocks is None or _caps(request) or is_url(request.output):
         return False
     spark = listed.rows.sparkSession
-    if (spark.sparkContext.master or "").partition("[")[0] != "local":
+    if str(spark.conf.get("spark.master")).partition("[")[0] != "local":
         return False
     return (local_size_bytes(spark, request.source) or 0) >= BY_TASKS_BYTES_MIN
 
