@@ -119,7 +119,8 @@ def write_sent_plan(
     manifest = (1, campaign, sender, False, 1, 0, count, count, 0, 0, 0, len({row[1] for row in rows}))
     of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
     spark.createDataFrame([manifest], of_version_1).write.parquet(f"{directory}/manifest")
-    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{directory}/ledger/run=1")
+    of_version_1 = tables.StructType(tables.LEDGER.fields[: len(rows[0])])
+    spark.createDataFrame(rows, of_version_1).write.parquet(f"{directory}/ledger/run=1")
     return str(directory)
 
 

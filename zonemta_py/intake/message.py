@@ -26,6 +26,7 @@ from zonemta_py.intake.stamping import (
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.queue.format.keys import created_ms
 from zonemta_py.queue.intake_limits import Use, client_of
 from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, scan
@@ -60,7 +61,8 @@ class AcceptResult(NamedTuple):
         """The reply to the final dot."""
         reply = f"250 2.0.0 Ok: queued as {self.id}"
         if self.first:
-            reply += " duplicate"
+            age_ms = max(0, clock.now_ms() - created_ms(self.first))
+            reply += f" duplicate, accepted {age_ms / 1000:.3f} s ago"
             if self.stored:
                 reply += f", {self.recipients} new recipients as {self.stored}"
         return reply

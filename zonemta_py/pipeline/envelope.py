@@ -53,7 +53,8 @@ class SubmissionResult:
     """The result for one recipient: ``state`` is ACCEPTED, REFUSED or DEFERRED.
 
     ``messages``: the relay's message ids; two when only some recipients of a repeat were new.
-    ``repeated``: the relay knew the key.
+    ``repeated``: the relay knew the key. ``age_ms``: how long before ``time_ms`` it had accepted the
+    first message; None when it does not say.
     """
 
     key: str
@@ -65,3 +66,4 @@ class SubmissionResult:
     messages: tuple[str, ...]
     repeated: bool
     time_ms: int
+    age_ms: int | None = None

@@ -40,7 +40,10 @@ DEFERRED_PAUSE_MAX_S = 1.0  # between two messages while the relay defers each
 LOSSES_MAX = 3  # sessions that may break in the submission of one envelope
 FAILOVER_S = 10.0  # a relay that is unreachable for this long loses its keys to the next one
 
-_QUEUED = re.compile(r"queued as (\w+)( duplicate)?(?:, \d+ new recipients as (\w+))?")
+_QUEUED = re.compile(
+    r"queued as (?P<id>\w+)(?P<duplicate> duplicate)?(?:, accepted (?P<age_s>\d+\.\d+) s ago)?"
+    r"(?:, \d+ new recipients as (?P<new>\w+))?"
+)
 
 
 @dataclass(slots=True)
@@ -265,12 +268,13 @@ class _EnvelopeSubmission:
 
     def _record(self, state: str, addresses: list[str], reply: Reply) -> None:
         queued = _QUEUED.search(reply.text) if state == ACCEPTED else None
-        messages = tuple(id_ for id_ in (queued[1], queued[3]) if id_) if queued else ()
-        repeated, now_ms = bool(queued and queued[2]), clock.now_ms()
+        messages = tuple(id_ for id_ in (queued["id"], queued["new"]) if id_) if queued else ()
+        repeated, now_ms = bool(queued and queued["duplicate"]), clock.now_ms()
+        age_ms = round(float(queued["age_s"]) * 1000) if queued and queued["age_s"] else None
         for address in addresses:
             self._results.append(
                 SubmissionResult(
                     self._envelope.key, self._relay, address, state, reply.code, str(reply), messages,
-                    repeated, now_ms,
+                    repeated, now_ms, age_ms,
                 )
             )  # fmt: skip

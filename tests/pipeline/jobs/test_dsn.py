@@ -1,6 +1,7 @@
 """Reports that came by mail, matched to a ledger; and the addresses that are suppressed for them."""
 
 import base64
+import gzip
 import mailbox
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,34 @@ def test_every_report_is_matched(spark: "SparkSession", tmp_path: Path, written:
     assert {row["reason"] for row in rows if row["kind"] == "failed"} == {"no such address"}
     with pytest.raises(LocalError, match="exists; choose another directory, or replace it"):
         read_reports(spark, DsnRequest([str(tmp_path / "x.mbox")], [plan], output), no_progress)
+
+
+@pytest.mark.parametrize("kind", ["mbox", "parquet", "jsonl"])
+def test_mail_at_a_url(spark: "SparkSession", root: str, tmp_path: Path, kind: str) -> None:
+    """Names without a suffix: a file is an mbox, a directory is what is in it, as on a path."""
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
+    from zonemta_py.pipeline.spark.storage import write_bytes
+
+    mail = f"{root}/received mail"
+    if kind == "mbox":
+        write_bytes(spark, mail, as_mbox(tmp_path).read_bytes())
+    elif kind == "jsonl":
+        write_bytes(spark, f"{mail}/2026/1.jsonl.gz", gzip.compress(as_table(tmp_path).read_bytes()))
+        mail += "/2026"
+    else:
+        rows = spark.createDataFrame([(message,) for message in MAIL], "octets binary")
+        rows.write.parquet(mail)
+    counts = read_reports(spark, DsnRequest([mail], [], f"{root}/out"), no_progress)
+    assert (counts.messages, counts.no_report, counts.unreadable) == (len(MAIL), 1, 0)
+
+
+def test_maildirs_at_a_url(spark: "SparkSession", tmp_path: Path) -> None:
+    """Nothing is read as no mail."""
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
+
+    request = DsnRequest([f"file://{as_maildirs(tmp_path)}"], [], str(tmp_path / "out"))
+    with pytest.raises(LocalError, match="a maildir is read from a local directory only"):
+        read_reports(spark, request, no_progress)
 
 
 def test_no_mail(spark: "SparkSession", tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import bz2
 import gzip
+import secrets
 import shutil
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -443,11 +446,68 @@ def test_tables_without_rows_by_tasks(
 
 
 def test_a_file_of_a_task_that_failed(tmp_path: Path) -> None:
-    from zonemta_py.pipeline.transforms.plan_files import PlanFiles, count_envelopes
+    from zonemta_py.pipeline.transforms.plan_files import PlanFiles
 
-    files = PlanFiles(tmp_path, "s", 1, "zstd")
+    files = PlanFiles(tmp_path, "run", "s", 1, "zstd")
     files.keep(())
-    assert count_envelopes(tmp_path) == (0, 0)
-    (tmp_path / "envelopes" / "part-x.parquet").write_bytes(b"half")
+    assert files.count_envelopes() == (0, 0)
+    (files.directory / "envelopes" / "part-x.parquet").write_bytes(b"half")
+    with pytest.raises(LocalError, match=r"part-x\.parquet: cannot be read again"):
+        files.count_envelopes()
     files.keep(("left_out/part-empty.parquet",))
+    files.publish()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["envelopes", "left_out"]
+    again = PlanFiles(tmp_path, "other", "s", 1, "zstd")
+    again.keep(())
+    with pytest.raises(LocalError, match=f"{tmp_path}: Directory not empty"):
+        again.publish()
     assert [each.name for each in (tmp_path / "envelopes").iterdir()] == ["part-empty.parquet"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 kB; a user who may not mount one has no such test."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(directory)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_a_plan_that_cannot_be_written(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Path
+) -> None:
+    """The error names the plan, not its list; nothing stays that fills the disk."""
+    from zonemta_py.pipeline.jobs import plan_tables as module
+
+    monkeypatch.setattr(module, "BY_TASKS_BYTES_MIN", 0)
+    listed = write_list(tmp_path / "list.csv", [[f"{n}{secrets.token_hex(20)}@x.example", "x"] for n in range(30_000)])  # fmt: skip
+    with pytest.raises(LocalError, match=r"list\.csv/plan: Not a directory$"):
+        plan(spark, listed, f"{listed}/plan")
+    output = small_disk / "plan"
+    with pytest.raises(LocalError, match=f"^{output}: No space left on device$"):
+        plan(spark, listed, output)
+    assert list(output.rglob("*.parquet")) == []
+
+
+def test_an_output_with_a_link(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a plan is where Spark looks for it: .. is removed before links are followed."""
+    from zonemta_py.pipeline.jobs import plan_tables as module
+
+    monkeypatch.setattr(module, "BY_TASKS_BYTES_MIN", 0)
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/deep")
+    listed = write_list(tmp_path / "list.csv", [["a@x.example", "x"]])
+    output = Path(f"{tmp_path}/link/../plan")
+    plan(spark, listed, output)
+    assert len(envelopes(spark, output)) == 1
+    assert {each.name for each in (tmp_path / "plan").iterdir()} == {
+        "envelopes",
+        "left_out",
+        "manifest",
+        "message",
+    }

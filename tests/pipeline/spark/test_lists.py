@@ -146,3 +146,30 @@ def test_a_compressed_file_that_is_cut(spark: "SparkSession", tmp_path: Path) ->
     path.write_bytes(gzip.compress(GOOD.encode())[:-12])
     with pytest.raises(LocalError, match=r"list\.csv\.gz"):
         rows_of(spark, path)
+
+
+@pytest.mark.parametrize("where", ["file", "directory", "url"])
+def test_a_zstd_file_that_is_cut(spark: "SparkSession", tmp_path: Path, where: str) -> None:
+    """In any frame; Spark's reader says nothing, and has fewer rows. Whole files are read, with empty and skippable frames, too."""
+    frames = [
+        zstandard.compress(f"email,name\n{''.join(f'{n}-{part}@x.example,N' + chr(10) for n in range(3000))}".encode())
+        if part == 0
+        else zstandard.compress("".join(f"{n}-{part}@x.example,N\n" for n in range(3000)).encode())
+        for part in range(3)
+    ]  # fmt: skip
+    skippable = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"
+    path = tmp_path / "my lists" / "list.csv.zst"
+    path.parent.mkdir()
+    source = {"file": str(path), "directory": str(path.parent), "url": f"file://{path}"}[where]
+    for whole in (
+        frames,
+        [*frames, zstandard.compress(b"")],
+        [frames[0], skippable, *frames[1:], skippable],
+    ):
+        path.write_bytes(b"".join(whole))
+        assert lists.read_list(spark, source, {}).count() == 9000
+    content = b"".join(frames)
+    for cut in (len(frames[0]) - 1, len(frames[0]) + 3, len(frames[0]) + 300, len(content) - 1):
+        path.write_bytes(content[:cut])
+        with pytest.raises(LocalError, match=r"list\.csv\.zst: the file ends within a frame of zstd"):
+            lists.read_list(spark, source, {})

@@ -1,12 +1,15 @@
 """Suppression lists from files, directories and tables."""
 
+import bz2
 import csv
+import gzip
 import io
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +76,21 @@ def test_a_file_with_a_header(spark: "SparkSession", tmp_path: Path) -> None:
     assert rows == {"#user@x.example": "one, two", '"a,b"@x.example': "quoted", "b@x.example": NO_REASON}
     assert (found.bad, found.expired) == (1, 1)
     assert "until 'soon': expected a day such as 2027-05-20" in found.bad_rows[0]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "zst"])
+def test_a_compressed_file(spark: "SparkSession", tmp_path: Path, suffix: str, scheme: str) -> None:
+    """Its header is seen, so that columns and last days count; one that is cut is an error."""
+    compress = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}[suffix]
+    path = tmp_path / f"s.csv.{suffix}"
+    parts = [f"id,email,reason,until\n1,a@x.example,{'why ' * 100},\n", "2,b@x.example,,2020-01-01\n"]
+    path.write_bytes(b"".join(compress(part.encode()) for part in parts))
+    rows, found = read(spark, f"{scheme}{path}")
+    assert (set(rows), found.bad, found.expired) == ({"a@x.example"}, 0, 1)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(LocalError, match=rf"s\.csv\.{suffix}"):
+        read(spark, f"{scheme}{path}")
 
 
 @pytest.mark.parametrize("held_max", [0, 10])

@@ -6,7 +6,7 @@ tables = pytest.importorskip("zonemta_py.pipeline.spark.tables")
 
 
 def test_record_batch() -> None:
-    row = ("june", "k", "r:25", "a@x.example", "accepted", 250, "Ok", ["m"], False, 1)
+    row = ("june", "k", "r:25", "a@x.example", "accepted", 250, "Ok", ["m"], True, 1, 2)
     batch = tables.record_batch([row], tables.LEDGER)
     assert batch.schema.names == tables.LEDGER.names
     assert tuple(batch.to_pylist()[0].values()) == row

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from zonemta_py.pipeline.spark.attempts import attempt_sums
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.rows_output import RowsOutput
 from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, explained, unusual_hours
@@ -24,6 +25,7 @@ class AnomalyRequest:
     overwrite: bool = False
 
 
+@locks_output
 def find_anomalies(
     spark: SparkSession, request: AnomalyRequest, progress: Progress
 ) -> list[dict[str, Any]]:

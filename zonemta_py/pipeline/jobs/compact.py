@@ -32,12 +32,14 @@ from zonemta_py.pipeline.spark.events import event_schema, read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
 from zonemta_py.pipeline.spark.lists import TABLE
+from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.quarantine import QUARANTINE, read_quarantine, write_quarantine
 from zonemta_py.pipeline.spark.read_state import STATE, read_state, write_names, write_state
 from zonemta_py.pipeline.spark.run_table import append_once, prepare_table
 from zonemta_py.pipeline.spark.storage import (
     is_url,
+    local_path,
     make_directory,
     move,
     names_in,
@@ -94,6 +96,7 @@ class CompactResult:
     records: int = 0
 
 
+@locks_output
 def compact(
     spark: SparkSession,
     request: CompactRequest,
@@ -183,7 +186,7 @@ def _write(spark: SparkSession, log: EventLog, staged: str) -> int:
 
     Raises LocalError when the machines of a cluster do not share it.
     """
-    directory = Path(staged).absolute()
+    directory = local_path(staged)
     convert = partial(_convert, log.parts or {}, directory, arrow_codec(spark))
     files = {row["path"]: row["rows"] for row in log.rows_of(spark, convert, _FILE)}
     missing = [path for path in files if not (directory / path).is_file()]

@@ -8,10 +8,11 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.mail import read_mail
+from zonemta_py.pipeline.spark.output_lock import locks_output
+from zonemta_py.pipeline.spark.plan_ledger import read_ledger
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove
@@ -48,6 +49,7 @@ class DsnCounts:
     matched: dict[str, int]
 
 
+@locks_output
 def read_reports(spark: SparkSession, request: DsnRequest, progress: Progress) -> DsnCounts:
     """Write OUTPUT; returns the counts. Raises LocalError."""
     last = f"{REPORTS}/_SUCCESS"

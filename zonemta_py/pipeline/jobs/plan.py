@@ -13,17 +13,22 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN, PlanRequest
 from zonemta_py.pipeline.jobs.plan_tables import RecipientList, write_tables
 from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
+from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plain_lists import begins_with_rows
 from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
 from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
 from zonemta_py.pipeline.transforms.classify import POSTPONED
+from zonemta_py.pipeline.transforms.plan_files import WRITING
 from zonemta_py.submit.merge import Template
 
 ID_BYTES = 16
-PARTS = frozenset(("_judged", "envelopes", "left_out", "postponed", "message", "manifest", "ledger"))
+PARTS = frozenset(
+    (WRITING, "envelopes", "left_out", "postponed", "message", "manifest", "begun", "ledger")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class PlanResult:
     suppression: Suppression | None
 
 
+@locks_output
 def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> PlanResult:
     """Make the plan and write it. Raises LocalError; there is no plan then."""
     _prepare(spark, request)
@@ -76,7 +82,7 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
 
 def _prepare(spark: SparkSession, request: PlanRequest) -> None:
     """Remove what a run that was killed has left. Raises LocalError for a plan that was sent, even in part."""
-    if names_in(spark, f"{request.output}/ledger"):
+    if any(names_in(spark, f"{request.output}/{name}") for name in ("ledger", "begun")):
         raise LocalError(
             f"{request.output}: mail of this plan was sent, and its ledger is here; choose another directory"
         )
@@ -112,4 +118,5 @@ def _may_be_empty(request: PlanRequest) -> bool:
 def _write_row(spark: SparkSession, path: str, row: tuple[Any, ...], kind: StructType) -> None:
     # From a table of Arrow, which needs no Python worker.
     table = pa.Table.from_batches([tables.record_batch([row], kind)])
-    spark.createDataFrame(table, kind).coalesce(1).write.parquet(path)
+    with spark_errors(path):
+        spark.createDataFrame(table, kind).coalesce(1).write.parquet(path)

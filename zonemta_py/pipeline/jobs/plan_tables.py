@@ -7,6 +7,7 @@ by the tasks that pack it (decision 108); otherwise what is packed is kept on di
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation
@@ -24,14 +25,14 @@ from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.lists import POSITION
 from zonemta_py.pipeline.spark.plain_lists import PlainList, plain_list
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.storage import is_url
+from zonemta_py.pipeline.spark.storage import is_url, local_path
 from zonemta_py.pipeline.spark.suppression import Suppression
 from zonemta_py.pipeline.transforms.blocks import Blocks
 from zonemta_py.pipeline.transforms.classify import KINDS, PLANNED, POSTPONED, Classifier, arrange_rows
 from zonemta_py.pipeline.transforms.envelopes import Packing
 from zonemta_py.pipeline.transforms.normalise import normalise_plain, normalise_rows
 from zonemta_py.pipeline.transforms.pack import pack_rows, with_keys
-from zonemta_py.pipeline.transforms.plan_files import ENVELOPES, LEFT_OUT, PlanFiles, count_envelopes
+from zonemta_py.pipeline.transforms.plan_files import ENVELOPES, LEFT_OUT, PlanFiles
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 
@@ -171,15 +172,19 @@ def _write_by_tasks(
     """Counts by kind, envelopes, slots."""
     assert steps.blocks is not None
     codec = arrow_codec(rows.sparkSession)
-    output = Path(request.output).absolute()
-    files = PlanFiles(output, steps.scope, request.slots, codec)
-    found = rows.transform(files.write(steps.classifier, steps.packing, steps.blocks)).collect()
-    files.keep({row["path"] for row in found})
+    files = PlanFiles(local_path(request.output), uuid4().hex, steps.scope, request.slots, codec)
     counts = dict.fromkeys(KINDS, 0)
-    for row in found:
-        counts[row["kind"]] += row["rows"]
-    envelopes, recipients = count_envelopes(output)
-    _check(recipients, counts)
+    try:
+        found = rows.transform(files.write(steps.classifier, steps.packing, steps.blocks)).collect()
+        files.keep({row["path"] for row in found})
+        for row in found:
+            counts[row["kind"]] += row["rows"]
+        envelopes, recipients = files.count_envelopes()
+        _check(recipients, counts)
+    except BaseException:
+        files.discard()
+        raise
+    files.publish()
     return counts, envelopes, request.slots
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.output_lock import locks_output
+from zonemta_py.pipeline.spark.plan_ledger import read_ledger
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.rows_output import RowsOutput
@@ -26,6 +27,7 @@ class ReconcileRequest:
     overwrite: bool = False
 
 
+@locks_output
 def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress) -> dict[str, int]:
     """The number of recipients by outcome. Raises LocalError, also when the counts do not add up to the plan."""
     plan, events = request.plan, request.log.path

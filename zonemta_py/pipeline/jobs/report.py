@@ -17,12 +17,13 @@ from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
 from zonemta_py.pipeline.jobs.report_page import PageHeader, page
-from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark.arrow_files import write_table
 from zonemta_py.pipeline.spark.attempts import attempt_sums
 from zonemta_py.pipeline.spark.event_log import READ, EventLog, open_unread
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
+from zonemta_py.pipeline.spark.output_lock import locks_output
+from zonemta_py.pipeline.spark.plan_ledger import read_ledger
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.quarantine import QUARANTINE, write_quarantine
 from zonemta_py.pipeline.spark.read_state import STATE, read_state, write_names, write_state
@@ -82,6 +83,7 @@ class ReportRequest:
     tables: str | None = None
 
 
+@locks_output
 def make_report(
     spark: SparkSession, request: ReportRequest, log: EventLog, progress: Progress
 ) -> dict[str, Any]:
@@ -96,6 +98,7 @@ def make_report(
     return _write(request, (sums, log, about), request.output, progress)
 
 
+@locks_output
 def update_report(
     spark: SparkSession, request: ReportRequest, every_s: float | None, progress: Progress
 ) -> tuple[dict[str, Any], EventLog]:

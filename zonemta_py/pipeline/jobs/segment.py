@@ -15,6 +15,7 @@ from zonemta_py.pipeline.rules.engagement import SUNSET, EngagementPolicy
 from zonemta_py.pipeline.rules.suppression import suppression_lines
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
+from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove, write_lines
 from zonemta_py.pipeline.transforms import engagement as rows_of
@@ -86,6 +87,7 @@ class _Listed:
     email: str
 
 
+@locks_output
 def make_segments(spark: SparkSession, request: SegmentRequest, progress: Progress) -> SegmentCounts:
     """Write OUTPUT; returns the counts. Raises LocalError; there is no sunset.csv then."""
     prepare_output(spark, request.output, PARTS, SUNSET_FILE, overwrite=request.overwrite)

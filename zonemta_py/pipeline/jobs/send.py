@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from time import sleep
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
@@ -22,7 +21,14 @@ from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED, SubmitOptions, envelope_of
 from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN
 from zonemta_py.pipeline.spark import tables
-from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
+from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.output_lock import locked_output
+from zonemta_py.pipeline.spark.plan_ledger import (
+    begin_of_sending,
+    is_earlier,
+    read_ledger,
+    recorded_begin_ms,
+)
 from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
 from zonemta_py.pipeline.spark.tables import record_batch
@@ -35,7 +41,6 @@ ROUND_MAX_S = 60.0  # then what was not begun is left to another pass
 TASK_MIN_S = 5.0  # of a round, for each task
 GROWTH_MAX = 4  # from one round to the next
 PAUSE_S, PAUSE_MAX_S = 5.0, 60.0  # before another pass over deferred recipients
-CLOCKS_DIFFER_MS = 60_000  # between the machine that plans and a relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +107,42 @@ def send_plan(
 ) -> SendCounts:
     """Submit the recipients that have no final row in the ledger; deferred ones until ``patience_s`` has passed.
 
-    Raises LocalError; also when recipients got another plan of the campaign before, unless ``allow_repeats``.
+    Raises LocalError; also when recipients got another plan of the campaign before, now or in an earlier run, unless ``allow_repeats``.
     """
     manifest = read_manifest(spark, plan)
-    sending = _Sending(spark, plan, manifest, options, progress, allow_repeats, _parallel_tasks(spark))
+    with locked_output(spark, plan):
+        if not allow_repeats and manifest.once_per == CAMPAIGN:
+            _refuse_earlier(plan, manifest, send_counts(spark, plan).earlier)
+        begun_ms, parallel = begin_of_sending(spark, plan), _parallel_tasks(spark)
+        _submit_all(
+            _Sending(spark, plan, manifest, begun_ms, options, progress, allow_repeats, parallel)
+        )
+        progress("counting")
+        return send_counts(spark, plan)
+
+
+def _submit_all(sending: "_Sending") -> None:
+    options = sending.options
     pause_s = min(PAUSE_S, options.patience_s)
     while sending.submit_left():
         if sending.was_cut:
             continue
         if sending.idle_s() + pause_s > options.patience_s:
             break
-        progress(f"sending: {sending.left:,} recipients are left, next attempt in {pause_s:.0f} s")
+        sending.progress(
+            f"sending: {sending.left:,} recipients are left, next attempt in {pause_s:.0f} s"
+        )
         sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
-    progress("counting")
-    return send_counts(spark, plan)
+
+
+def _refuse_earlier(plan: str, manifest: PlanManifest, earlier: int) -> None:
+    """Raise LocalError if there are recipients that got another plan."""
+    if earlier:
+        raise LocalError(
+            f"{plan}: {earlier} recipients or more got another plan of campaign "
+            f"'{manifest.campaign}', and will not get this one; continue with --allow-repeats"
+        )
 
 
 def _parallel_tasks(spark: SparkSession) -> int:
@@ -131,6 +157,7 @@ class _Sending:
     spark: SparkSession
     plan: str
     manifest: PlanManifest
+    begun_ms: int
     options: SubmitOptions
     progress: Progress
     allow_repeats: bool
@@ -194,40 +221,29 @@ class _Sending:
                     counted,
                     F.count_if(~is_deferred).alias("settled"),
                     F.count_if(is_deferred).alias("deferred"),
-                    F.count_if(_earlier(self.manifest)).alias("earlier"),
+                    F.count_if(is_earlier(self.begun_ms)).alias("earlier"),
                 )
                 .write.option("maxRecordsPerFile", ROWS_PER_FILE)
                 .parquet(path)
             )
         found = counted.get
-        if found["earlier"] and not self.allow_repeats:
-            raise LocalError(
-                f"{self.plan}: {found['earlier']} recipients or more got another plan of campaign "
-                f"'{self.manifest.campaign}', and will not get this one; continue with --allow-repeats"
-            )
+        if not self.allow_repeats:
+            _refuse_earlier(self.plan, self.manifest, found["earlier"])
         if found["settled"]:
             self._accepted_s = clock.monotonic_s()
         return int(found["settled"]), int(found["deferred"])
 
 
-def _earlier(manifest: PlanManifest) -> Column:
-    """Whether a row is of a message that the relay accepted before this plan was made: its id begins with the time."""
-    accepted_ms = F.conv(F.substring(F.try_element_at("messages", F.lit(1)), 1, 12), 16, 10).cast("long")
-    return F.col("repeated") & F.coalesce(
-        accepted_ms < manifest.made_ms - CLOCKS_DIFFER_MS, F.lit(False)
-    )
-
-
 def send_counts(spark: SparkSession, plan: str) -> SendCounts:
     """The counts of a plan from its ledger. Raises LocalError when there is no plan."""
     manifest = read_manifest(spark, plan)
-    ledger = read_ledger(spark, plan)
+    ledger, begun_ms = read_ledger(spark, plan), recorded_begin_ms(spark, plan)
     counts: dict[tuple[str, bool, bool], int] = {}
-    if ledger is not None:
+    if ledger is not None and begun_ms is not None:
         # The last row of a recipient counts, unless it is deferred and an earlier one is not.
         last = ledger.groupBy("key", "address").agg(
             F.max_by(
-                F.struct("state", "repeated", _earlier(manifest).alias("earlier")),
+                F.struct("state", "repeated", is_earlier(begun_ms).alias("earlier")),
                 F.struct((F.col("state") != DEFERRED), "run"),
             ).alias("last")
         )
@@ -246,14 +262,6 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
         repeated=sum(n for (state, repeated, _), n in counts.items() if state == ACCEPTED and repeated),
         earlier=sum(n for (_, _, earlier), n in counts.items() if earlier),
     )
-
-
-def read_ledger(spark: SparkSession, plan: str) -> DataFrame | None:
-    """The rows of ``tables.LEDGER_RUNS``, or None before the first run."""
-    try:
-        return analysed(spark.read.schema(tables.LEDGER_RUNS).parquet(f"{plan}/ledger"))
-    except AnalysisException:
-        return None
 
 
 def _without(settled: DataFrame) -> Callable[[DataFrame], DataFrame]:
@@ -284,7 +292,7 @@ def _submit_batches(
             for batch in batches:
                 results = runner.run(submitter.send(map(envelope_of, batch.to_pylist()), until_s))
                 rows = [
-                    (campaign, r.key, r.relay, r.address, r.state, r.code, r.reply, list(r.messages), r.repeated, r.time_ms)
+                    (campaign, r.key, r.relay, r.address, r.state, r.code, r.reply, list(r.messages), r.repeated, r.time_ms, r.age_ms)
                     for r in results
                 ]  # fmt: skip
                 yield record_batch(rows, tables.LEDGER)

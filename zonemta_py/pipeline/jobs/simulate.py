@@ -40,6 +40,7 @@ from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.rows_output import RowsOutput
@@ -103,6 +104,7 @@ class Recorded(NamedTuple):
     domains: Mapping[str, RecordedDomain]
 
 
+@locks_output
 def simulate_scenarios(
     spark: SparkSession, request: SimulateRequest, progress: Progress
 ) -> list[dict[str, Any]]:

@@ -19,15 +19,18 @@ _HEADER = re.compile(
     r"|Number of column in CSV header .*\s+Header length: (\d+), schema size: (\d+)"
 )
 _CSV_FILE = re.compile(r"CSV file: (?:file:/*(?=/))?(\S+)")
+_OWN = re.compile(r"^\s*zonemta_py\.core\.errors\.LocalError: (.+)$", re.MULTILINE)  # by a task of ours
 _RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
 
 
 @contextmanager
 def spark_errors(context: str) -> Iterator[None]:
-    """Raise LocalError, its text beginning with ``context``, for any exception of Spark."""
+    """Raise LocalError for any exception of Spark: that of a task, or one whose text begins with ``context``."""
     try:
         yield
     except (PySparkException, Py4JError) as exc:
+        if own := _OWN.search(str(exc)):
+            raise LocalError(own[1]) from exc
         raise LocalError(f"{context}: {error_line(str(exc))}") from exc
 
 

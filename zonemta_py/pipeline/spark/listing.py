@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.deferred_session import DeferredSession
-from zonemta_py.pipeline.spark.storage import is_url
+from zonemta_py.pipeline.spark.storage import is_url, local_path
 
 HIDDEN = ("_", ".")  # names that Spark leaves out, too
 
@@ -20,10 +20,9 @@ def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
 
     Over Spark Connect the directory is one of the server.
     """
-    if is_url(path) or not _is_here(spark) or not Path(path).is_dir():
+    if is_url(path) or not is_here(spark) or not Path(path).is_dir():
         return None
-    # As Hadoop does: .. is removed, links stay.
-    return dict(_files_below(os.path.normpath(Path(path).absolute()), set()))
+    return dict(_files_below(str(local_path(path)), set()))
 
 
 def _files_below(directory: str, seen: set[str]) -> Iterator[tuple[str, int]]:
@@ -51,11 +50,12 @@ def _files_below(directory: str, seen: set[str]) -> Iterator[tuple[str, int]]:
 
 def local_size_bytes(spark: SparkSession, path: str) -> int | None:
     """The size of a file, or of the files below a directory; None when it is not on this machine."""
-    if not is_url(path) and _is_here(spark) and Path(path).is_file():
+    if not is_url(path) and is_here(spark) and Path(path).is_file():
         return Path(path).stat().st_size
     files = local_files(spark, path)
     return None if files is None else sum(files.values())
 
 
-def _is_here(spark: SparkSession) -> bool:
+def is_here(spark: SparkSession) -> bool:
+    """Whether the driver is this process, so that its paths are those of this machine: not over Spark Connect."""
     return isinstance(spark, DeferredSession) or hasattr(spark, "_jvm")

@@ -12,6 +12,7 @@ from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
 from zonemta_py.pipeline.spark.cells import files_span_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.storage import names_in
+from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS
 
 CELL_MAX = 1 << 20  # characters of a CSV cell
@@ -41,6 +42,7 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
             return analysed(reader.parquet(source).select("*", position))
         if kind == "orc":
             return analysed(reader.orc(source).select("*", position))
+        check_zstd_files(spark, source)
         if kind in JSON:
             return analysed(reader.json(source, primitivesAsString=True).select("*", position))
         if kind == "tsv":
@@ -109,6 +111,11 @@ def suffix_of(name: str) -> str:
     return parts[-1]
 
 
+def is_compressed(name: str) -> bool:
+    """Whether the last suffix of a name is that of a compression."""
+    return name.lower().rpartition(".")[2] in COMPRESSIONS
+
+
 def _spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -> bool:
     """Whether a cell may contain a line end: only then must one task read a whole file. Raises LocalError."""
     separator = options.get("sep", options.get("delimiter", ","))
@@ -116,7 +123,7 @@ def _spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -
     known = len(separator) == len(quote) == 1 and options.get("escape", '"') == '"'
     form = (separator, quote, CELL_MAX) if known else None  # of those that Python's reader knows
     path = Path(source)
-    if not path.is_file() or suffix_of(source) != source.lower().rpartition(".")[2]:
+    if not path.is_file() or is_compressed(source):
         with spark_errors(source):
             return files_span_lines(spark, source, options, form)
     with path.open("rb") as file:  # Spark takes two seconds longer

@@ -1,6 +1,6 @@
 """Reads received messages: mbox files, trees of maildirs, tables of raw messages.
 
-A table is Parquet or JSON lines (``.jsonl``, ``.jsonl.zst``) with a column ``octets``: binary, or base64
+A table is Parquet or JSON lines (``.jsonl``, also compressed) with a column ``octets``: binary, or base64
 text. It is by far the fastest of the three, because file systems are slow with one file for each message.
 """
 
@@ -16,9 +16,12 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
+from zonemta_py.pipeline.spark.lists import kinds_of, suffix_of
+from zonemta_py.pipeline.spark.storage import is_url, names_in
 from zonemta_py.pipeline.spark.tables import record_batch
+from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 
-TABLES = (".parquet", ".jsonl", ".jsonl.zst", ".jsonl.gz")
+TABLES = ("parquet", "jsonl")  # suffixes
 FILES_PER_TASK = 5000
 
 MAIL = StructType([StructField("source", StringType()), StructField("octets", BinaryType())])
@@ -27,27 +30,49 @@ MAIL = StructType([StructField("source", StringType()), StructField("octets", Bi
 def read_mail(spark: SparkSession, path: str) -> DataFrame:
     """``source`` and ``octets`` of every message in ``path``; null octets for a file that cannot be read.
 
-    A directory with tables in it is a table, any other directory a tree of maildirs, a file an mbox.
+    A directory with tables in it is a table, any other directory a tree of maildirs, which must be local, a file an mbox.
     Raises LocalError when there is no mail.
     """
     try:
-        if path.endswith(TABLES) or ("://" in path and not path.endswith(".mbox")):
-            return analysed(_table(spark, path))
-        if Path(path).is_dir():
-            has_tables = any(each.name.endswith(TABLES) for each in Path(path).rglob("*"))
-            return analysed(_table(spark, path) if has_tables else _maildirs(spark, Path(path)))
+        kind = _kind_of_table(spark, path)
+        if kind:
+            return analysed(_table(spark, path, kind))
+        if is_url(path):
+            if _is_directory(spark, path):
+                raise LocalError(
+                    f"{path}: no mail here: neither an mbox nor a table; a maildir is read from a local directory only"
+                )
+        elif Path(path).is_dir():
+            return analysed(_maildirs(spark, Path(path)))
         return analysed(_mbox(spark, path))
     except AnalysisException as exc:
         raise LocalError(f"{path}: no mail here: {error_line(str(exc))}") from exc
 
 
-def _table(spark: SparkSession, path: str) -> DataFrame:
-    parquet = path.endswith(".parquet") or ("://" not in path and any(Path(path).rglob("*.parquet")))
-    if parquet:
+def _kind_of_table(spark: SparkSession, path: str) -> str | None:
+    """The suffix of a table, or of those in a directory, without that of a compression; None if this is no table."""
+    if suffix_of(path) in TABLES:
+        return suffix_of(path)
+    if is_url(path):
+        found = kinds_of(spark, path)
+    else:
+        found = {suffix_of(each.name) for each in Path(path).rglob("*")}
+    return next((kind for kind in TABLES if kind in found), None)
+
+
+def _is_directory(spark: SparkSession, url: str) -> bool:
+    """Whether this is a directory; False also when nothing can be seen there."""
+    names = names_in(spark, url)
+    return names is not None and names != {url.rpartition("/")[2]}
+
+
+def _table(spark: SparkSession, path: str, kind: str) -> DataFrame:
+    if kind == "parquet":
         rows = spark.read.parquet(path)
         if dict(rows.dtypes).get("octets") not in ("binary", "string"):
             raise LocalError(f"{path}: no column octets; columns: {', '.join(rows.columns)}")
     else:
+        check_zstd_files(spark, path)
         rows = spark.read.schema("octets string").json(path)
     octets = F.col("octets")
     if dict(rows.dtypes)["octets"] == "string":

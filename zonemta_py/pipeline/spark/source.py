@@ -15,8 +15,8 @@ send`` also writes a ledger.
 import asyncio
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -37,8 +37,10 @@ from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.envelope import ACCEPTED, SubmitOptions, envelope_of
 from zonemta_py.pipeline.submission import EnvelopeSubmitter
 
-QUEUE = "message string, recipient string, zone string, domain string, state string, attempts int, reply string"
-_QUEUE_COLUMNS = ("message", "recipient", "zone", "domain", "state", "attempts", "reply")
+_TEXTS = ("message", "recipient", "zone", "domain", "tenant", "campaign", "state", "reply")
+QUEUE = ", ".join([*(f"{name} string" for name in _TEXTS), "attempts int"])
+_QUEUE_SCHEMA = pa.schema([*((name, pa.string()) for name in _TEXTS), ("attempts", pa.int32())])
+ROWS_AT_ONCE = 10_000
 
 
 class ZonemtaSource(DataSource):
@@ -99,10 +101,11 @@ class QueueReader(DataSourceReader):
     def __init__(self, queue: Path) -> None:
         self._queue = queue
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """One row for each recipient. Raises LocalError when no relay runs there."""
-        for row in ask(self._queue, ListRequest()):
-            yield tuple(row.get(name) for name in _QUEUE_COLUMNS)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One row for each recipient. Raises ConnectionRefusedError when no relay runs there."""
+        rows = ask(self._queue, ListRequest())
+        while some := list(islice(rows, ROWS_AT_ONCE)):
+            yield pa.RecordBatch.from_pylist(some, schema=_QUEUE_SCHEMA)
 
 
 @dataclass

@@ -4,6 +4,7 @@ Files are written and removed by Hadoop's FileSystem in the driver, with the cre
 the driver is elsewhere: only local directories can be looked at there.
 """
 
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def names_in(spark: SparkSession, path: str) -> set[str] | None:
     if not is_url(path):
         directory = Path(path)
         return {each.name for each in directory.iterdir()} if directory.is_dir() else None
-    found = _file_system(spark, path)
+    found = file_system(spark, path)
     if found is None:
         return None
     system, at = found
@@ -202,19 +203,24 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
     yield "".join(pending)
 
 
+def local_path(path: str) -> Path:
+    """The absolute path that Hadoop makes of ``path``: ``..`` is removed, links stay."""
+    return Path(os.path.normpath(Path(path).absolute()))
+
+
 def is_url(path: str) -> bool:
     """Whether ``path`` is on a file system of Spark, rather than of this process."""
     return "://" in path or path.startswith("file:")
 
 
 def _reachable(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    found = _file_system(spark, path)
+    found = file_system(spark, path)
     if found is None:
         raise LocalError(f"{path}: cannot be written over Spark Connect; use a local directory")
     return found
 
 
-def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
+def file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
     """Hadoop's FileSystem and Path of a URL; None over Spark Connect. Raises LocalError."""
     context = getattr(spark, "_jsc", None) if hasattr(spark, "_jvm") else None
     if context is None:

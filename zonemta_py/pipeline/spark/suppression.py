@@ -30,7 +30,8 @@ from zonemta_py.pipeline.rules.suppression import (
     split_line,
 )
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.lists import JDBC, TABLE, kinds_of, only_kind, read_list
+from zonemta_py.pipeline.spark.lists import JDBC, TABLE, is_compressed, kinds_of, only_kind, read_list
+from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 from zonemta_py.smtp.address import AddressError
 from zonemta_py.submit.recipients import BLANKS
 
@@ -152,6 +153,7 @@ def _read(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataF
     if source.startswith((TABLE, JDBC)) or _is_table(spark, source):
         columns = read_list(spark, source, options)
     else:
+        check_zstd_files(spark, source)
         header = header_of(_first_line(spark, source))
         if header.column is None:
             lines = spark.read.text(source)
@@ -182,7 +184,7 @@ def _is_table(spark: SparkSession, source: str) -> bool:
 def _first_line(spark: SparkSession, source: str) -> str:
     """The first line with an entry or a header. Raises LocalError."""
     path = Path(source)
-    if path.is_file():
+    if path.is_file() and not is_compressed(source):
         try:
             with path.open(encoding="utf-8-sig", errors="replace") as file:
                 return next((line.rstrip("\n") for line in file if has_entry(line)), "")

@@ -4,6 +4,7 @@ PLAN/message/                MESSAGE: one row, the message as it was when the pl
 PLAN/envelopes/              ENVELOPE: written before anything is sent, never changed
 PLAN/left_out/               kind, address and reason of each row of the list that is in no envelope
 PLAN/postponed/               the list of the recipients over a cap, for another plan
+PLAN/begun/                  BEGUN: when the first submission of the plan began
 PLAN/ledger/run=TIME/        LEDGER: a row for each recipient that was submitted, by the time of the round (ms)
 PLAN/manifest/               MANIFEST: one row, written last: without it there is no plan
 """
@@ -56,7 +57,10 @@ LEDGER = _struct(
     ),  # the relay's ids; two when only some recipients of a repeat were new
     repeated=BooleanType(),
     time_ms=LongType(),
+    age_ms=LongType(),  # of a repeated message: how long before time_ms the relay had accepted it; null: it did not say
 )
+
+BEGUN = _struct(begun_ms=LongType())
 
 LEDGER_RUNS = StructType([*LEDGER.fields, StructField("run", LongType())])  # of all runs
 

@@ -1,7 +1,10 @@
 """The envelopes of a plan and what it leaves out, written by the tasks that pack them: a file of each for a task (decision 108)."""
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.submission_keys import submission_key
 from zonemta_py.pipeline.spark.tables import ENVELOPE, record_batch
 from zonemta_py.pipeline.transforms.blocks import Blocks
@@ -23,13 +27,14 @@ from zonemta_py.pipeline.transforms.pack import TURNS, packed_schema
 from zonemta_py.pipeline.transforms.xxhash import xxhash64
 
 ENVELOPES, LEFT_OUT = "envelopes", "left_out"
+WRITING = "_writing"  # below the plan; Spark reads no names that begin so
 SCHEMAS = {
     ENVELOPES: to_arrow_schema(ENVELOPE),
     LEFT_OUT: pa.schema([(name, pa.string()) for name in ("kind", "address", "reason")]),
 }
 WRITTEN = StructType(
     [
-        StructField("path", StringType()),  # below the plan
+        StructField("path", StringType()),  # below the directory of the run
         StructField("kind", StringType()),
         StructField("rows", LongType()),  # of the list
     ]
@@ -38,12 +43,21 @@ WRITTEN = StructType(
 
 @dataclass(frozen=True, slots=True)
 class PlanFiles:
-    """``directory``: of the plan. ``scope``, ``slots``: of the keys, as in ``with_keys``. ``compression``: of Parquet."""
+    """The files of a run, in a directory of its own until all of them are there: a task of a run that was killed may go on for a while.
 
-    directory: Path
+    ``output``: the plan. ``run``: a name. ``scope``, ``slots``: of the keys, as in ``with_keys``. ``compression``: of Parquet.
+    """
+
+    output: Path
+    run: str
     scope: str
     slots: int
     compression: str
+
+    @property
+    def directory(self) -> Path:
+        """That of the run."""
+        return self.output / WRITING / self.run
 
     def write(
         self, classifier: Classifier, packing: Packing, blocks: Blocks
@@ -58,10 +72,33 @@ class PlanFiles:
         return lambda rows: rows.mapInArrow(run, WRITTEN)
 
     def _written(self, packer: BlockPacker, blocks: Iterator[pa.Table]) -> pa.RecordBatch:
-        """One task's files; an exception leaves files that ``keep`` removes."""
+        """One task's files. Raises LocalError when they cannot be written; then they are removed."""
         counts: Counter[tuple[str, str]] = Counter()
         writers: dict[str, pq.ParquetWriter] = {}
         name = f"part-{uuid4()}.parquet"
+        try:
+            self._write_blocks(packer, blocks, name, writers, counts)
+            for writer in writers.values():
+                writer.close()
+        except OSError as exc:
+            for table, writer in writers.items():
+                with suppress(OSError):
+                    writer.close()
+                (self.directory / table / name).unlink(missing_ok=True)
+            raise self._failed(exc) from exc
+        return record_batch([(*key, rows) for key, rows in counts.items()], WRITTEN)
+
+    def _failed(self, exc: OSError) -> LocalError:
+        return LocalError(f"{self.output}: {os.strerror(exc.errno) if exc.errno else exc}")
+
+    def _write_blocks(
+        self,
+        packer: BlockPacker,
+        blocks: Iterator[pa.Table],
+        name: str,
+        writers: dict[str, pq.ParquetWriter],
+        counts: Counter[tuple[str, str]],
+    ) -> None:
         for block in blocks:
             envelopes, left_out = packer.tables(block)
             for table, rows in ((ENVELOPES, self._keyed(envelopes)), (LEFT_OUT, left_out)):
@@ -74,9 +111,6 @@ class PlanFiles:
             for each in block.column("kind").value_counts().to_pylist():
                 table = ENVELOPES if each["values"] == PLANNED else LEFT_OUT
                 counts[f"{table}/{name}", each["values"]] += each["counts"]
-        for writer in writers.values():
-            writer.close()
-        return record_batch([(*key, rows) for key, rows in counts.items()], WRITTEN)
 
     def _keyed(self, envelopes: pa.Table) -> pa.Table:
         """Rows of ENVELOPE, as ``with_keys`` gives them, in the order of slots and turns."""
@@ -107,7 +141,13 @@ class PlanFiles:
         )
 
     def keep(self, paths: Collection[str]) -> None:
-        """Remove the files of tasks that failed, and ran again; a table without rows has an empty file."""
+        """Remove the files of tasks that failed, and ran again; a table without rows has an empty file. Raises LocalError."""
+        try:
+            self._keep(paths)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def _keep(self, paths: Collection[str]) -> None:
         for table, schema in SCHEMAS.items():
             own = {path for path in paths if path.startswith(f"{table}/")}
             for file in (self.directory / table).glob("*.parquet"):
@@ -116,16 +156,31 @@ class PlanFiles:
             if not own:
                 self._opened(f"{table}/part-empty.parquet", schema).close()
 
+    def count_envelopes(self) -> tuple[int, int]:
+        """How many envelopes the files have, and recipients in them, by their footers. Raises LocalError."""
+        envelopes = recipients = 0
+        for file in (self.directory / ENVELOPES).glob("*.parquet"):
+            try:
+                footer = pq.read_metadata(file)
+            except (OSError, pa.ArrowInvalid) as exc:
+                raise LocalError(f"{file}: cannot be read again: {exc}") from exc
+            envelopes += footer.num_rows
+            groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+            columns = [each.column(number) for each in groups for number in range(each.num_columns)]
+            recipients += sum(
+                each.num_values for each in columns if each.path_in_schema.endswith(".address")
+            )
+        return envelopes, recipients
 
-def count_envelopes(directory: Path) -> tuple[int, int]:
-    """How many envelopes the files have, and recipients in them, by their footers."""
-    envelopes = recipients = 0
-    for file in (directory / ENVELOPES).glob("*.parquet"):
-        footer = pq.read_metadata(file)
-        envelopes += footer.num_rows
-        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-        columns = [each.column(number) for each in groups for number in range(each.num_columns)]
-        recipients += sum(
-            each.num_values for each in columns if each.path_in_schema.endswith(".address")
-        )
-    return envelopes, recipients
+    def publish(self) -> None:
+        """Give the tables their names. Raises LocalError when there is one already."""
+        try:
+            for table in SCHEMAS:
+                (self.directory / table).rename(self.output / table)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove what is left of the run."""
+        shutil.rmtree(self.output / WRITING, ignore_errors=True)

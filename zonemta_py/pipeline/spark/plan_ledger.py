@@ -1,0 +1,55 @@
+"""What was submitted of a plan: its ledger, and when its first submission began."""
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from zonemta_py.core import clock
+from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
+
+CLOCKS_DIFFER_MS = 60_000  # between this machine and a relay that does not say how old a message is
+SEND_STARTS_MS = 2_000  # a run of another plan that has ended since took longer to start than this; more than a reply takes
+
+
+def read_ledger(spark: SparkSession, plan: str) -> DataFrame | None:
+    """The rows of ``tables.LEDGER_RUNS``, or None before the first run."""
+    try:
+        return analysed(spark.read.schema(tables.LEDGER_RUNS).parquet(f"{plan}/ledger"))
+    except AnalysisException:
+        return None
+
+
+def begin_of_sending(spark: SparkSession, plan: str) -> int:
+    """When the first submission of the plan began: from then on the relay's repeats are its own. Recorded before it begins."""
+    begun_ms = recorded_begin_ms(spark, plan)
+    if begun_ms is None:
+        begun_ms = clock.now_ms()
+        with spark_errors(f"{plan}: cannot be written"):
+            rows = spark.createDataFrame([(begun_ms,)], tables.BEGUN).coalesce(1)
+            rows.write.mode("overwrite").parquet(f"{plan}/begun")
+    return begun_ms
+
+
+def recorded_begin_ms(spark: SparkSession, plan: str) -> int | None:
+    """Of a plan that an earlier version sent: the begin of the first round in its ledger. None before the first run."""
+    try:
+        rows = spark.read.schema(tables.BEGUN).parquet(f"{plan}/begun").collect()
+    except AnalysisException:
+        rows = []
+    if rows:
+        return int(rows[0]["begun_ms"])
+    ledger = read_ledger(spark, plan)
+    first = ledger.agg(F.min("run").alias("run")).collect()[0]["run"] if ledger is not None else None
+    return None if first is None else int(first)
+
+
+def is_earlier(begun_ms: int) -> Column:
+    """Whether a row is of a message that the relay accepted before the first submission of this plan began.
+
+    A relay that does not say how long ago that was begins the message's id with its time.
+    """
+    by_age = F.col("time_ms") - F.col("age_ms") < begun_ms - SEND_STARTS_MS
+    id_ms = F.conv(F.substring(F.try_element_at("messages", F.lit(1)), 1, 12), 16, 10).cast("long")
+    by_id = id_ms < begun_ms - CLOCKS_DIFFER_MS
+    return F.col("repeated") & F.coalesce(by_age, by_id, F.lit(False))
