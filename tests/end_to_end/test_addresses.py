@@ -97,8 +97,9 @@ async def test_an_address_that_is_disabled(
     assert by_address == {ADDRESSES[0]: 50, ADDRESSES[1]: 50}
 
 
-async def test_a_greylisted_recipient_whose_address_is_disabled(directory: Path) -> None:
-    """It leaves from the other one instead of waiting for its own."""
+@pytest.mark.parametrize("how", ["disabled", "suspended"])
+async def test_a_greylisted_recipient_whose_address_may_not_be_used(directory: Path, how: str) -> None:
+    """It leaves from the other one instead of waiting for its own, also when the suspension of that has no end."""
     rules = [{"at": "rcpt", "recipient": "*", "reply": GREYLISTED, "times": 1}]
     async with staged(directory) as stage:
         await stage.provider("big", ["d.example"], rules=rules)
@@ -112,11 +113,35 @@ async def test_a_greylisted_recipient_whose_address_is_disabled(directory: Path)
         async with relaying(config(ADDRESSES[1])) as relay:
             await fill(relay, ["d.example"], 1)
             await until(lambda: stage.sinks["big"].tally.refused, "the first attempt")
-            relay.reload(config(ADDRESSES[0]))
+            relay.reload(config(ADDRESSES[0] if how == "disabled" else ""))
+            if how == "suspended":
+                await relay.queue.suspended.suspend(f"address:{ADDRESSES[0]}", "test")
+                relay._delivery.egress.changed()
             await empty(relay)
     [deferred], [delivered] = (logged_events(directory, name) for name in ("deferred", "delivered"))
     assert (deferred["source_ip"], deferred["class"]) == (ADDRESSES[0], "greylisted")
     assert delivered["source_ip"] == ADDRESSES[1]
+
+
+async def test_a_blocked_recipient_whose_other_address_is_suspended(directory: Path) -> None:
+    """It goes back to its own instead of waiting until an operator resumes the other one."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], block={"at": "mail"})
+        big.block(ADDRESSES[0], "451 4.7.1 your IP is blocked for its bad reputation")
+        changes: dict[str, Any] = {
+            "shaping": {"shipped": False, "controller": {"enabled": False}},
+            "zones": {"default": {"retry": {"delays": ["100ms"]}}},
+        }
+        async with relaying(shaped(stage, (0, 0), {"big": {"sessions": 5}}, **changes)) as relay:
+            await relay.queue.suspended.suspend(f"address:{ADDRESSES[1]}", "test")
+            relay._delivery.egress.changed()
+            await fill(relay, ["d.example"], 1)
+            account = big.account(ADDRESSES[0])
+            await until(lambda: account.refused.total(), "the block")
+            big.unblock(ADDRESSES[0])
+            await empty(relay)
+        assert account.messages == 1
+        assert set(big.clients) == {ADDRESSES[0]}
 
 
 @pytest.mark.parametrize("processes", PROCESSES)

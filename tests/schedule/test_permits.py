@@ -125,7 +125,7 @@ def test_many_providers_wait_for_one_address() -> None:
         played = ProviderSimulation(ProviderLimits(), [2] * 500, own=own, turn=1, providers=500)
         played.run()
         assert len(played.received["a"]) == 1000
-        assert played.wakes <= 3 * 1000
+        assert played.wakes <= 4 * 1000
 
 
 def taken(found: Permit | Refusal) -> Permit:
@@ -199,7 +199,7 @@ def test_what_has_sessions_is_not_forgotten() -> None:
     """A provider without limits that has an idle session, and gets limits by a reload."""
     made = permits(ProviderLimits())
     leave_idle(made, "a", 1, 1_010)
-    made.forget_unused()
+    list(made.forget_unused(3_000))
     made.configure(lambda name: ProviderLimits(sessions=1), {})
     taken(made.take("big", "b", 1_020))
     made.set_idle("big", "a", 0)
@@ -238,7 +238,7 @@ def test_slow_answers_do_not_lower_a_rate() -> None:
         while underway and underway[0][0] <= now_ms:
             windows.end(underway.popleft()[1], now_ms)
         if windows.wait_ms(now_ms) == 0:
-            use = windows.grant()
+            use = windows.grant(now_ms)
             windows.begin(use, now_ms)
             underway.append((now_ms + 30_000, use))
             sent += 1
@@ -286,22 +286,44 @@ def test_a_reload_counts_on() -> None:
     assert isinstance(made.take("big", "a", 63_000), Permit)
 
 
-def test_what_is_not_limited_is_forgotten() -> None:
-    """Only once nothing is under way there."""
-    made = permits(ProviderLimits(sessions=2))
-    first, other = taken(made.take("big", "a", 0)), taken(made.take("small", "a", 0))
-    made.end(other, 1)
+def test_what_is_not_used_is_forgotten() -> None:
+    """Once nothing is under way there, and nothing that was counts: a relay meets providers without number."""
+    made = permits(ProviderLimits(sessions=2, rate=(Rate(100, 1.0), Rate(1000, 3600.0))))
+    first, other = taken(made.take("big", "a", 1_000)), taken(made.take("small", "a", 1_000))
+    made.begin(first, 1_000, 1)
+    made.end(other, 1_001)
     made.release(other)
-    made.forget_unused()
-    assert {(each.provider, each.address) for each in made.paths()} == {
-        ("big", ""),
-        ("big", "a"),
-        ("", "a"),
-    }
-    made.end(first, 1)
+
+    def left(now_ms: int) -> set[tuple[str, str]]:
+        list(made.forget_unused(now_ms))
+        return {(each.provider, each.address) for each in made.paths()}
+
+    assert left(1_002) == {("big", ""), ("big", "a"), ("", "a")}
+    made.end(first, 1_003)
     made.release(first)
-    made.forget_unused()
-    assert {(each.provider, each.address) for each in made.paths()} == {("big", "")}
+    assert left(3_000) == {("big", "a")}, "an hour is counted"
+    assert left(3_700_000) == set()
+    made.path("big", "a").ceiling.paused_ms = 3_800_000
+    assert left(3_700_000) == {("big", "a")}
+
+
+def test_a_rate_is_spread_over_its_period() -> None:
+    """The flood of a rate does not begin at once, and is as much in the end; a rate of a day, or of few, is not spread."""
+    for rates, at_once in (
+        ((Rate(400, 10.0),), 10),
+        ((Rate(400, 10.0), Rate(50, 86_400.0)), 10),
+        ((Rate(50, 86_400.0),), 50),
+        ((Rate(9, 10.0),), 9),
+    ):
+        windows, sent = RateWindows(rates, spread=True), []
+        for now_ms in range(10_000):
+            while windows.wait_ms(now_ms) == 0:
+                use = windows.grant(now_ms)
+                windows.begin(use, now_ms)
+                windows.end(use, now_ms)
+                sent.append(now_ms)
+        assert most_within(sent, 100) <= at_once, rates
+        assert len(sent) == min(rate.events for rate in rates), rates
 
 
 def test_of_several_addresses_the_first_that_may_be_used_says_why() -> None:

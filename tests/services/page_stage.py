@@ -13,6 +13,7 @@ from tests.kit.relay import Stage, empty, relaying
 from zonemta_py.admin.page.provider_matrix import state_of
 from zonemta_py.config.units import Rate
 from zonemta_py.core import clock
+from zonemta_py.delivery.egress_view import way_rows
 from zonemta_py.relay.relay import Relay
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.shaping import ReplyAbout
@@ -136,7 +137,7 @@ def crowd(relay: Relay, providers: int, addresses: int) -> None:
 
 def states_of(relay: Relay, provider: str) -> set[str]:
     """Those of the ways to ``provider``."""
-    return {state_of(row) for row in relay._delivery.egress.rows() if row["provider"] == provider}
+    return {state_of(row) for row in way_rows(relay._delivery.egress) if row["provider"] == provider}
 
 
 def add_dead(stage: Stage) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.services.page_week import MOMENTS, NEW, relay_at, week
+from zonemta_py.delivery.egress_view import warmup_rows, way_rows
 from zonemta_py.relay.relay import Relay
 
 pytestmark = pytest.mark.timeout(scaled(240))
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.timeout(scaled(240))
 def shown(relay: Relay) -> dict[str, Any]:
     """What the page says of the new address at the provider."""
     egress = relay._delivery.egress
-    [way] = [row for row in egress.rows() if (row["provider"], row["address"]) == ("google", NEW)]
-    [warmup] = egress.warmup_rows()
+    [way] = [row for row in way_rows(egress) if (row["provider"], row["address"]) == ("google", NEW)]
+    [warmup] = warmup_rows(egress)
     pace = (way["pace_sessions"], way["paused_until_ms"] - egress.now_ms())
     return {"pace": pace, **{key: warmup[key] for key in ("step", "allowed", "sent", "late_days")}}
 

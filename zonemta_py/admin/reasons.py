@@ -49,8 +49,8 @@ class EgressView(Protocol):
     def changed(self) -> None:
         """Something was suspended or resumed."""
 
-    def rows(self) -> list[dict[str, Any]]:
-        """What is sent from each address to each provider, and what limits it."""
+    def rows(self, provider: str, address: str, most: int) -> list[dict[str, Any]]:
+        """What is sent from each address to each provider, and what limits it: of these, if not empty, and at most so many."""
 
     def warmups(self) -> list[dict[str, Any]]:
         """How far each warm-up is."""

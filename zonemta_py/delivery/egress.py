@@ -5,7 +5,6 @@ under ``meta/sending/``, and the events ``shaped``.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -17,7 +16,6 @@ from zonemta_py.config.warmup import check_warmups, read_warmups
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
-from zonemta_py.delivery.egress_view import pace_row, path_row, warmup_row
 from zonemta_py.delivery.look_ups import LookUps
 from zonemta_py.delivery.shaper import EgressFiles, Shaper
 from zonemta_py.queue.queue import Queue
@@ -27,7 +25,7 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit
+from zonemta_py.schedule.permits import FREE, NO_ADDRESS_LIMITS, Permit
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
@@ -61,6 +59,9 @@ def _named_file(key: str) -> Iterator[None]:
         yield
     except ConfigError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
+
+
+FREE_MAX = 100_000
 
 
 class Egress(Allowance):
@@ -231,53 +232,15 @@ class Egress(Allowance):
         self.gates.run_due(now_ms)
         self._arm()
 
-    # ---- what operators see
+    # ---- at intervals and in the end
 
-    def rows(self) -> list[dict[str, object]]:
-        """Each way from an address to a provider on which something is limited, under way, or was refused lately.
-
-        An address with limits of its own has a row with the provider ALL_PROVIDERS as well.
-        """
-        now_ms, paces = self.now_ms(), self.shaper.controller.paces
-        counts = {key: found for key, *found in self.shaper.controller.counts(now_ms)}
-        waiting: Counter[str] = Counter()
-        for gate in self.gates.all():
-            waiting[gate.provider.removeprefix("provider:")] += len(gate.waiting)
-        rows = []
-        for path in self.permits.paths():
-            key = path.provider, path.address
-            classes = list(self.shaper.last_classes.get(key, ()))
-            attempts, refused = counts.get(key, (0, 0))
-            stopped = self.stopped(("provider", path.provider), ("address", path.address))
-            warming = self.warmup.of(path.address, path.provider) if self.warmup else []
-            if not path.address or not (
-                path.is_limited or path.sessions or attempts or classes or stopped
-                or any(each.schedule.provider for each in warming)
-            ):  # fmt: skip
-                continue
-            if not path.provider and not path.is_limited:
-                continue
-            total = self.permits.path(path.provider, ANY) if path.provider else None
-            rows.append(path_row(path, now_ms) | pace_row(paces.get(key)) | {
-                "provider_sessions": total.sessions if total is not None else 0,
-                "provider_sessions_max": total.most() if total is not None else None,
-                "attempts": attempts, "refused": refused, "last_classes": classes,
-                "suspended": stopped[1].reason if stopped else "",
-                "waiting": waiting[path.provider] if path.provider else self.gates.waiting_for(path.address),
-                "warmup": [warmup_row(each, now_ms) for each in warming],
-            })  # fmt: skip
-        return rows
-
-    def warmup_rows(self) -> list[dict[str, object]]:
-        """Each schedule of an address that is new."""
-        now_ms = self.now_ms()
-        return [warmup_row(each, now_ms) for each in self.warmup.all()]
-
-    def forget_old(self) -> None:
-        """Forget what counts no more."""
+    async def forget_old(self) -> None:
+        """Forget what counts no more, a little at a time. Raises QueueUnavailable."""
         now_ms = self.now_ms()
         self.shaper.forget_old(now_ms)
-        delete_old(self.queue, now_ms)
+        for _ in self.permits.forget_unused(now_ms):
+            await asyncio.sleep(0)
+        await delete_old(self.queue, now_ms)
 
     def record_due(self) -> None:
         """No reply follows: record the changes that were due before the last one, as a replay finds them."""
@@ -289,9 +252,6 @@ class Egress(Allowance):
         if self._timer is not None:
             self._timer.cancel()
         self.look_ups.close()
-
-
-FREE_MAX = 100_000
 
 
 def _suspended(kind: str, name: str, found: Suspension) -> Refusal:

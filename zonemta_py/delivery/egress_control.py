@@ -15,7 +15,7 @@ from zonemta_py.delivery.egress_store import (
     reroute_put,
     warmup_put,
 )
-from zonemta_py.delivery.egress_view import warmup_row
+from zonemta_py.delivery.egress_view import warmup_row, warmup_rows, way_rows
 from zonemta_py.delivery.shaper import event_of
 from zonemta_py.delivery.ways import SMARTHOST
 from zonemta_py.events.schema import Event, Shaped
@@ -59,8 +59,8 @@ class RunningEgress:
         """Something was suspended or resumed."""
         self._delivery.egress.changed()
 
-    def rows(self) -> list[Row]:
-        """See ``Egress.rows``; ``reroutes``: the mail of which pools leaves from which other ones to the provider."""
+    def rows(self, provider: str, address: str, most: int) -> list[Row]:
+        """See ``way_rows``; ``reroutes``: the mail of which pools leaves from which other ones to the provider."""
         egress = self._delivery.egress
         now_ms, found = egress.now_ms(), egress.shaper.engine.reroutes.items()
         return [
@@ -71,12 +71,12 @@ class RunningEgress:
                     if provider == row["provider"] and each.until_ms > now_ms
                 ]
             }
-            for row in egress.rows()
+            for row in way_rows(egress, provider, address, most)
         ]  # fmt: skip
 
     def warmups(self) -> list[Row]:
         """See ``egress_view.warmup_row``."""
-        return self._delivery.egress.warmup_rows()
+        return warmup_rows(self._delivery.egress)
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
         """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""
@@ -124,7 +124,7 @@ class StoppedEgress:
     def changed(self) -> None:
         """Nothing waits for it."""
 
-    def rows(self) -> list[Row]:
+    def rows(self, provider: str, address: str, most: int) -> list[Row]:
         """Raises LocalError: nothing is under way."""
         raise LocalError("no relay is running; `zonemta serve` starts one")
 

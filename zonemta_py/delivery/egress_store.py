@@ -4,7 +4,9 @@ Keys are in ``queue.format.keys``. Each is written in the batch that settles the
 the change.
 """
 
+import asyncio
 import logging
+from itertools import islice
 from typing import NamedTuple
 
 from zonemta_py.core.codec import pack, unpacker
@@ -19,6 +21,7 @@ from zonemta_py.schedule.shaping import Reroute
 from zonemta_py.schedule.warmup import Warming, WarmupState
 from zonemta_py.storage.interface import View
 
+SWEEP_AT_ONCE = 1000
 PACE, WARMUP, POOL = "pace", "warmup", "pool"
 Puts = list[tuple[bytes, bytes]]  # an empty value deletes
 
@@ -86,12 +89,18 @@ def warmup_put(warming: Warming) -> tuple[bytes, bytes]:
     return keys.sending_state_key(WARMUP, provider, address), pack(warming.state)
 
 
-def delete_old(queue: Queue, now_ms: int) -> None:
-    """Delete the uses that count no more."""
-    batch, prefix = WriteBatch(), keys.META_SENDING
-    for key in queue.store.keys(prefix, keys.end_of(prefix)):
-        _, length_ms, slot, _, _ = keys.parse_sending(key)
-        if slot < SlidingWindow(0, length_ms).oldest_slot(now_ms):
-            batch.put_latest([(key, b"")])
-    if batch.latest:
-        queue.commits.submit(batch)
+async def delete_old(queue: Queue, now_ms: int) -> None:
+    """Delete the uses that count no more. Raises QueueUnavailable."""
+    cursor, end = keys.META_SENDING, keys.end_of(keys.META_SENDING)
+    while True:
+        batch, found = WriteBatch(), list(islice(queue.store.keys(cursor, end), SWEEP_AT_ONCE))
+        for key in found:
+            _, length_ms, slot, _, _ = keys.parse_sending(key)
+            if slot < SlidingWindow(0, length_ms).oldest_slot(now_ms):
+                batch.put_latest([(key, b"")])
+        if batch.latest:
+            await queue.commits.submit(batch)
+        if len(found) < SWEEP_AT_ONCE:
+            return
+        cursor = found[-1] + b"\x00"
+        await asyncio.sleep(0)

@@ -159,7 +159,7 @@ class MessageEgress:
                 return each
             refused = refused or permit
         has_choice = bool(kept) or len(sources) < len(every)
-        if has_choice and refused is not None and refused.until_ms > now_ms + KEPT_MS:
+        if has_choice and refused is not None and _is_for_long(refused, now_ms):
             return self._choose_any(slot, provider, every, now_ms)
         return refused or Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
 
@@ -264,3 +264,10 @@ def _about(way: Way, lease: Lease, attempt: Attempt) -> ReplyAbout:
         way.provider, address, way.own_pool, domain, attempt.reply_class, attempt.code, attempt.status,
         attempt.text,
     )  # fmt: skip
+
+
+def _is_for_long(refused: Refusal, now_ms: int) -> bool:
+    """Whether an address has no room for longer than a recipient waits for it; an operator's suspension may have no end."""
+    if refused.until_ms == UNKNOWN:
+        return refused.limit is Limit.OPERATOR
+    return refused.until_ms > now_ms + KEPT_MS

@@ -84,7 +84,6 @@ class Shaper:
         counted = {key for key, _, _ in self.controller.counts(now_ms)} | set(self.controller.paces)
         for key in [key for key in self.last_classes if key not in counted]:
             del self.last_classes[key]
-        self._permits.forget_unused()
 
     @property
     def due_ms(self) -> int | None:

@@ -4,6 +4,7 @@ import logging
 import os
 import resource
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zonemta_py import __version__
@@ -23,6 +24,7 @@ from zonemta_py.admin.tokens import (
 from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError
+from zonemta_py.delivery.egress_view import warmup_rows, way_rows
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.delivery_service import DeliveryService
@@ -197,8 +199,8 @@ class AdminService:
                 self._pids,
                 settings.directory,
                 settings.min_free_disk,
-                self._sources.delivery.egress.rows,
-                self._sources.delivery.egress.warmup_rows,
+                partial(way_rows, self._sources.delivery.egress),
+                partial(warmup_rows, self._sources.delivery.egress),
             )
         )
 

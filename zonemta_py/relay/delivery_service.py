@@ -124,7 +124,7 @@ class DeliveryService:
         """At times, forget what counts no more, and give up mail that has waited too long for a limit."""
         while True:
             await sleep(SWEEP_EVERY_S)
-            self._context.egress.forget_old()
+            await self._context.egress.forget_old()
             for zone in list(self._zones.values()):
                 await zone.give_up_old()
 

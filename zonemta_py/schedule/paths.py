@@ -42,7 +42,7 @@ class Ceiling:
             self.paused_ms, self.reason = 0, ""
             return
         self.sessions, self.paused_ms, self.reason = pace.sessions, pace.paused_ms, pace.cause
-        self.messages = _windows(self.messages, rate_of(pace))
+        self.messages = _windows(self.messages, rate_of(pace), spread=True)
 
 
 class Path:
@@ -72,8 +72,8 @@ class Path:
     def limit(self, sessions: int | None, rate: Sequence[Rate], connect_rate: Sequence[Rate]) -> None:
         """Apply limits, at first and after a reload."""
         self.sessions_max = sessions
-        self.messages = _windows(self.messages, rate)
-        self.connects = _windows(self.connects, connect_rate)
+        self.messages = _windows(self.messages, rate, spread=True)
+        self.connects = _windows(self.connects, connect_rate, spread=False)
 
     @property
     def is_limited(self) -> bool:
@@ -82,6 +82,15 @@ class Path:
         return bool(
             self.sessions_max is not None or self.messages or self.connects or ceiling.paused_ms
             or ceiling.sessions is not None or ceiling.messages
+        )  # fmt: skip
+
+    def in_use(self, now_ms: int) -> bool:
+        """Whether it knows anything that its limits do not say: what is under way, what was used, what is lowered."""
+        ceiling = self.ceiling
+        return bool(
+            self.sessions or self.idle or self.open or self.members
+            or ceiling.sessions is not None or ceiling.messages or ceiling.paused_ms > now_ms
+            or any(each.in_use(now_ms) for each in (self.messages, self.connects) if each is not None)
         )  # fmt: skip
 
     def most(self) -> int | None:
@@ -133,11 +142,11 @@ _OF_ADDRESS = {
 }
 
 
-def _windows(before: RateWindows | None, rates: Sequence[Rate]) -> RateWindows | None:
+def _windows(before: RateWindows | None, rates: Sequence[Rate], *, spread: bool) -> RateWindows | None:
     if not rates:
         return None
     if before is None:
-        return RateWindows(rates)
+        return RateWindows(rates, spread=spread)
     before.configure(rates)
     return before
 

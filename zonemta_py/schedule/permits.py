@@ -17,6 +17,7 @@ Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, l
 NO_ADDRESS_LIMITS = AddressLimits()
 ANY = ""  # the sum over all addresses
 MESSAGES, CONNECTS = "messages", "connects"
+FORGET_AT_ONCE = 1000
 REST_MS = 2000  # without a worker: then others may have the idle sessions of an address
 
 
@@ -93,11 +94,14 @@ class Permits:
         """All of them."""
         return iter(list(self._paths.values()))
 
-    def forget_unused(self) -> None:
-        """Drop what has no limit and nothing under way."""
-        for key, path in list(self._paths.items()):
-            if not (path.sessions or path.idle or path.open or path.is_limited):
+    def forget_unused(self, now_ms: int) -> Iterator[None]:
+        """Drop what has nothing under way, and of which nothing counts any more; other work may be done at each step."""
+        for number, key in enumerate(list(self._paths), 1):
+            path = self._paths.get(key)
+            if path is not None and not path.in_use(now_ms):
                 del self._paths[key]
+            if number % FORGET_AT_ONCE == 0:
+                yield
 
     def _parts(self, provider: str, address: str) -> tuple[Path, Path, Path]:
         return self.path(provider, address), self.path(provider, ANY), self.path("", address)
@@ -153,14 +157,14 @@ class Permits:
         for path in permit.paths:
             for windows in (path.messages, path.ceiling.messages):
                 if windows is not None:
-                    permit.messages.append((path, windows, windows.grant()))
+                    permit.messages.append((path, windows, windows.grant(now_ms)))
         limited = [path for path in permit.paths if path.connects is not None]
         if limited:
             may = all(path.connects.wait_ms(now_ms) == 0 for path in limited if path.connects)
             permit.connects = int(may)
             for path in limited if may else ():
                 assert path.connects is not None
-                permit.openings.append((path, path.connects, path.connects.grant()))
+                permit.openings.append((path, path.connects, path.connects.grant(now_ms)))
 
     def begin(self, permit: Permit, now_ms: int, opened: int) -> None:
         """The message is sent now, in a session that is new if ``opened``."""

@@ -13,6 +13,7 @@ from zonemta_py.smtp.mx_order import MxAnswer
 FRESH_S = 3600.0
 NOT_FOUND_S = 10.0  # after a look-up that found no host: a name server may be back soon
 DOMAINS_MAX = 500_000
+NAMES_MAX = 2 * DOMAINS_MAX  # also those of domains that are not known any more
 IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"
 
 
@@ -59,6 +60,8 @@ class Providers:
             self._known[domain] = known._replace(until_s=now_s + NOT_FOUND_S)
             return known.provider
         name = self.table.of(domain, answer.hosts)
+        if len(self._names) > NAMES_MAX:
+            self._names = {each.provider: each.provider for each in self._known.values()}
         name = self._names.setdefault(name, name)
         families = IPV4 if not answer.has_ipv6 else IPV6 if not answer.has_ipv4 else BOTH
         if known is not None:

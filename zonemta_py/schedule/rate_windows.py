@@ -3,10 +3,13 @@
 A rate holds exactly at the receiver, in any period of its length (decision 97): what was granted counts as used from
 the grant on, and leaves the window its length after it was answered. An answer that takes longer than half a second
 and a tenth of the shortest period counts as given by then: a slow peer must not lower the rate for long.
+
+Messages are also spread over the period (decision 109): a window alone would let all of them begin at its start.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from math import ceil
 
 from zonemta_py.config.units import Rate
 from zonemta_py.core.sliding_window import SlidingWindow
@@ -14,6 +17,10 @@ from zonemta_py.core.sliding_window import SlidingWindow
 ANSWER_MIN_MS = 500
 STORED_S = 60
 UNKNOWN = -1  # an event opens it, not a time
+SPREAD_S = 60  # rates with a period of at most this are spread, if they have
+SPREAD_MIN = 10  # as many events; so that what was missed is made up for,
+FASTER = 1.25  # times as fast as the rate,
+BURST_MS = 100  # and so much of it at once
 
 
 class RateUse:
@@ -27,12 +34,21 @@ class RateUse:
 
 
 class RateWindows:
-    """The windows of ``rates``. ``stored`` are those whose use holds over a restart: of STORED_S and more."""
+    """The windows of ``rates``; ``stored`` are those whose use holds over a restart: of STORED_S and more.
 
-    __slots__ = ("_answer_ms", "_granted", "_sent", "_stored", "_underway", "rates", "windows")
+    ``spread``: what is granted is spread over the periods.
+    """
 
-    def __init__(self, rates: Sequence[Rate]) -> None:
+    __slots__ = (
+        "_answer_ms", "_granted", "_interval_ms", "_sent", "_spread", "_spread_until_ms", "_stored", "_underway",
+        "rates", "windows",
+    )  # fmt: skip
+
+    def __init__(self, rates: Sequence[Rate], *, spread: bool = False) -> None:
         self.rates: tuple[Rate, ...] = ()
+        self._spread = spread
+        self._interval_ms = 0.0  # between two; 0: any
+        self._spread_until_ms = 0.0  # where the last one would be if they came at this interval
         self.windows: list[SlidingWindow] = []
         self._granted = 0  # that have not begun
         self._underway = 0  # that have begun and have no answer
@@ -49,6 +65,10 @@ class RateWindows:
             for rate, window in zip(self.rates, self.windows, strict=True)
             if rate.per_s >= STORED_S
         ]
+        spread = [rate for rate in rates if rate.per_s <= SPREAD_S and rate.events >= SPREAD_MIN]
+        if self._spread:
+            intervals_ms = (rate.per_s * 1000 / (rate.events * FASTER) for rate in spread)
+            self._interval_ms = max(intervals_ms, default=0.0)
         self._answer_ms = max(ANSWER_MIN_MS, round(min(rate.per_s for rate in rates) * 100))
         for rate, window in zip(self.rates, self.windows, strict=True):
             if rate.per_s in before:
@@ -62,6 +82,8 @@ class RateWindows:
         for window in self.windows:
             if not window.has_room(wanted):
                 return self._opens_ms(now_ms)
+        if self._interval_ms and self._spread_until_ms - now_ms > BURST_MS:
+            return ceil(self._spread_until_ms) - BURST_MS // 2  # several at once: fewer times to wake up
         return 0
 
     def _opens_ms(self, now_ms: int) -> int:
@@ -76,14 +98,17 @@ class RateWindows:
             latest_ms = max(latest_ms, window.opens_ms(now_ms, held + 1), now_ms + 1)
         return latest_ms
 
-    def grant(self) -> RateUse:
+    def grant(self, now_ms: int) -> RateUse:
         """One begins soon; ``wait_ms`` was 0."""
         self._granted += 1
+        if self._interval_ms:
+            self._spread_until_ms = max(self._spread_until_ms, now_ms) + self._interval_ms
         return RateUse()
 
     def cancel(self, use: RateUse) -> None:
         """It does not begin."""
         self._granted -= 1
+        self._spread_until_ms -= self._interval_ms
 
     def begin(self, use: RateUse, now_ms: int) -> None:
         """It begins now."""
@@ -121,6 +146,11 @@ class RateWindows:
         for rate, window in zip(self.rates, self.windows, strict=True):
             if round(rate.per_s * 1000) == length_ms and slot >= window.oldest_slot(now_ms):
                 window.restore(slot, used)
+
+    def in_use(self, now_ms: int) -> bool:
+        """Whether anything that was granted counts."""
+        self._expire(now_ms)
+        return bool(self._granted or self._underway or any(each.used(now_ms) for each in self.windows))
 
     def used(self, now_ms: int) -> list[tuple[Rate, int]]:
         """What is used of each rate."""

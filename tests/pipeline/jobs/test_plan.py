@@ -315,6 +315,20 @@ def test_caps_per_day(spark: "SparkSession", tmp_path: Path) -> None:
     assert all(name == f"G{address.partition('@')[0]}" for address, name in fields.items())
 
 
+def test_a_cap_and_a_time_that_is_in_the_message(spark: "SparkSession", tmp_path: Path) -> None:
+    """The column of the times, which is also a merge field, is in tomorrow's list once."""
+    rows = [[f"{n}@gmail.com", "2027-05-20T08:00"] for n in range(5)]
+    listed = write_list(tmp_path / "list.csv", rows, head=("email", "at"))
+    changes = {"message": PERSONAL.replace(b"name", b"at"), "send_at_column": "at"}
+    selection = Selection("june", caps={"google": 3})
+    assert plan(spark, listed, tmp_path / "today", selection=selection, **changes).postponed == 2
+    assert plan(spark, tmp_path / "today" / "postponed", tmp_path / "next", **changes).planned == 2
+    sent_at = {
+        row["send_at_ms"] for day in ("today", "next") for row in envelopes(spark, tmp_path / day)
+    }
+    assert len(sent_at) == 1
+
+
 def test_a_chain_of_caps_ends_with_plans_of_nothing(spark: "SparkSession", tmp_path: Path) -> None:
     """The list of tomorrow is there when nothing is over a cap; its plan is complete, and so is the one after it."""
     source, caps = (
@@ -450,10 +464,10 @@ def test_a_file_of_a_task_that_failed(tmp_path: Path) -> None:
 
     files = PlanFiles(tmp_path, "run", "s", 1, "zstd")
     files.keep(())
-    assert files.count_envelopes() == (0, 0)
+    assert files.count() == (0, 0, 0)
     (files.directory / "envelopes" / "part-x.parquet").write_bytes(b"half")
     with pytest.raises(LocalError, match=r"part-x\.parquet: cannot be read again"):
-        files.count_envelopes()
+        files.count()
     files.keep(("left_out/part-empty.parquet",))
     files.publish()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["envelopes", "left_out"]

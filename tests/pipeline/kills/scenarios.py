@@ -10,6 +10,7 @@ from tests.kit.deadlines import until
 from tests.pipeline.campaigns import LETTER, PERSONAL, RelayAndSinks, write_list
 from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
+from zonemta_py.pipeline.jobs.plan_request import BY_TASKS_BYTES_MIN
 
 RECIPIENTS = 12_000  # more than those of the first round of ``send``
 EVENTS = 20_000
@@ -32,9 +33,6 @@ class Scenario(Protocol):
 def rows_in(directory: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = ds.dataset(directory, format="parquet").to_table().to_pylist()
     return rows
-
-
-BY_TASKS_BYTES_MIN = 1 << 20  # as in jobs/plan_tables.py, which needs PySpark
 
 
 class Plan:

@@ -10,12 +10,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.config.providers import load_providers
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN, PlanRequest
+from zonemta_py.pipeline.jobs.plan_request import BY_TASKS_BYTES_MIN, CAMPAIGN, PlanRequest
 from zonemta_py.pipeline.rules.provider import listed_domains
 from zonemta_py.pipeline.rules.selection import Selection
 from zonemta_py.pipeline.spark import tables
@@ -36,9 +36,11 @@ from zonemta_py.pipeline.transforms.plan_files import ENVELOPES, LEFT_OUT, PlanF
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 
-SLOT_ROWS_MIN = 1000  # recipients; a smaller list has fewer slots
+SLOT_ROWS_MIN, SLOT_BYTES_MIN = (
+    1000,
+    32_768,
+)  # recipients, or bytes of the list where those are not counted first; less makes fewer slots
 BUCKETS_MIN, BUCKET_BYTES = 32, 4 << 20  # of the list, which may be compressed
-BY_TASKS_BYTES_MIN = 1 << 20  # a shorter list has few slots, and its recipients are counted first
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,11 @@ def _is_for_tasks(request: PlanRequest, listed: RecipientList, blocks: Blocks | 
     spark = listed.rows.sparkSession
     if str(spark.conf.get("spark.master")).partition("[")[0] != "local":
         return False
-    return (local_size_bytes(spark, request.source) or 0) >= BY_TASKS_BYTES_MIN
+    return _size_bytes(request, spark) >= BY_TASKS_BYTES_MIN
+
+
+def _size_bytes(request: PlanRequest, spark: SparkSession) -> int:
+    return local_size_bytes(spark, request.source) or 0
 
 
 def _write_by_tasks(
@@ -172,20 +178,21 @@ def _write_by_tasks(
     """Counts by kind, envelopes, slots."""
     assert steps.blocks is not None
     codec = arrow_codec(rows.sparkSession)
-    files = PlanFiles(local_path(request.output), uuid4().hex, steps.scope, request.slots, codec)
+    slots = min(request.slots, max(1, _size_bytes(request, rows.sparkSession) // SLOT_BYTES_MIN))
+    files = PlanFiles(local_path(request.output), uuid4().hex, steps.scope, slots, codec)
     counts = dict.fromkeys(KINDS, 0)
     try:
         found = rows.transform(files.write(steps.classifier, steps.packing, steps.blocks)).collect()
         files.keep({row["path"] for row in found})
         for row in found:
             counts[row["kind"]] += row["rows"]
-        envelopes, recipients = files.count_envelopes()
-        _check(recipients, counts)
+        written = files.count()
+        _check(written.recipients, counts, written.left_out)
     except BaseException:
         files.discard()
         raise
     files.publish()
-    return counts, envelopes, request.slots
+    return counts, written.envelopes, slots
 
 
 def _write_by_spark(
@@ -226,16 +233,17 @@ def _write_postponed(request: PlanRequest, listed: RecipientList, packed: DataFr
     columns += [
         F.col("fields")[name].alias(name) for name in listed.merge_fields if name != listed.email
     ]
-    if request.send_at_column:
+    if request.send_at_column and request.send_at_column not in listed.merge_fields:
         columns.append(F.timestamp_millis("send_at_ms").alias(request.send_at_column))
     packed.where(F.col("kind") == POSTPONED).select(*columns).write.parquet(
         f"{request.output}/postponed"
     )
 
 
-def _check(recipients: int, counts: Mapping[str, int]) -> None:
-    """Raises LocalError unless the envelopes that can be read have all planned ``recipients``."""
-    if recipients != counts[PLANNED]:
+def _check(recipients: int, counts: Mapping[str, int], left_out: int | None = None) -> None:
+    """Raises LocalError unless the envelopes that can be read have all planned ``recipients``, and the other table, if it was counted, all others."""
+    others = sum(counts.values()) - counts[PLANNED]
+    if recipients != counts[PLANNED] or left_out not in (None, others):
         raise LocalError(
-            f"the sums are wrong: classified as {dict(counts)}, {recipients} recipients written"
+            f"the sums are wrong: classified as {dict(counts)}, {recipients} recipients written, {left_out} left out"
         )

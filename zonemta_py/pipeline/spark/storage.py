@@ -51,7 +51,7 @@ def names_in(spark: SparkSession, path: str) -> set[str] | None:
     if not is_url(path):
         directory = Path(path)
         return {each.name for each in directory.iterdir()} if directory.is_dir() else None
-    found = file_system(spark, path)
+    found = _file_system(spark, path)
     if found is None:
         return None
     system, at = found
@@ -190,6 +190,16 @@ def read_bytes(spark: SparkSession, path: str) -> bytes:
             stream.close()
 
 
+def open_in_java(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
+    """Java's packages, and an input stream of a file; None over Spark Connect. Raises LocalError."""
+    found = _file_system(spark, path)
+    if found is None:
+        return None
+    system, at = found
+    with spark_errors(path):
+        return spark._jvm, system.open(at)
+
+
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
     """The same text in larger pieces: each is a call to Java."""
     pending: list[str] = []
@@ -214,13 +224,13 @@ def is_url(path: str) -> bool:
 
 
 def _reachable(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    found = file_system(spark, path)
+    found = _file_system(spark, path)
     if found is None:
         raise LocalError(f"{path}: cannot be written over Spark Connect; use a local directory")
     return found
 
 
-def file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
+def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
     """Hadoop's FileSystem and Path of a URL; None over Spark Connect. Raises LocalError."""
     context = getattr(spark, "_jsc", None) if hasattr(spark, "_jvm") else None
     if context is None:

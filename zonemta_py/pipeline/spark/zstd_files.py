@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import spark_errors
-from zonemta_py.pipeline.spark.storage import file_system, names_in
+from zonemta_py.pipeline.spark.storage import names_in, open_in_java
 
 SUFFIX = ".zst"
 READ_BYTES, DECOMPRESSED_BYTES = 1 << 20, 1 << 22  # at once
@@ -20,14 +20,13 @@ READ_BYTES, DECOMPRESSED_BYTES = 1 << 20, 1 << 22  # at once
 def check_zstd_files(spark: SparkSession, source: str) -> None:
     """Examine a file, or every such file below a directory. Raises LocalError, which names the one that is cut or damaged."""
     for path in _zstd_files(spark, source):
-        found = file_system(spark, path)
+        found = open_in_java(spark, path)
         if found is None:
             return
-        system, at = found
+        java, stream = found
         with spark_errors(path):
-            stream = system.open(at)
             try:
-                is_whole = _is_whole(spark, stream)
+                is_whole = _is_whole(java, stream)
             finally:
                 stream.close()
         if not is_whole:
@@ -47,9 +46,8 @@ def _zstd_files(spark: SparkSession, source: str) -> list[str]:
         return sorted(row["path"] for row in listed.load(source).select("path").collect())
 
 
-def _is_whole(spark: SparkSession, stream: Any) -> bool:
+def _is_whole(java: Any, stream: Any) -> bool:
     """Whether an input stream of Java ends with the end of a frame; also when it is empty."""
-    java: Any = spark._jvm
     channel = java.java.nio.channels.Channels.newChannel(stream)
     compressed = java.java.nio.ByteBuffer.allocateDirect(READ_BYTES)
     decompressed = java.java.nio.ByteBuffer.allocateDirect(DECOMPRESSED_BYTES)

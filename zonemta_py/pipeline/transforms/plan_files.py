@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -39,6 +40,14 @@ WRITTEN = StructType(
         StructField("rows", LongType()),  # of the list
     ]
 )
+
+
+class WrittenCounts(NamedTuple):
+    """``recipients``: of the envelopes. ``left_out``: rows of the list."""
+
+    envelopes: int
+    recipients: int
+    left_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +165,25 @@ class PlanFiles:
             if not own:
                 self._opened(f"{table}/part-empty.parquet", schema).close()
 
-    def count_envelopes(self) -> tuple[int, int]:
-        """How many envelopes the files have, and recipients in them, by their footers. Raises LocalError."""
+    def count(self) -> WrittenCounts:
+        """What the files have, by their footers. Raises LocalError."""
         envelopes = recipients = 0
-        for file in (self.directory / ENVELOPES).glob("*.parquet"):
-            try:
-                footer = pq.read_metadata(file)
-            except (OSError, pa.ArrowInvalid) as exc:
-                raise LocalError(f"{file}: cannot be read again: {exc}") from exc
+        for footer in self._footers(ENVELOPES):
             envelopes += footer.num_rows
             groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
             columns = [each.column(number) for each in groups for number in range(each.num_columns)]
             recipients += sum(
                 each.num_values for each in columns if each.path_in_schema.endswith(".address")
             )
-        return envelopes, recipients
+        left_out = sum(footer.num_rows for footer in self._footers(LEFT_OUT))
+        return WrittenCounts(envelopes, recipients, left_out)
+
+    def _footers(self, table: str) -> Iterator[pq.FileMetaData]:
+        for file in (self.directory / table).glob("*.parquet"):
+            try:
+                yield pq.read_metadata(file)
+            except (OSError, pa.ArrowInvalid) as exc:
+                raise LocalError(f"{file}: cannot be read again: {exc}") from exc
 
     def publish(self) -> None:
         """Give the tables their names. Raises LocalError when there is one already."""
