@@ -2,7 +2,8 @@
 
 A relay with two zones of two addresses sends a flood for 40 domains of three providers, which note every attempt over a
 limit. A fourth provider without limits gets a message every 50 ms, without the flood and meanwhile. Then one provider
-blocks one address for some seconds. The relay and both sources are processes of their own; providers and name server are
+blocks one address for some seconds. The exit code is 1 when a limit was exceeded, a message came twice, or less than 90 % of
+the rates was used. The relay and both sources are processes of their own; providers and name server are
 in this one, the fourth provider in another.
 """
 
@@ -45,6 +46,7 @@ PROVIDERS: dict[str, dict[str, Any]] = {
         "connect_rate": ["5/s"],
     },
 }  # fmt: skip
+SHARE_MIN = 90.0  # percent, of what the rates allow
 HOSTS = {"alpha": "127.0.1.1", "beta": "127.0.1.2", "gamma": "127.0.1.3", "free": "127.0.0.1"}
 TURNS = (
     "alpha",
@@ -262,6 +264,18 @@ def shaped(events: Path, blocked_s: float) -> list[str]:
     ]  # fmt: skip
 
 
+def missed(row: dict[str, Any]) -> list[str]:
+    """What must not be: mail over a limit, mail twice, less than 90 % of what the rates allow."""
+    found = [f"{row['repeated']} recipients got their mail twice"] if row["repeated"] else []
+    for name, each in row["providers"].items():
+        over = {**each["violations"], **row["violations_with_block"][name]}
+        if over:
+            found.append(f"{name}: over its limits: {over}")
+        if each["share_of_rates"] < SHARE_MIN:
+            found.append(f"{name}: {each['share_of_rates']} % of its rates were used")
+    return found
+
+
 async def main(options: argparse.Namespace) -> None:
     rows = []
     for processes in options.processes or ["0/0", "2/2"]:
@@ -275,6 +289,9 @@ async def main(options: argparse.Namespace) -> None:
         print(json.dumps(rows[-1], indent=1, ensure_ascii=False), flush=True)
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    problems = [f"{row['processes']}: {each}" for row in rows for each in missed(row)]
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":

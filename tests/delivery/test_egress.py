@@ -24,7 +24,9 @@ HOUR_MS = 3_600_000
 
 def configured(directory: Path, limits: dict[str, Any]) -> Config:
     """Every provider has these limits."""
-    (directory / "providers.yaml").write_text(yaml.safe_dump({"providers": {"default": {"limits": limits}}}))
+    (directory / "providers.yaml").write_text(
+        yaml.safe_dump({"providers": {"default": {"limits": limits}}})
+    )
     values = {
         "providers": {"file": "providers.yaml", "shipped": False},
         "pools": {"default": [{"address": A}, {"address": B}]},

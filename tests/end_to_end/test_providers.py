@@ -82,7 +82,7 @@ async def test_sessions_of_a_provider(directory: Path, processes: tuple[int, int
 
 @pytest.mark.parametrize("processes", PROCESSES)
 async def test_rates_of_a_provider(directory: Path, processes: tuple[int, int]) -> None:
-    """No period of the length of a rate has more messages; most of what is allowed is used."""
+    """No period of the length of a rate has more messages. That most of it is used: ``test_permits``, on a virtual clock."""
     domains = [f"d{n}.example" for n in range(5)]
     async with staged(directory) as stage:
         limits = {"rate": [f"10/{PERIOD}"]}
@@ -91,6 +91,45 @@ async def test_rates_of_a_provider(directory: Path, processes: tuple[int, int]) 
             await fill(relay, domains, 60)
             await empty(relay)
         kept(big, 60)
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+async def test_three_providers_and_two_pools(directory: Path, processes: tuple[int, int]) -> None:
+    """Of forty domains: each provider gets everything, no limit of any is exceeded, and others' mail passes by."""
+    limits: dict[str, dict[str, Any]] = {
+        "alpha": {"sessions": 6, "sessions_per_address": 2, "messages_per_session": 10, "rate": [f"40/{PERIOD}"]},
+        "beta": {"sessions": 4, "rate": [f"30/{PERIOD}"], "connect_rate": [f"6/{PERIOD}"]},
+        "gamma": {"sessions_per_address": 3, "messages_per_session": 20},
+    }  # fmt: skip
+    names = [*limits, *limits, "gamma", "gamma"]
+    domains = {
+        name: [f"d{n}.example" for n in range(40) if names[n % len(names)] == name] for name in limits
+    }
+    senders = {"bulk": ADDRESSES, "news": ["127.0.0.33", "127.0.0.34"]}
+    async with staged(directory) as stage:
+        found = {
+            name: await stage.provider(name, domains[name], **each, slack=SLACK)
+            for name, each in limits.items()
+        }
+        free = await stage.provider("free", ["free.example"])
+        config = shaped(
+            stage, processes, limits,
+            pools={zone: [{"address": each} for each in own] for zone, own in senders.items()},
+            zones={"default": {}, **{zone: {"pool": zone} for zone in senders}},
+            routing=[{"sender_domain": f"{zone}.example", "zone": zone} for zone in senders],
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            for number in range(480):
+                zone = "news" if number % 3 else "bulk"
+                await relay.enqueue(f"s@{zone}.example", [f"m{number}@d{number % 40}.example"], TEXT)
+                if number % 40 == 0:
+                    await fill(relay, ["free.example"], 1, f"f{number}-")
+            await empty(relay)
+            assert sound(relay)
+        for name, provider in found.items():
+            kept(provider, 12 * len(domains[name]))
+            assert set(provider.clients) == {each for own in senders.values() for each in own}
+        kept(free, 12)
 
 
 @pytest.mark.parametrize("processes", PROCESSES)

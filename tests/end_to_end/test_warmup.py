@@ -37,7 +37,11 @@ def one_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def warming(
-    stage: Stage, addresses: Sequence[str], processes: tuple[int, int], daily: Sequence[int] = (5, 10)
+    stage: Stage,
+    addresses: Sequence[str],
+    processes: tuple[int, int],
+    daily: Sequence[int] = (5, 10),
+    **changes: Any,
 ) -> Config:
     """A relay with these addresses, of which NEW begins today."""
     (stage.directory / "providers.yaml").write_text(
@@ -52,6 +56,7 @@ def warming(
             "default": [{"address": each, "weight": 1000 if each == NEW else 1} for each in addresses]
         },
         processes={"receivers": processes[0], "senders": processes[1]},
+        **changes,
     )
 
 
@@ -160,7 +165,8 @@ async def test_it_slows_down_by_itself(directory: Path, caplog: pytest.LogCaptur
     reply = {"at": "rcpt", "recipient": "slow*@*", "reply": "451 4.7.28 unusual rate of mail"}
     async with staged(directory) as stage:
         await stage.provider("big", DOMAINS, rules=[reply])
-        config = warming(stage, [NEW], (0, 0), (50, 100))
+        zones = {"default": {"retry": {"delays": ["1h"]}}}
+        config = warming(stage, [NEW], (0, 0), (50, 100), zones=zones)
         shaping = replace(config.shaping, file=directory / "shaping.yaml", shipped=False)
         config = replace(config, shaping=shaping)
         for number in (2, 4):

@@ -270,6 +270,13 @@ def test_lint() -> None:
     ]
 
 
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+$", "(.*a){20}", "a{0,500}a{500}"])
+def test_no_pattern_can_hang(pattern: str) -> None:
+    """A matcher that tries one way after the other does not end within a lifetime."""
+    classifier = ReplyClassifier([rule("policy", pattern)])
+    assert classifier.classify("dot", 550, "", f"{'a' * 1000}c") in ("policy", "other")
+
+
 @pytest.mark.parametrize(
     "pattern", ["a(b|c)d?", r"\bx{2,3} [0-9]+\.", "(?:a|b)(c|d)", "[^x]y", "x.{0,9}y"]
 )

@@ -50,7 +50,7 @@ class EgressView(Protocol):
         """Something was suspended or resumed."""
 
     def rows(self, provider: str, address: str, most: int) -> list[dict[str, Any]]:
-        """What is sent from each address to each provider, and what limits it: of these, if not empty, and at most so many."""
+        """What is sent from each address to each provider, and what limits it; only of these, if not empty, and at most that number."""
 
     def warmups(self) -> list[dict[str, Any]]:
         """How far each warm-up is."""
