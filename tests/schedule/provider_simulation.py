@@ -22,7 +22,8 @@ class ProviderSimulation:
     """Workers send ``messages`` of each destination from ``addresses``; an answer takes up to ``answer_ms``.
 
     ``received`` are the times at which the provider accepted a message, by address, ``opened`` those of sessions. A
-    worker sends ``turn`` messages in its session, which is then closed. The destinations are those of ``providers`` providers
+    worker sends ``turn`` messages in its session, which is then closed, or stays open for up to ``idle_ms`` without one: the
+    next worker of its address uses it, and one of another address that needs its place closes it. The destinations are those of ``providers`` providers
     with the same limits, in turn; nothing leaves to the first ``paused`` of them for an hour.
     """
 
@@ -38,6 +39,7 @@ class ProviderSimulation:
         seed: int = 0,
         providers: int = 1,
         paused: int = 0,
+        idle_ms: int = 0,
     ) -> None:
         self.now_ms = BEGIN_MS
         self.random = Random(seed)
@@ -48,6 +50,10 @@ class ProviderSimulation:
         self.addresses = addresses
         self.answer_ms = answer_ms
         self.turn = turn
+        self.idle_ms = idle_ms
+        self._idle: dict[
+            tuple[str, str], list[object]
+        ] = {}  # sessions by provider and address, the oldest first
         self.received: dict[str, list[int]] = {each: [] for each in addresses}
         self.opened: dict[str, list[int]] = {each: [] for each in addresses}
         self.most: dict[str, int] = dict.fromkeys((*addresses, "all"), 0)
@@ -127,12 +133,9 @@ class ProviderSimulation:
 
     def _begin(self, destination: str, permit: Permit, sent: int) -> None:
         def send() -> None:
-            new = sent == 1
+            new = sent == 1 and not self._leaves_idle(permit.provider, permit.address)
             if new:
-                self.opened[permit.address].append(self.now_ms)
-                for name in (permit.address, "all"):
-                    self.open[name] += 1
-                    self.most[name] = max(self.most[name], self.open[name])
+                self._open(permit)
             self.permits.begin(permit, self.now_ms, int(new))
             answer_ms = self.random.randint(0, self.answer_ms)
             arrival_ms = self.random.randint(0, answer_ms)
@@ -140,6 +143,43 @@ class ProviderSimulation:
             self._at(answer_ms, lambda: self._answered(destination, permit, sent))
 
         self._at(self.random.randint(0, 20), send)  # until the session is open, or the dot is sent
+
+    def _open(self, permit: Permit) -> None:
+        most = permit.sessions_max[1]
+        if 0 <= most <= self.open["all"]:
+            other = next(each for each in self.addresses if self._idle.get((permit.provider, each)))
+            assert self._leaves_idle(permit.provider, other)
+            self._close(other)
+        self.opened[permit.address].append(self.now_ms)
+        for name in (permit.address, "all"):
+            self.open[name] += 1
+            self.most[name] = max(self.most[name], self.open[name])
+
+    def _close(self, address: str) -> None:
+        for name in (address, "all"):
+            self.open[name] -= 1
+
+    def _rest(self, provider: str, address: str) -> None:
+        """A session stays open without a worker, for a time."""
+        session, found = object(), self._idle.setdefault((provider, address), [])
+        found.append(session)
+        self.permits.set_idle(provider, address, len(found))
+
+        def end() -> None:
+            if session in found and self._leaves_idle(provider, address, session):
+                self._close(address)
+
+        self._at(self.random.randint(1, self.idle_ms), end)
+
+    def _leaves_idle(self, provider: str, address: str, session: object = None) -> bool:
+        """A session without a worker gets one, or is closed; whether there was one."""
+        found = self._idle.get((provider, address))
+        if not found:
+            return False
+        found.remove(session or found[0])
+        if self.permits.set_idle(provider, address, len(found)):
+            self.gates.room_at(provider)
+        return True
 
     def _answered(self, destination: str, permit: Permit, sent: int) -> None:
         self.permits.end(permit, self.now_ms)
@@ -151,8 +191,10 @@ class ProviderSimulation:
             self.left[destination] -= 1
             self._begin(destination, permit, sent + 1)
             return
-        for name in (permit.address, "all"):
-            self.open[name] -= 1
+        if self.idle_ms:
+            self._rest(permit.provider, permit.address)
+        else:
+            self._close(permit.address)
         self.permits.release(permit)
         if self.left[destination]:
             self.ready.append(destination)

@@ -45,13 +45,19 @@ def test_rates_are_never_exceeded_and_everything_is_sent(
 
 
 @settings(max_examples=150, deadline=None)
-@given(MESSAGES, st.integers(1, 6), st.integers(1, 4), st.integers(0, 10_000))
+@given(
+    MESSAGES,
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.sampled_from([0, 300, 5_000]),
+    st.integers(0, 10_000),
+)
 def test_sessions_are_never_exceeded_and_everything_is_sent(
-    messages: list[int], total: int, each: int, seed: int
+    messages: list[int], total: int, each: int, idle_ms: int, seed: int
 ) -> None:
-    """Of an address, and of all."""
+    """Of an address, and of all; also those that stay open without mail, of which another address may need the place."""
     limits = ProviderLimits(sessions=total, sessions_per_address=each)
-    played = ProviderSimulation(limits, messages, addresses=("a", "b"), seed=seed)
+    played = ProviderSimulation(limits, messages, addresses=("a", "b"), seed=seed, idle_ms=idle_ms)
     played.run()
     assert sum(map(len, played.received.values())) == sum(messages)
     assert played.most["all"] <= total
