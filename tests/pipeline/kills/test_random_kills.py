@@ -10,7 +10,7 @@ from tests.pipeline.kills.jobs import kill_job
 
 @pytest.mark.crash
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("job", ["plan", "send", "update"])
+@pytest.mark.parametrize("job", ["plan", "send", "compact", "update"])
 async def test_killed_at_a_random_moment(spark: object, directory: Path, job: str) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
