@@ -46,6 +46,13 @@ def test_csv_and_json_lines(directory: Path) -> None:
     assert [row.fields.get("n") for row in rows] == ["1", None, None, ""] or len(rows) == 4
 
 
+@pytest.mark.parametrize("header", ["Name,EMAIL", "name,\ufeffEmail ", "Name,Address"])
+def test_the_case_of_a_header(directory: Path, header: str) -> None:
+    path = directory / "list.csv"
+    path.write_text(f"{header}\nA,a@x.example\n", encoding="utf-8")
+    assert [row.address for row in read_rows(str(path))] == ["a@x.example"]
+
+
 def test_no_list(directory: Path) -> None:
     path = directory / "list.csv"
     path.write_text("name,phone\nx,1\n")

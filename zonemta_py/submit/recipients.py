@@ -6,7 +6,7 @@ The address is the column ``email`` (or ``address``, or ``recipient``); every co
 import csv
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +90,21 @@ def _json_records(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object]
         yield number, record if isinstance(record, dict) else "not a JSON object"
 
 
+def address_column_in(names: Iterable[str]) -> str | None:
+    """The first of ADDRESS_COLUMNS among ``names``, as it is written there, in whatever case; None if there is none."""
+    found: dict[str, str] = {}
+    for name in names:
+        lower = name.strip(BLANKS).lower()
+        if name == lower or lower not in found:
+            found[lower] = name
+    return next((found[name] for name in ADDRESS_COLUMNS if name in found), None)
+
+
 def _row(number: int, record: dict[str, object] | str, column: str | None, path: str) -> ListRow:
     if isinstance(record, str):
         return ListRow(number, "", {}, record)
     fields = {name: "" if value is None else str(value) for name, value in record.items()}
-    name = column or next((name for name in ADDRESS_COLUMNS if name in fields), None)
+    name = column or address_column_in(fields)
     if name is None or name not in fields:
         expected = column or " or ".join(ADDRESS_COLUMNS)
         raise LocalError(f"{path}:{number}: no column {expected}; columns: {', '.join(fields)}")

@@ -25,6 +25,9 @@ lists_cells = pytest.importorskip("zonemta_py.pipeline.spark.cells")
         (["name", "email"], None, "email"),
         (["address", "name"], None, "address"),
         (["e", "email"], "e", "e"),
+        (["Email", "name"], None, "Email"),
+        (["EMAIL", "email"], None, "email"),
+        (["Address", "\ufeffE-Mail", " Recipient"], None, "Address"),
     ],
 )
 def test_address_column(columns: list[str], wanted: str | None, found: str) -> None:

@@ -14,7 +14,13 @@ from zonemta_py.cli.options import (
     message_option,
     per_message_option,
 )
-from zonemta_py.cli.pipeline.spark import SparkOptions, are_short, named_values, spark_options
+from zonemta_py.cli.pipeline.spark import (
+    SparkOptions,
+    are_short,
+    named_values,
+    require_list,
+    spark_options,
+)
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.pipeline.rules.selection import Selection, parse_share, parse_variants
@@ -197,8 +203,7 @@ def _request(
     config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
     message = message_path.read_bytes()
     for each in (source, *options["suppress"]):
-        if "://" not in each and not each.startswith(("jdbc:", "table:")) and not Path(each).exists():
-            raise ConfigError(f"{each}: no such file")
+        require_list(each)
     return PlanRequest(
         source=source, sender=sender, message=message, config=config, selection=selection, **options
     )

@@ -37,6 +37,7 @@ def find_anomalies(
     unusual = unusual_hours(part_of(sums, "provider_hours"), request.thresholds)
     found = explained(unusual, part_of(sums, "replies"))
     output.write(found)
+    output.keep_damage(request.log.damage)
     rows: list[dict[str, Any]] = found.to_pylist()
     rows.sort(key=lambda row: (row["provider"], row["measure"]))
     return sorted(rows, key=lambda row: row["hour"], reverse=True)

@@ -42,6 +42,7 @@ def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress
     )
     with spark_errors(events):
         rows = output.written(found).groupBy("outcome").count().collect()
+    output.keep_damage(request.log.damage)
     counts = {row["outcome"]: row["count"] for row in rows}
     if sum(counts.values()) != manifest.planned:
         output.discard()

@@ -123,6 +123,7 @@ def simulate_scenarios(
             .applyInArrow(_simulate_scenario(request, recorded), PREDICTION)
         )
         found = [row.asDict() for row in output.written(rows).orderBy("scenario", "zone").collect()]
+    output.keep_damage(request.log.damage)
     if not found:
         output.discard()
         raise LocalError(f"{request.plan or request.log.path}: there is no mail to simulate")

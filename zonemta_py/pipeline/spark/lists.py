@@ -13,7 +13,7 @@ from zonemta_py.pipeline.spark.cells import files_span_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.storage import names_in
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
-from zonemta_py.submit.recipients import ADDRESS_COLUMNS
+from zonemta_py.submit.recipients import ADDRESS_COLUMNS, address_column_in
 
 CELL_MAX = 1 << 20  # characters of a CSV cell
 PARTITIONS = 64  # of a list that one task had to read
@@ -144,7 +144,7 @@ def address_column(columns: Sequence[str], wanted: str | None, source: str) -> s
         raise LocalError(f"{source}: the list is empty")
     found = wanted if wanted in columns else None
     if wanted is None:
-        found = next((name for name in ADDRESS_COLUMNS if name in columns), None)
+        found = address_column_in(columns)
     if found is None:
         names = wanted or " or ".join(ADDRESS_COLUMNS)
         raise LocalError(f"{source}: no column {names}; columns: {', '.join(columns)}")

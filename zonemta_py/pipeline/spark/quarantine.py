@@ -10,6 +10,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.storage import names_in, read_text, write_text
 
 QUARANTINE = "quarantine"
+BESIDE_ROWS = "_quarantine"  # in the directory of a table, where Spark reads no names that begin so
 FILE = "segments.jsonl"
 
 
@@ -28,15 +29,17 @@ class Damage(NamedTuple):
         return f"{self.reason}; {self.readable:,} of its records are read" if self.path else self.reason
 
 
-def write_quarantine(spark: SparkSession, output: str, damage: Iterable[Damage]) -> None:
-    """Write or replace the file; without damage it is empty. Raises LocalError."""
+def write_quarantine(
+    spark: SparkSession, output: str, damage: Iterable[Damage], name: str = QUARANTINE
+) -> None:
+    """Write or replace the file; without damage it is empty. ``name``: of its directory. Raises LocalError."""
     lines = (
         json.dumps(
             {"file": each.path or None, "offset": each.offset, "reason": each.reason, "readable": each.readable}
         )
         for each in damage
     )  # fmt: skip
-    write_text(spark, f"{output}/{QUARANTINE}/{FILE}", "".join(f"{line}\n" for line in lines))
+    write_text(spark, f"{output}/{name}/{FILE}", "".join(f"{line}\n" for line in lines))
 
 
 def read_quarantine(spark: SparkSession, output: str) -> list[Damage] | None:

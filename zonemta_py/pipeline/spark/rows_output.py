@@ -1,5 +1,7 @@
 """Where the rows of a job go: into a directory as Parquet, into a table of a catalog of the session, or nowhere."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -7,6 +9,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.arrow_files import write_table
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import TABLE
+from zonemta_py.pipeline.spark.quarantine import BESIDE_ROWS, Damage, write_quarantine
 from zonemta_py.pipeline.spark.storage import SUCCESS, names_in, prepare_output, remove, write_text
 
 FILE = "rows.parquet"
@@ -53,6 +56,11 @@ class RowsOutput:
             write_table(self._spark, f"{self._path}/{FILE}", rows)
             write_text(self._spark, f"{self._path}/{SUCCESS}", "")
 
+    def keep_damage(self, damage: Sequence[Damage]) -> None:
+        """Write, beside the rows in a directory, what of the event log could not be read. Raises LocalError."""
+        if self._path is not None and damage:
+            write_quarantine(self._spark, self._path, damage, BESIDE_ROWS)
+
     def discard(self) -> None:
         """What was written is not complete: nothing may take it for that. Raises LocalError."""
         if self._table:
@@ -73,5 +81,5 @@ def _prepared(spark: SparkSession, output: str, *, overwrite: bool) -> str | Non
     of_rows = {
         name for name in found if name.startswith(("part-", "rows.")) and name.endswith(".parquet")
     }
-    prepare_output(spark, output, {*of_rows, SUCCESS}, SUCCESS, overwrite=overwrite)
+    prepare_output(spark, output, {*of_rows, BESIDE_ROWS, SUCCESS}, SUCCESS, overwrite=overwrite)
     return "overwrite"
