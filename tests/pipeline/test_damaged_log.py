@@ -1,6 +1,7 @@
 """Every command that takes EVENTS, with a gap in them: its ``--json`` has the counts, the gap is on standard error, the exit code is 3."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from zonemta_py.cli.main import main
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 BEGINS_MS = 1_800_000_000_000
 LIMITED = {"event": "deferred", "code": 451, "status": "4.7.0", "reply": "Rate limit exceeded"}
 COMMANDS = {
@@ -44,6 +46,23 @@ def directory(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -
     return found
 
 
+def documented_keys(command: str) -> set[str]:
+    """The keys that docs/pipeline.md names in the table of what ``--json`` prints, some by the table of a report or job."""
+    from tests.pipeline.test_schema_page import ROWS
+    from zonemta_py.pipeline.transforms.outcomes import OUTCOMES
+
+    section = PAGE.read_text().partition("\n## JSON\n")[2].partition("\n## ")[0]
+    [row] = [line for line in section.splitlines() if line.startswith(f"| `{command}`")]
+    keys = set(re.findall(r"`(\w+)`", row.rpartition(" | ")[2]))
+    if command == "report":
+        keys = keys - {"dimension", "value"} | {each.name for each in ROWS["report/rates"][2:]}
+    elif command in ("anomaly", "simulate"):
+        keys |= {each.name for each in ROWS[command]}
+    elif command == "reconcile":
+        keys |= set(OUTCOMES)
+    return keys
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.usefixtures("kept_session")
 def test_the_damage_is_counted(directory: Path, tmp_path: Path, name: str) -> None:
@@ -56,6 +75,7 @@ def test_the_damage_is_counted(directory: Path, tmp_path: Path, name: str) -> No
     assert lines
     for line in lines:
         assert (line["damaged_segments"], line["gaps"]) == (0, 1)
+        assert set(line) == documented_keys(command)
     assert "warning: " in result.stderr
     assert "of node abcdef are missing" in result.stderr
     if name in ("suppress", "recommend"):
