@@ -15,7 +15,7 @@ from zonemta_py.admin.suspension_operations import address_of, known_name
 from zonemta_py.admin.ways import attention
 from zonemta_py.core.errors import LocalError
 
-WAYS_MAX = 2000  # that a command lists: each takes the relay 50 µs
+WAYS_MAX = 5000  # that a command, or the list of the page, has; each takes the relay 15 to 50 µs
 
 
 class EgressOperations:

@@ -22,7 +22,7 @@ def test_methods(spark: "SparkSession") -> None:
 
     ledger = spark.createDataFrame(
         [
-            (campaign, key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, time_ms, 1)
+            (campaign, key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, time_ms, None, 1)
             for campaign, key, names, time_ms in (
                 ("june", "k1", "ab", 1), ("june", "k2", "c", 1), ("july", "k3", "b", 2),
             )

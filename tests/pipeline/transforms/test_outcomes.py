@@ -27,6 +27,7 @@ def row(name: str, state: str, messages: list[str], run: int = 1) -> tuple[objec
         messages,
         False,
         1,
+        None,
         run,
     )
 
