@@ -24,6 +24,9 @@ def test_a_second_run(spark: "SparkSession", tmp_path: Path) -> None:
     """It ends with an error and leaves the files of the first one alone; afterwards there is nothing but the output."""
     listed, output = write_list(tmp_path / "list.csv", [["a@x.example", "x"]]), tmp_path / "new" / "plan"
     with lock.locked_output(spark, str(output)):
+        with pytest.raises(LocalError, match="another run writes here"):
+            plan(spark, listed, output)
+        assert output.is_dir(), "the one that has it has not written yet"
         (output / "envelopes").mkdir()
         with pytest.raises(LocalError, match="plan: another run writes here; wait until it ends"):
             plan(spark, listed, f"{tmp_path}/new/../new/plan")

@@ -68,14 +68,20 @@ def locked_output(spark: SparkSession, output: str) -> Iterator[None]:
     except OSError as exc:
         raise LocalError(f"{output}: {exc.strerror}") from exc
     try:
+        _lock(handle, output)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LocalError(f"{output}: another run writes here; wait until it ends") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
+            yield
+        finally:
+            with suppress(OSError):
+                directory.rmdir()  # only by the run that has it
     finally:
-        with suppress(OSError):
-            directory.rmdir()
         os.close(handle)
+
+
+def _lock(handle: int, output: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LocalError(f"{output}: another run writes here; wait until it ends") from None
+    except OSError:
+        pass  # a file system without locks
