@@ -32,9 +32,9 @@ from zonemta_py.routing import make_router
 from zonemta_py.smtp.mx_order import MxAnswer
 
 DOMAINS = ["a.big.example", "b.big.example", "c.big.example", "d.small.example", "e.free.example"]
-POOLS = {"default": "192.0.2.1", "other": "192.0.2.2"}
+POOLS = {"default": ["192.0.2.1", "192.0.2.3"], "other": ["192.0.2.2"]}
 SUSPENDED = [
-    "address:192.0.2.1", "address:192.0.2.2", "provider:big", "domain:a.big.example", "domain:d.small.example",
+    "address:192.0.2.1", "address:192.0.2.2", "address:192.0.2.3", "provider:big", "domain:a.big.example", "domain:d.small.example",
 ]  # fmt: skip
 SUBMITTERS = [("ann", "acme"), ("bob", ""), ("eve", "")]
 REPLIES = [("4.7.1", "blocked using spamhaus"), ("4.7.1", "greylisted, try later"), ("4.2.0", "later")]
@@ -94,8 +94,11 @@ def configuration(random: Random, directory: Path) -> Config:
         "providers": {"file": str(directory / "providers.yaml"), "shipped": False},
         "shaping": {"shipped": False, "controller": {"enabled": False}},
         "pools": {
-            name: [{"address": address, "limits": limits(random, sessions=[1, 2, 4], rate=rates)}]
-            for name, address in POOLS.items()
+            name: [
+                {"address": each, "limits": limits(random, sessions=[1, 2, 4], rate=rates)}
+                for each in random.sample(addresses, random.randint(1, len(addresses)))
+            ]
+            for name, addresses in POOLS.items()
         },
         "zones": {"default": zone},
         "tenants": {"acme": tenant | limits(random, pool=["other"])},

@@ -5,20 +5,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.kit.queue import accept, opened, settle
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
-from zonemta_py.core.model import OutcomeKind
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.mail_pools import mail_pools
 from zonemta_py.delivery.zone_egress import ZoneEgress
+from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
+from zonemta_py.schedule.sources import PoolPart
 from zonemta_py.smtp.mx_order import MxAnswer
 
 A, B = "192.0.2.1", "192.0.2.2"
@@ -161,6 +165,47 @@ async def test_old_mail_is_found_for_each_pool(directory: Path) -> None:
         zone.egress.changed()
         assert zone.start() == []
         assert {pool for _, pool, _ in zone.admission.waiting()} == {"", "other"}
+
+
+async def deferred_from(zone: Zone, source: str, reply_class: str) -> None:
+    """A message that was deferred once, from the address ``source``, and waits again."""
+    await zone.mail("d.example", "a")
+    held = zone.queue.lease("default", "d.example", 1)
+    assert held is not None
+    attempt = Attempt("rcpt", 451, "4.7.1", "later", source_ip=source, reply_class=reply_class)
+    outcome = Outcome(held.recipients[0], OutcomeKind.DEFERRED, attempt, zone.queue.now() + 3_600_000)
+    await zone.queue.settle(held, [outcome])
+    await flush(zone.queue)
+    zone.ready("d.example")
+
+
+@pytest.mark.parametrize(("reply_class", "wanted", "other"), [("greylisted", A, B), ("blocked", B, A)])
+async def test_mail_that_wants_one_address_waits_for_that(
+    directory: Path, reply_class: str, wanted: str, other: str
+) -> None:
+    """While it has no room, at a gate that names it; while it may not be used for long, mail leaves from the other one."""
+    pools = {"default": [{"address": A}, {"address": B}]}
+    async with zone_of(directory, {"sessions_per_address": 1}, pools=pools) as zone:
+        part = PoolPart("", A, wanted == B).name
+        await deferred_from(zone, A, reply_class)
+        taken = zone.egress.permits.take("big", wanted, zone.egress.now_ms())
+        assert isinstance(taken, Permit)
+        assert zone.start() == []
+        [(name, pool, reason)] = zone.admission.waiting()
+        assert (name, pool) == ("d.example", part)
+        assert reason == f"1 of 1 sessions with big from {wanted} are in use"
+        await zone.queue.suspended.suspend(f"address:{wanted}", "test")
+        zone.egress.changed()
+        [slot] = zone.start()
+        assert (slot.pool, slot.permit.address) == (part, other)
+        zone.end(slot, has_mail=False)
+        await zone.queue.suspended.resume(f"address:{wanted}")
+        await deferred_from(zone, A, reply_class)
+        assert zone.start() == []
+        zone.egress.end(taken, 0, 0)
+        zone.egress.permits.release(taken)
+        [slot] = zone.start()
+        assert (slot.pool, slot.permit.address) == (part, wanted)
 
 
 async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:

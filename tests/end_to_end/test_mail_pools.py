@@ -125,6 +125,43 @@ async def test_mail_for_a_limited_pool_is_not_put_off(
     assert not put_off
 
 
+@pytest.mark.parametrize("limits", [{"sessions_per_address": 1}, {"sessions": 8, "rate": ["50/s"]}])
+@pytest.mark.parametrize("how", ["greylisted", "blocked"])
+async def test_mail_for_one_address_is_not_put_off(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, how: str, limits: dict[str, Any]
+) -> None:
+    """Mail that wants the address that greylisted it, or not the one that blocked it, waits at a gate until that has room."""
+    put_off: list[str] = []
+    real = Worker.put_off
+
+    async def counted(self: Worker, lease: Any, reason: str, due_ms: int) -> Any:
+        put_off.append(reason)
+        return await real(self, lease, reason, due_ms)
+
+    monkeypatch.setattr(Worker, "put_off", counted)
+    async with staged(directory) as stage:
+        if how == "greylisted":
+            big = await stage.provider("big", ["d.example"], greylist="50ms")
+        else:
+            big = await stage.provider("big", ["d.example"], block={"at": "mail"})
+            big.block(ADDRESSES[0], DEFERRED)
+        config = shaped(
+            stage, (0, 0), {"big": limits}, zones={"default": {"retry": {"delays": ["100ms"]}}},
+            shaping=rules(directory),
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 100)
+            await empty(relay)
+            assert sound(relay)
+        assert len(big.accepted) == 100
+    attempts: dict[str, list[str]] = {}
+    for each in [*logged_events(directory, "deferred"), *logged_events(directory, "delivered")]:
+        attempts.setdefault(each["recipient"], []).append(each["source_ip"])
+    for first, *others in attempts.values():
+        assert others in (([first],) if how == "greylisted" else ([], [ADDRESSES[1]]))
+    assert not put_off
+
+
 async def test_limits_of_an_address_are_seen(directory: Path) -> None:
     """Over two providers, whose mail waits for the address: one row in commands and metrics says how much is used."""
     pools = {"default": [{"address": OTHER, "limits": {"sessions": 3, "rate": ["2/h"]}}]}

@@ -45,11 +45,20 @@ SPACES = (MESSAGE, WAITING, DEFERRED, DUE, SPILL, INFLIGHT, OPEN, CLEANUP)
 
 
 class UserPools:
-    """Mail of user a leaves from the pool ``own``, that of others after an attempt from ``fallback``."""
+    """Mail of user a leaves from the pool ``own``, that of others after an attempt from ``fallback``.
+
+    After several attempts it leaves from ``part``, a part of that.
+    """
 
     def of(self, zone: str, destination: str, record: Waiting) -> str:
         """See ``MailPools``."""
-        return "own" if record.submitter == "a" else "fallback" if record.attempts else ""
+        if record.submitter == "a" or not record.attempts:
+            return "own" if record.submitter == "a" else ""
+        return "fallback" if record.attempts == 1 else "part"
+
+    def parts(self, pool: str) -> int:
+        """See ``MailPools``."""
+        return 2 if pool == "part" else 1
 
 
 class Clock:

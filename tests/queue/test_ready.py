@@ -17,7 +17,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready import ReadyWindow
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient, stream_of
 from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.window_room import HEADROOM, SHARES
 
@@ -222,7 +222,7 @@ async def test_two_floods_with_their_mail_mixed_on_disk(directory: Path) -> None
 def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> None:
     """Of one submitter's starved destinations, the first being full of others' mail, the second is fed."""
     window = ReadyWindow("z", 160)
-    for n in range(window.room.share):
+    for n in range(window.room.share("")):
         other = _recipient(f"m{n}", 0, "full.example")
         other.record = other.record._replace(lane=f"other{n}")
         other.submitter = other.record.submitter
@@ -293,6 +293,20 @@ async def test_pools_take_turns(directory: Path) -> None:
             queue.release(each)
         found = [lease(queue, "x.example").recipients[0].address[:2] for _ in range(6)]
         assert sorted(found) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+@pytest.mark.parametrize(("pool", "attempts", "share"), [("fallback", 1, 20), ("part", 2, 10)])
+def test_a_part_of_a_pool_has_part_of_a_share(pool: str, attempts: int, share: int) -> None:
+    """Mail that wants some addresses of a pool does not fill the window beside that of the others."""
+    window, number = ReadyWindow("z", 160), 0
+    window.use(UserPools())
+    while window.has_room("x.example", stream_of("me", pool)):
+        number += 1
+        late = _recipient(f"m{number:03}", 0)
+        late.record = late.record._replace(attempts=attempts)
+        window.add("x.example", [late])
+    assert window.pools_of("x.example") == (pool,)
+    assert number == window.room.share(pool) == share
 
 
 async def fallback_mail(queue: Queue, domain: str, messages: int) -> None:

@@ -27,7 +27,7 @@ from zonemta_py.schedule.retry import (
     warning_is_due,
 )
 from zonemta_py.schedule.rings import FRESH, IN_ROW, WorkerSlot
-from zonemta_py.schedule.sources import preferred, ranked
+from zonemta_py.schedule.sources import PoolPart, addresses_of, part_after, preferred, ranked, read_part
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 
@@ -151,6 +151,33 @@ def test_some_addresses_first() -> None:
     names = str(first.address), str(second.address)
     assert preferred(pool, "m", *names) == [first, second, *others]
     assert preferred(pool, "m", "", "192.0.2.99") == by_message
+
+
+def test_a_part_of_a_pool() -> None:
+    """Of one address or of all others; of all if it has none of the addresses."""
+    first, second, third = pool = [PoolAddress(f"192.0.2.{n}") for n in range(1, 4)]
+    parts = [PoolPart("p"), PoolPart("p", "192.0.2.2"), PoolPart("", "192.0.2.2", True)]
+    assert [read_part(each.name) for each in parts] == parts
+    assert len({each.name for each in parts}) == 3
+    assert [each.of(pool) for each in parts] == [pool, [second], [first, third]]
+    assert [each.of([first]) for each in parts] == [[first]] * 3
+    assert parts[2].of([second]) == [second]
+
+
+def test_from_where_the_next_attempt_leaves() -> None:
+    """Of a pool with several usable addresses, one that greylisted is kept, and one that was blocked left."""
+    unused = [PoolAddress("192.0.2.8", disabled=True), PoolAddress("192.0.2.9", weight=0)]
+    several = [PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2"), *unused]
+    addresses = addresses_of({"p": several, "q": [PoolAddress("192.0.2.3"), *unused]})
+    assert addresses == {"": {"192.0.2.1", "192.0.2.2"}, "p": {"192.0.2.1", "192.0.2.2"}}
+    assert addresses_of({"q": [PoolAddress("192.0.2.3")]}) == {}
+    found = [
+        part_after("p", addresses["p"], source, reply_class)
+        for source in ("192.0.2.1", "192.0.2.9", "")
+        for reply_class in ("greylisted", "blocked", "mailbox_full", "")
+    ]
+    assert found[:2] == [PoolPart("p", "192.0.2.1"), PoolPart("p", "192.0.2.1", True)]
+    assert set(found[2:]) == {PoolPart("p")}
 
 
 def test_a_worker_draws_its_address_again() -> None:

@@ -1,11 +1,15 @@
-"""Which mail leaves from another pool than that of its destination: a tenant's own, or the fallback pool of a zone."""
+"""Which mail leaves from another pool than that of its destination, and which from some addresses of its pool only.
+
+Another pool is a tenant's own, or the fallback pool of a zone. Of a pool with several addresses, recipients that were
+greylisted leave from the same one again, and those that were blocked from another one.
+"""
 
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.format.records import TENANT_LANE, Waiting
 from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
-from zonemta_py.schedule.sources import fallback_pool
+from zonemta_py.schedule.sources import addresses_of, fallback_pool, part_after, read_part
 
 
 class ConfiguredPools:
@@ -26,7 +30,11 @@ class ConfiguredPools:
                 for key, part in zone.parts()
             ],
             {name: each.pool for name, each in config.tenants.items()},
+            addresses_of(config.pools),
         )
+        self._addresses = self._settings[2]
+        own = (each for pool, each in self._addresses.items() if pool != USUAL_POOL)
+        self._addresses_max = max((len(each) for each in own), default=1)
         zones = {name: zone for name, zone in config.zones.items() if zone.transport == "smtp"}
         self._zones = set(zones)
         self._of_submitters = {
@@ -37,7 +45,7 @@ class ConfiguredPools:
         self._tables = {
             name: DestinationTable(zone)
             for name, zone in zones.items()
-            if any(part.fallback_pool is not None for _, part in zone.parts())
+            if self._addresses or any(part.fallback_pool is not None for _, part in zone.parts())
         }
 
     def __eq__(self, other: object) -> bool:
@@ -51,14 +59,20 @@ class ConfiguredPools:
 
     def of(self, zone: str, destination: str, record: Waiting) -> str:
         """See ``MailPools``."""
+        pool = USUAL_POOL
         if self._of_submitters and zone in self._zones:
-            own = self._of_submitters.get(record.submitter)
-            if own is not None:
-                return own
+            pool = self._of_submitters.get(record.submitter, USUAL_POOL)
         table = self._tables.get(zone) if record.attempts else None
         if table is None:
-            return USUAL_POOL
-        return fallback_pool(table.settings(destination), record.attempts, record.reply_class)
+            return pool
+        if pool == USUAL_POOL:
+            pool = fallback_pool(table.settings(destination), record.attempts, record.reply_class)
+        addresses = self._addresses.get(pool, ())
+        return part_after(pool, addresses, record.source, record.reply_class).name
+
+    def parts(self, pool: str) -> int:
+        """See ``MailPools``."""
+        return self._addresses_max if read_part(pool).address else 1
 
 
 def mail_pools(config: Config) -> MailPools:

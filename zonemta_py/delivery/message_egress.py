@@ -27,7 +27,6 @@ from zonemta_py.schedule.sources import BY_SYSTEM, preferred, source_name
 from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import Phase
 
-KEPT_MS = 60_000  # how long a greylisted recipient waits for its address, at most
 AGAIN_MS = 2_000  # when a message is tried again for which no address had room
 
 
@@ -57,13 +56,13 @@ class MessageEgress:
         egress, way = self._egress, self._ways.of(lease.destination)
         if way is None or self._ways.is_local:
             return None
-        pool = self._pool(lease, way)
+        way = way.leaving_from(self._part(lease))
+        pool = way.pool
         family = egress.providers.table.settings(way.provider).family
         is_usual = slot.permit is FREE and pool == way.own_pool and family == "both"
         if is_usual and not self._is_blocked(lease):
             return None
-        from_pool = way if pool == way.pool else way._replace(pool=pool)
-        usable = self._ways.sources(from_pool, lease.destination)
+        usable = self._ways.sources(way, lease.destination)
         if not usable and egress.is_disabled(pool):
             return Refusal(Limit.NO_SOURCE, UNKNOWN, f"every address of the pool '{pool}' is disabled")
         if not usable:  # the agent says of the attempt what is missing
@@ -96,10 +95,10 @@ class MessageEgress:
             sessions_max,
         )
 
-    def _pool(self, lease: Lease, way: Way) -> str:
-        """The pool of a message: of its tenant, the fallback of its zone, or that of the destination."""
+    def _part(self, lease: Lease) -> str:
+        """From where a message leaves, see ``MailPools``."""
         record = lease.recipients[0].record
-        return self._egress.queue.windows.pool_of(lease.zone, lease.destination, record) or way.pool
+        return self._egress.queue.windows.pool_of(lease.zone, lease.destination, record)
 
     def _is_blocked(self, lease: Lease) -> bool:
         """Whether the address of the last attempt was refused."""
@@ -159,7 +158,7 @@ class MessageEgress:
                 return each
             refused = refused or permit
         has_choice = bool(kept) or len(sources) < len(every)
-        if has_choice and refused is not None and _is_for_long(refused, now_ms):
+        if has_choice and refused is not None and refused.is_for_long(now_ms):
             return self._choose_any(slot, provider, every, now_ms)
         return refused or Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
 
@@ -264,10 +263,3 @@ def _about(way: Way, lease: Lease, attempt: Attempt) -> ReplyAbout:
         way.provider, address, way.own_pool, domain, attempt.reply_class, attempt.code, attempt.status,
         attempt.text,
     )  # fmt: skip
-
-
-def _is_for_long(refused: Refusal, now_ms: int) -> bool:
-    """Whether an address has no room for longer than a recipient waits for it; an operator's suspension may have no end."""
-    if refused.until_ms == UNKNOWN:
-        return refused.limit is Limit.OPERATOR
-    return refused.until_ms > now_ms + KEPT_MS

@@ -8,7 +8,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.local_agent import is_local
-from zonemta_py.schedule.sources import common_families
+from zonemta_py.schedule.sources import PoolPart, common_families, read_part
 
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 
@@ -19,10 +19,19 @@ class Way(NamedTuple):
     provider: str
     pool: str
     own_pool: str  # that of the zone, where a rule sends the mail from another one
+    part: PoolPart = PoolPart("")  # of ``pool``, whose name it need not have
 
-    def leaving_from(self, pool: str | None) -> "Way":
-        """The way of mail that leaves from ``pool``; USUAL_POOL or None: from that of the destination."""
-        return self._replace(pool=pool) if pool else self
+    def leaving_from(self, part: str | None) -> "Way":
+        """The way of mail that leaves from a part of a pool, or a pool; USUAL_POOL or None: from that of the destination."""
+        if not part:
+            return self
+        found = read_part(part)
+        return self._replace(pool=found.pool or self.pool, part=found)
+
+    @property
+    def gate(self) -> str:
+        """What waits for the same addresses has the same one."""
+        return self.part._replace(pool=self.pool).name
 
 
 class Ways:

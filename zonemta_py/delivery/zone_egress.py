@@ -14,7 +14,7 @@ from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.places import Place, Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import ranked
+from zonemta_py.schedule.sources import ranked, read_part
 
 
 class ZoneEgress:
@@ -55,7 +55,9 @@ class ZoneEgress:
             self._wait(destination, place, stopped[1])
             return None
         pools = egress.queue.windows.pools_of(self._name, destination)
-        if self.ways.is_local or all(egress.is_free(pool or way.pool, way.provider) for pool in pools):
+        if self.ways.is_local or all(
+            egress.is_free(way.leaving_from(pool).pool, way.provider) for pool in pools
+        ):
             self._places.granted_all(destination)
             return ANY_MAIL
         places = {pool: self._place(way.leaving_from(pool)) for pool in pools}
@@ -79,7 +81,11 @@ class ZoneEgress:
         if not sources:  # the attempt fails, so that the sender hears of it in time
             self._places.granted(destination, place)
             return FREE
-        permit = egress.take(way.provider, ranked(sources, f"{destination} {now_ms}"), now_ms)
+        order = ranked(sources, f"{destination} {now_ms}")
+        wanted = way.part.of(order)
+        permit = egress.take(way.provider, wanted, now_ms)
+        if isinstance(permit, Refusal) and permit.is_for_long(now_ms) and len(wanted) < len(order):
+            permit = egress.take(way.provider, order, now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, place, permit)
             return None
@@ -87,10 +93,10 @@ class ZoneEgress:
         return permit
 
     def _place(self, way: Way) -> Place:
-        return f"{self._name}:{way.pool}", way.provider
+        return f"{self._name}:{way.gate}", way.provider
 
     def waiting(self) -> list[tuple[str, str, str]]:
-        """The destinations that wait for a permit: for mail that leaves from which pool, and why."""
+        """The destinations that wait for a permit: for mail that leaves from which part of which pool, and why."""
         window = self._egress.queue.windows.zone(self._name)
         found: list[tuple[str, str, str]] = []
         for destination, place, refusal in self._places.waiting():
@@ -122,7 +128,7 @@ class ZoneEgress:
         permit, egress = slot.permit, self._egress
         if permit.granted:
             return True  # its last message was not sent
-        if slot.pool and slot.pool not in egress.pools:
+        if slot.pool and (pool := read_part(slot.pool).pool) and pool not in egress.pools:
             return False  # a reload has removed it
         if self.ways.is_local:
             return not egress.stopped(("zone", self._name))

@@ -34,7 +34,6 @@ class ReadyWindow:
         self._weights = weights
         self.room = WindowRoom(limit)
         self.spilled = SpillIndex()
-        self.pools: MailPools = ONE_POOL
         self._queues: dict[str, SubmitterQueues] = {}
         # By key: the queued recipient, or None while it is leased or withdrawn.
         self._known: dict[bytes, QueuedRecipient | None] = {}
@@ -50,13 +49,14 @@ class ReadyWindow:
     @property
     def has_pools(self) -> bool:
         """Whether some mail leaves from another pool than that of its destination."""
-        return self.pools is not ONE_POOL
+        return self.room.pools is not ONE_POOL
 
     def stream(self, destination: str, recipient: QueuedRecipient) -> str:
         """The stream of a recipient."""
-        if self.pools is ONE_POOL:
+        pools = self.room.pools
+        if pools is ONE_POOL:
             return recipient.submitter
-        return stream_of(recipient.submitter, self.pools.of(self.zone, destination, recipient.record))
+        return stream_of(recipient.submitter, pools.of(self.zone, destination, recipient.record))
 
     def has_room(self, destination: str, stream: str, *, urgent: bool = False) -> bool:
         """Whether one more recipient of ``stream`` may enter; urgent mail has larger shares."""
@@ -227,7 +227,7 @@ class ReadyWindow:
 
     def use(self, pools: MailPools) -> None:
         """Mail leaves from other pools than before."""
-        self.pools = pools
+        self.room.pools = pools
         for destination, queues in list(self._queues.items()):
             self._queues[destination] = moved = SubmitterQueues(self._weights)
             for recipient in queues:

@@ -59,7 +59,8 @@ class RefillChoice:
                 self._may_be_low.add(destination)
                 if not queues.count(stream):
                     self._spilled.note_starved(destination, stream)
-            if queues.waiting(pool_of(stream)) <= self._room.share // 2:
+            pool = pool_of(stream)
+            if queues.waiting(pool) <= self._room.share(pool) // 2:
                 self._may_be_low.add(destination)
 
     def resume(self, destination: str) -> None:
@@ -122,7 +123,8 @@ class RefillChoice:
         """See ``WindowRoom.is_low``."""
         if queues is None:
             return True
-        return self._room.is_low(queues.waiting(pool_of(stream)), queues.count(stream))
+        pool = pool_of(stream)
+        return self._room.is_low(pool, queues.waiting(pool), queues.count(stream))
 
     def is_unsorted(self, destination: str) -> bool:
         """Whether the streams of what it has on disk are not known."""

@@ -21,10 +21,16 @@ POOL_SEPARATOR = (
 
 
 class MailPools(Protocol):
-    """Which mail leaves from another pool than that of its destination."""
+    """Which mail leaves from another pool than that of its destination, or from a part of its pool's addresses only.
+
+    A part of a pool has a name of its own, and is treated as a pool. What has had no attempt of a message leaves from one.
+    """
 
     def of(self, zone: str, destination: str, record: Waiting) -> str:
         """The pool of a recipient, or USUAL_POOL."""
+
+    def parts(self, pool: str) -> int:
+        """By which number the share of mail that leaves from ``pool`` is divided: 1 for a whole pool."""
 
 
 class OnePool:
@@ -33,6 +39,10 @@ class OnePool:
     def of(self, zone: str, destination: str, record: Waiting) -> str:
         """See ``MailPools``."""
         return USUAL_POOL
+
+    def parts(self, pool: str) -> int:
+        """See ``MailPools``."""
+        return 1
 
 
 ONE_POOL = OnePool()

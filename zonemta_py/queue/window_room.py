@@ -6,6 +6,8 @@ A stream is the mail of a submitter that leaves from one pool, see ``submitter_q
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, pool_of
+
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for streams of low volume
 URGENT_SHARES = 2  # shares of a destination that may be filled when urgent mail comes
@@ -15,15 +17,16 @@ LOW_VOLUME = 16  # recipients in the window: up to this many find room at any de
 class WindowRoom:
     """The room of a window of at most ``limit`` recipients.
 
-    ``size`` counts the recipients in it and those reserved for commits under way.
+    ``size`` counts the recipients in it and those reserved for commits under way. ``pools``: which pools are parts of one.
     """
 
-    __slots__ = ("_by_stream", "_reserved", "limit", "low_volume", "share", "size")
+    __slots__ = ("_by_stream", "_reserved", "_share", "limit", "low_volume", "pools", "size")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.share = max(1, limit // SHARES)
-        self.low_volume = min(LOW_VOLUME, max(1, self.share // 2))
+        self._share = max(1, limit // SHARES)
+        self.low_volume = min(LOW_VOLUME, max(1, self._share // 2))
+        self.pools: MailPools = ONE_POOL
         self.size = 0
         self._reserved: Counter[tuple[str, str]] = Counter()  # by destination and stream
         self._by_stream: Counter[str] = Counter()  # of ``size``
@@ -33,6 +36,10 @@ class WindowRoom:
         """Whether there is no room for anything."""
         return self.size >= self.limit
 
+    def share(self, pool: str) -> int:
+        """How many recipients of a destination may leave from ``pool``; the parts of a pool together have no more than two shares."""
+        return max(1, self._share // self.pools.parts(pool))
+
     def has_room(self, destination: str, stream: str, waiting: int, *, urgent: bool) -> bool:
         """Whether one more recipient may enter a destination where ``waiting`` leave from its pool; urgent mail has larger shares."""
         low_volume = self._by_stream.get(stream, 0) < self.low_volume
@@ -40,16 +47,17 @@ class WindowRoom:
             return False
         if low_volume:
             return True
-        share = self.share * URGENT_SHARES if urgent else self.share
+        share = self.share(pool_of(stream)) * (URGENT_SHARES if urgent else 1)
         return waiting + self._reserved.get((destination, stream), 0) < share
 
     def is_low_volume(self, stream: str) -> bool:
         """Whether the stream has so little here that its mail goes first."""
         return self._by_stream.get(stream, 0) <= self.low_volume
 
-    def is_low(self, waiting: int, own: int) -> bool:
-        """Whether ``own`` of the ``waiting`` recipients are little: up to half of what finds room."""
-        return own <= (self.low_volume // 2 if waiting > self.share // 2 else self.share // 2)
+    def is_low(self, pool: str, waiting: int, own: int) -> bool:
+        """Whether ``own`` of the recipients that are ``waiting`` to leave from ``pool`` are little: up to half of what finds room."""
+        half = self.share(pool) // 2
+        return own <= (self.low_volume // 2 if waiting > half else half)
 
     def reserve(self, destination: str, stream: str, count: int) -> None:
         """A commit under way brings this number."""

@@ -94,10 +94,17 @@ class ReadyWindows:
     def reserve(self, recipients: Sequence[QueuedRecipient]) -> "Reservation":
         """Reserve room for ``recipients``, which a commit is about to write as waiting."""
         groups: dict[SpillKey, list[QueuedRecipient]] = {}
-        spill, last, one_pool = None, ("", "", ""), self._pools is ONE_POOL
+        spill, last, has_pools = None, ("", "", "", False), self._pools is not ONE_POOL
         for recipient in recipients:
-            group = zone, domain, message = recipient.zone, recipient.record.domain, recipient.message
-            if spill is None or group != last or not one_pool:  # most messages have one group
+            record = recipient.record
+            attempted = has_pools and record.attempts > 0  # the pool may follow from the last attempt
+            group = zone, domain, message, _ = (
+                recipient.zone,
+                record.domain,
+                recipient.message,
+                attempted,
+            )
+            if spill is None or group != last or attempted:  # most messages have one group
                 last = group
                 destination = self.destination_of(zone, domain)
                 stream = self.zone(zone).stream(destination, recipient)

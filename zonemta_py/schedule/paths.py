@@ -9,6 +9,8 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Pace, rate_of
 from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows
 
+KEPT_MS = 60_000  # how long a recipient waits for the address that it wants, at most
+
 
 class Refusal(NamedTuple):
     """Which limit refuses, until when (ms; UNKNOWN: until an event), and why, in words.
@@ -22,6 +24,12 @@ class Refusal(NamedTuple):
     reason: str
     at: tuple[tuple[str, int], ...] = ()
     others_ms: int = UNKNOWN
+
+    def is_for_long(self, now_ms: int) -> bool:
+        """Whether mail that wants this address takes another one; an operator's suspension may have no end."""
+        if self.until_ms == UNKNOWN:
+            return self.limit is Limit.OPERATOR
+        return self.until_ms > now_ms + KEPT_MS
 
 
 class Ceiling:

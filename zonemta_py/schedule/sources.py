@@ -8,10 +8,11 @@ A worker draws for ``IN_ROW`` messages without an attempt in a row. If it drew f
 two would open a session in the place of an idle one of the other address.
 """
 
-from collections.abc import Collection, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, lru_cache
 from hashlib import blake2b
 from math import log
+from typing import NamedTuple
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
@@ -19,6 +20,10 @@ from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.smtp.classification import ReplyClass
 
 BY_SYSTEM = "system"  # the name of the address that the system chooses
+_FROM, _NOT_FROM = "\x1f=", "\x1f!"  # in the name of a part of a pool; YAML has no such character
+
+
+_CHOOSY = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)
 
 
 def source_name(entry: PoolAddress) -> str:
@@ -32,6 +37,59 @@ def fallback_pool(settings: Zone, attempts: int, reply_class: str) -> str:
         return USUAL_POOL
     is_moved = attempts >= settings.fallback_after or reply_class == ReplyClass.BLOCKED
     return settings.fallback_pool if is_moved else USUAL_POOL
+
+
+class PoolPart(NamedTuple):
+    """A pool; with an ``address``: that one of its addresses, or if it is ``avoided`` all others."""
+
+    pool: str
+    address: str = ""
+    avoided: bool = False
+
+    @property
+    def name(self) -> str:
+        """That of the pool, or of the part."""
+        if not self.address:
+            return self.pool
+        return f"{self.pool}{_NOT_FROM if self.avoided else _FROM}{self.address}"
+
+    def of(self, addresses: Sequence[PoolAddress]) -> Sequence[PoolAddress]:
+        """Those of the pool's ``addresses`` that are of this part; all if none is."""
+        if not self.address:
+            return addresses
+        return [
+            each for each in addresses if (source_name(each) == self.address) != self.avoided
+        ] or addresses
+
+
+@lru_cache(4096)
+def read_part(name: str) -> PoolPart:
+    """The part that has this ``name``."""
+    for mark in (_FROM, _NOT_FROM):
+        pool, found, address = name.partition(mark)
+        if found:
+            return PoolPart(pool, address, mark == _NOT_FROM)
+    return PoolPart(name)
+
+
+def addresses_of(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, set[str]]:
+    """The addresses of the pools that have several; under USUAL_POOL all: a rule of shaping may send mail from any pool."""
+    usable = {
+        name: {source_name(each) for each in pool if each.weight and not each.disabled}
+        for name, pool in pools.items()
+    }
+    several = {name: found for name, found in usable.items() if len(found) > 1}
+    return {**several, USUAL_POOL: set[str]().union(*several.values())} if several else {}
+
+
+def part_after(pool: str, addresses: Collection[str], source: str, reply_class: str) -> PoolPart:
+    """The part of ``pool`` for the next attempt; ``source``: the address of the last one. ``addresses``: those of the pool.
+
+    A recipient that was greylisted keeps its address, one that was blocked leaves it (decision 113).
+    """
+    if source in addresses and len(addresses) > 1 and reply_class in _CHOOSY:
+        return PoolPart(pool, source, reply_class == ReplyClass.BLOCKED)
+    return PoolPart(pool)
 
 
 def ranked(pool: Sequence[PoolAddress], message: str) -> list[PoolAddress]:

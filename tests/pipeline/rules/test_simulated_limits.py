@@ -19,6 +19,7 @@ from zonemta_py.config.units import Rate
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.prediction import PeerModel, SimulatedMessage
 from zonemta_py.pipeline.rules.reply_model import CountedReply, RecordedReply, ReplyModel, rate_step
+from zonemta_py.pipeline.rules.simulated_admission import SimulatedAdmission
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain, SendingSettings
 from zonemta_py.pipeline.rules.simulated_world import PeerModels, SentTransaction
 from zonemta_py.pipeline.rules.simulation import (
@@ -27,6 +28,7 @@ from zonemta_py.pipeline.rules.simulation import (
     SimulatedRelay,
     simulate,
 )
+from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS
 
@@ -35,6 +37,7 @@ DOMAINS = ("d0.example", "d1.example", "d2.example")
 A, B, C = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2"), PoolAddress("192.0.2.3")
 QUICK = PeerModel([0.05])
 LIMITED = RecordedReply("deferred", "rate_limited", 421, "4.7.28", "unusual rate of mail")
+GREYLISTED = RecordedReply("deferred", "greylisted", 451, "4.7.1", "greylisted, try again later")
 REFUSED = RecordedReply("deferred", "blocked", 421, "4.7.0", "[TSS04] messages deferred")
 
 
@@ -318,6 +321,29 @@ def test_mail_for_the_fallback_pool_does_not_wait_for_the_usual_one() -> None:
     assert moved_ms < first[0] + 600_000
     waited = [ms for ms in first if ms > moved_ms]
     assert waited and min(waited) > first[0] + 7_000_000, "mail without an attempt waits"
+
+
+@pytest.mark.parametrize("reply", [GREYLISTED, REFUSED])
+def test_mail_that_wants_one_address_waits_for_that(
+    monkeypatch: pytest.MonkeyPatch, reply: RecordedReply
+) -> None:
+    """At a gate, as in the relay, and is not looked at again and again."""
+    put_off: list[Refusal] = []
+    real = SimulatedAdmission.again_s
+
+    def counted(self: SimulatedAdmission, refusal: Refusal) -> float:
+        put_off.append(refusal)
+        return real(self, refusal)
+
+    monkeypatch.setattr(SimulatedAdmission, "again_s", counted)
+    model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, reply, 50, of_sender=True)])
+    limits = ProviderLimits(sessions_per_address=1, rate=(Rate(1, 5.0),))
+    sending = big(limits)
+    messages = [replace(each, zone="default") for each in mail(100)]
+    played = Played(sending, messages, replies=model, zones="default: {retry: {delays: [1m]}}")
+    assert played.delivered == 100
+    assert len(played.sent) > 150
+    assert not put_off
 
 
 def test_an_attempt_that_does_not_count_moves_no_mail() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from zonemta_py.config.destinations import ALL, DestinationTable
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
-from zonemta_py.delivery.message_egress import AGAIN_MS, KEPT_MS
+from zonemta_py.delivery.message_egress import AGAIN_MS
 from zonemta_py.delivery.ways import SMARTHOST, Way
 from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
 from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
@@ -71,10 +71,14 @@ class SimulatedAdmission:
         if not self._places.may_try(destination, place):
             return None
         sources = egress.sources(way.provider, way.pool)
-        order = ranked(sources, f"{destination} {egress.clock.now_ms}")
-        permit = egress.take_noted(way.provider, order)
+        now_ms = egress.clock.now_ms
+        order = ranked(sources, f"{destination} {now_ms}")
+        wanted = way.part.of(order)
+        permit = egress.take_noted(way.provider, wanted)
+        if isinstance(permit, Refusal) and permit.is_for_long(now_ms) and len(wanted) < len(order):
+            permit = egress.take_noted(way.provider, order)
         if isinstance(permit, Refusal):
-            self._places.wait(destination, place, permit, egress.clock.now_ms)
+            self._places.wait(destination, place, permit, now_ms)
             return None
         self._places.granted(destination, place)
         return permit
@@ -83,7 +87,7 @@ class SimulatedAdmission:
         return self._egress.is_free(way.pool, way.provider)
 
     def _place(self, way: Way) -> Place:
-        return f"{self._name}:{way.pool}", way.provider
+        return f"{self._name}:{way.gate}", way.provider
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
@@ -156,11 +160,11 @@ class SimulatedAdmission:
     def choose(self, slot: WorkerSlot, message: str, earlier: Earlier) -> str | Refusal:
         """The address for a message, whose permit the worker has then. A greylisted one keeps its address, a blocked one leaves it."""
         egress, way = self._egress, self.way(slot.destination.name)
-        pool = self._mail.pool_of(slot.destination.name, earlier) or way.pool
-        usable = egress.sources(way.provider, pool)
+        own_pool, way = way.pool, way.leaving_from(self._mail.pool_of(slot.destination.name, earlier))
+        usable = egress.sources(way.provider, way.pool)
         held = "" if slot.draws else slot.source or slot.permit.address
         sources = preferred(usable, message, earlier.source, held)
-        if not is_limited(way) or not sources or (slot.permit is FREE and pool == way.pool):
+        if not is_limited(way) or not sources or (slot.permit is FREE and way.pool == own_pool):
             return source_name(sources[0]) if sources else BY_SYSTEM
         if earlier.reply_class == BLOCKED and len(sources) > 1:
             sources = [each for each in sources if source_name(each) != earlier.source]
@@ -170,8 +174,7 @@ class SimulatedAdmission:
             if earlier.reply_class == GREYLISTED and source_name(each) == earlier.source
         ]
         found = self._take(slot, way.provider, kept or sources)
-        late_ms = egress.clock.now_ms + KEPT_MS
-        if kept and isinstance(found, Refusal) and found.until_ms > late_ms:
+        if kept and isinstance(found, Refusal) and found.is_for_long(egress.clock.now_ms):
             return self._take(slot, way.provider, sources)
         return found
 

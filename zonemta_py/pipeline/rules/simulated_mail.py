@@ -1,14 +1,16 @@
 """The messages of one simulated zone that could be sent now, by destination and pool. Pure; follows ``queue.ready``."""
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zonemta_py.config.destinations import DestinationTable
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.pipeline.rules.prediction import SimulatedMessage
-from zonemta_py.schedule.sources import fallback_pool
+from zonemta_py.schedule.sources import addresses_of, fallback_pool, part_after
 
 
 class Earlier(NamedTuple):
@@ -32,10 +34,11 @@ class WaitingMessage:
 
 
 class SimulatedMail:
-    """``messages``: how many there are."""
+    """``pools``: all of them. ``messages``: how many there are."""
 
-    def __init__(self, zone: Zone) -> None:
+    def __init__(self, zone: Zone, pools: Mapping[str, Sequence[PoolAddress]]) -> None:
         self._table = DestinationTable(zone)
+        self._addresses = addresses_of(pools)
         self._queues: dict[str, dict[str, deque[WaitingMessage]]] = {}  # by destination and pool
         self.messages = 0
 
@@ -48,8 +51,10 @@ class SimulatedMail:
         return tuple(self._queues.get(name, ())) or (USUAL_POOL,)
 
     def pool_of(self, name: str, earlier: Earlier) -> str:
-        """From which pool a message leaves after its last attempt."""
-        return fallback_pool(self._table.settings(name), earlier.attempts, earlier.reply_class)
+        """From which pool, or part of one, a message leaves after its last attempt."""
+        pool = fallback_pool(self._table.settings(name), earlier.attempts, earlier.reply_class)
+        addresses = self._addresses.get(pool, ())
+        return part_after(pool, addresses, earlier.source, earlier.reply_class).name
 
     def add(self, name: str, waiting: WaitingMessage) -> None:
         """Mail has arrived, or is due again."""

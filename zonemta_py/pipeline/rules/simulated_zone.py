@@ -35,7 +35,7 @@ class SimulatedZone:
         self._zone = zone
         self._world = world
         self._clock = world.clock
-        self._mail = SimulatedMail(zone)
+        self._mail = SimulatedMail(zone, world.egress.pools)
         self._admission = SimulatedAdmission(name, zone, world.egress, self._wake, self._mail)
         self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._admission)
         self._table = self._scheduler.table

@@ -1,0 +1,73 @@
+"""Which mail of a configuration leaves from which pool, and from which part of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from zonemta_py.config.load import parse_config
+from zonemta_py.delivery.mail_pools import mail_pools
+from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, Waiting
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
+from zonemta_py.schedule.sources import PoolPart, read_part
+
+A, B, C = "192.0.2.1", "192.0.2.2", "192.0.2.3"
+ZONES = {
+    "default": {},
+    "moved": {"fallback_pool": "several", "fallback_after": 2},
+    "local": {"transport": "lmtp", "smarthost": "unix:/run/lmtp"},
+}
+
+
+def pools(directory: Path, *, several: tuple[str, ...] = (B, C), **changes: Any) -> MailPools:
+    whole = {
+        "zones": ZONES,
+        "pools": {
+            "default": [{"address": A}],
+            "several": [{"address": each} for each in several],
+        },
+        "tenants": {"acme": {"users": ["ann"], "domains": ["acme.example"], "pool": "several"}},
+    } | changes
+    return mail_pools(parse_config(yaml.safe_dump(whole), directory / "z.yaml"))
+
+
+def record(attempts: int = 0, source: str = "", reply_class: str = "", *, lane: str = "") -> Waiting:
+    reply = (451, "4.7.1", "later", 0, "", source, reply_class) if attempts else (0, "", "", 0, "")
+    return Waiting(FORMAT, 0, "d.example", lane, attempts, 0, 0, 0, *reply)
+
+
+@pytest.mark.parametrize(
+    ("zone", "after", "expected"),
+    [
+        ("default", record(), PoolPart("")),
+        ("default", record(1, B, "mailbox_full"), PoolPart("")),
+        ("default", record(1, B, "greylisted"), PoolPart("", B)),
+        ("default", record(1, B, "blocked"), PoolPart("", B, True)),
+        ("default", record(1, A, "greylisted"), PoolPart("")),  # that pool has one address
+        ("moved", record(1, A, "greylisted"), PoolPart("")),
+        ("moved", record(1, A, "blocked"), PoolPart("several")),
+        ("moved", record(2, B, "blocked"), PoolPart("several", B, True)),
+        ("moved", record(2, C, "greylisted"), PoolPart("several", C)),
+        ("local", record(1, B, "greylisted"), PoolPart("")),
+        ("default", record(lane=f"{TENANT_LANE}acme"), PoolPart("several")),
+        ("default", record(1, C, "greylisted", lane=f"{TENANT_LANE}acme"), PoolPart("several", C)),
+        ("default", record(1, A, "greylisted", lane=f"{TENANT_LANE}acme"), PoolPart("several")),
+        ("local", record(lane=f"{TENANT_LANE}acme"), PoolPart("")),
+    ],
+)  # fmt: skip
+def test_from_where_mail_leaves(directory: Path, zone: str, after: Waiting, expected: PoolPart) -> None:
+    found = pools(directory)
+    part = found.of(zone, "d.example", after)
+    assert read_part(part) == expected
+    assert found.parts(part) == (2 if expected.address else 1)
+
+
+def test_what_a_reload_changes(directory: Path) -> None:
+    """The streams of all mail are sorted again if that may have other ones."""
+    before = pools(directory)
+    assert before == pools(directory)
+    assert before != pools(directory, several=(B, "192.0.2.4"))
+    assert before != pools(directory, zones={**ZONES, "moved": {}})
+    one = {"pools": {"default": [{"address": A}]}, "zones": {"default": {}}, "tenants": {}}
+    assert pools(directory, **one) is ONE_POOL
