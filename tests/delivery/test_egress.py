@@ -11,10 +11,11 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.egress_store import SWEEP_AT_ONCE, delete_old, use_puts
+from zonemta_py.delivery.egress_store import delete_old, use_puts
 from zonemta_py.delivery.egress_view import way_rows
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.slices import AT_ONCE
 from zonemta_py.schedule import permits
 from zonemta_py.schedule.permits import Permit
 
@@ -48,10 +49,7 @@ async def test_uses_that_count_no_more_are_deleted(directory: Path) -> None:
     async with opened(directory) as queue:
         now_ms = 1_800_000_000_000
         slot = now_ms // SlidingWindow(0, HOUR_MS).slot_ms
-        old = [
-            ("messages", f"p{n}.example", A, HOUR_MS, slot - 100, 5)
-            for n in range(2 * SWEEP_AT_ONCE + 7)
-        ]
+        old = [("messages", f"p{n}.example", A, HOUR_MS, slot - 100, 5) for n in range(2 * AT_ONCE + 7)]
         new = [("messages", f"q{n}.example", A, HOUR_MS, slot - 10, 5) for n in range(3)]
         batch = WriteBatch()
         batch.put_latest(use_puts([*old, *new]))

@@ -1,20 +1,47 @@
 """13. A clock that was wrong for a minute: later mail has its true age, and nothing waits for a year."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_store, opened, settle
+from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules
 from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import Config
+from zonemta_py.config.sending import PoolAddress
+from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.core import clock as core_clock
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_view import warmup_rows
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import born
+from zonemta_py.queue.intake_limits import LimitedClient, Use
 from zonemta_py.queue.options import QueueOptions
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.verifications import VerificationResult
+from zonemta_py.relay.domain_verifier import DomainVerifier
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import Permit
+from zonemta_py.schedule.shaping import ReplyAbout
 
 DAY_MS = 86_400_000
+A, B = "192.0.2.1", "192.0.2.2"
+MOVE = {
+    "name": "move",
+    "class": "mailbox_full",
+    "provider": "big",
+    "action": "pool",
+    "pool": "other",
+    "for": "1h",
+}
 STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])
 
 
@@ -78,3 +105,129 @@ def test_the_longest_delay(directory: Path, retry: str, days: int) -> None:
     queue = open_queue(parse_config(text, directory / "z.yaml"))
     assert queue.deferral._longest_delay_ms == days * DAY_MS
     queue.store.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_was_submitted_while_the_clock_was_ahead(directory: Path, restarted: bool) -> None:
+    """It counts for no longer than the window of the limit."""
+    clock = Clock()
+    limits = IntakeLimits(messages=(Rate(1, HOUR),))
+    rules = LimitRules({"acme": limits}, ClientLimits())
+    client, use = LimitedClient("acme", "ann", "192.0.2.1"), Use(0, 1, 1, 100)
+    right_ms = clock.ms
+    async with opened(directory, clock) as queue:
+        queue.limits.configure(rules)
+        clock.ms += 365 * DAY_MS
+        assert not queue.limits.charge(client, use).refusal
+        clock.ms = right_ms
+        if not restarted:
+            assert queue.limits.charge(client, use).refusal
+            clock.ms += 3_700_000
+            assert not queue.limits.charge(client, use).refusal
+    async with opened(directory, clock) as queue:
+        queue.limits.configure(rules)
+        clock.ms += 3_700_000
+        assert not queue.limits.charge(client, use).refusal
+
+
+def sending(directory: Path) -> Config:
+    """A provider with a limit and a rule, and an address that is new."""
+    files: dict[str, Any] = {
+        "providers": {"providers": {"big": {"domains": ["big.example"], "limits": {"rate": ["1/h"]}}}},
+        "shaping": {
+            "rules": [{"name": "stop", "class": "blocked", "action": "suspend", "for": "2h"}, MOVE]
+        },
+        "warmup": [{"address": B, "begins": "2027-01-15", "daily": [10, 20]}],
+    }
+    for name, content in files.items():
+        (directory / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    whole = {
+        "providers": {"file": "providers.yaml", "shipped": False},
+        "shaping": {"file": "shaping.yaml", "shipped": False},
+        "warmup": {"file": "warmup.yaml"},
+        "pools": {"default": [{"address": A}, {"address": B}], "other": [{"address": A}]},
+    }
+    return parse_config(yaml.safe_dump(whole), directory / "z.yaml")
+
+
+@asynccontextmanager
+async def egress_of(directory: Path, clock: Clock, store: str) -> AsyncIterator[Egress]:
+    async with opened(directory, clock, store=store) as queue:
+        egress = Egress(queue, sending(directory))
+        try:
+            yield egress
+        finally:
+            egress.close()
+
+
+@STORES
+async def test_what_was_sent_while_the_clock_was_ahead(
+    directory: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the next start no limit is used up, no address paused and no mail moved to another pool until next year."""
+    clock = Clock()
+    monkeypatch.setattr(core_clock, "now_ms", clock)
+    clock.ms += 365 * DAY_MS
+    async with egress_of(directory, clock, store) as egress:
+        permit = egress.permits.take("big", A, egress.now_ms())
+        assert isinstance(permit, Permit)
+        egress.permits.begin(permit, egress.now_ms(), 1)
+        puts = egress.end(permit, 1, 1)
+        assert puts
+        egress.permits.release(permit)
+        for name, reply_class in ("mailbox_full", "mailbox_full"), ("blocked", "blocked"):
+            about = ReplyAbout("big", A, "default", "big.example", reply_class, 451, "4.7.1", name)
+            puts += egress.shaper.replies([about], clock.ms)[1]
+        egress.shaper.write([], puts)
+        assert egress.pool_of("big", "default") == "other"
+    clock.ms -= 365 * DAY_MS
+    async with egress_of(directory, clock, store) as egress:
+        assert egress.pool_of("big", "default") == "default"
+        assert egress.refusal("big", PoolAddress(A), egress.now_ms()) is None
+        await egress.forget_old()
+        prefix = keys.META_SENDING
+        assert list(egress.queue.store.keys(prefix, keys.end_of(prefix))) == []
+    async with egress_of(directory, clock, store) as egress:
+        assert egress.refusal("big", PoolAddress(A), egress.now_ms()) is None
+
+
+async def test_the_day_of_a_warm_up_after_the_clock_was_set(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of the clock as it is now; what waits for the next day tries again."""
+    clock = Clock()  # 2027-01-15 08:00 UTC
+    monkeypatch.setattr(core_clock, "now_ms", clock)
+    right_ms = clock.ms
+    clock.ms -= 400 * DAY_MS
+    async with egress_of(directory, clock, "memory") as egress:
+        now_ms = egress.now_ms()
+        found = egress.take("big", [PoolAddress(B)], now_ms)
+        assert isinstance(found, Refusal)
+        assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, DAY_MS - clock.ms % DAY_MS)
+        tried = list[str]()
+        egress.gates.wait("z", "big", "d.example", lambda name: not tried.append(name), found, 0)
+        await egress.forget_old()
+        assert tried == []
+        clock.ms = right_ms
+        await egress.forget_old()
+        assert tried == ["d.example"]
+        assert isinstance(egress.take("big", [PoolAddress(B)], egress.now_ms()), Permit)
+        [row] = warmup_rows(egress)
+        assert (row["step"], row["allowed"]) == (1, 10)
+        clock.ms += DAY_MS
+        assert egress.warmup.all()[0].room(clock.ms) == 20 - 1, "one is under way"
+
+
+async def test_a_domain_that_was_verified_while_the_clock_was_ahead(directory: Path) -> None:
+    """It is looked up at the next start, and not when that time has come."""
+    tenant = {"users": ["ann"], "domains": ["d.example"], "verify": "dns"}
+    config = parse_config(yaml.safe_dump({"tenants": {"acme": tenant}}), directory / "z.yaml")
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        verifier = DomainVerifier(queue, config)
+        right_ms = clock.ms
+        for ahead_ms, is_due in (-1000, False), (-2 * DAY_MS, True), (365 * DAY_MS, True):
+            clock.ms = right_ms + ahead_ms
+            await queue.verified.note([VerificationResult("acme", "d.example", True)])
+            clock.ms = right_ms
+            assert verifier._is_due("acme", "d.example") is is_due

@@ -8,7 +8,8 @@ SLOTS = 60  # of a window: what was used counts until its slot is over by the le
 class SlidingWindow:
     """At most ``limit`` in any ``length_ms``.
 
-    Uses are counted by slot, a sixtieth of the window, so they count up to one slot longer than they must.
+    Uses are counted by slot, a sixtieth of the window, so they count up to one slot longer than they must. When the clock is
+    set back by more than the window, what was used later counts as used now.
     """
 
     __slots__ = ("_slots", "_used", "limit", "slot_ms")
@@ -21,24 +22,30 @@ class SlidingWindow:
 
     def used(self, now_ms: int) -> int:
         """What is used now."""
-        oldest = self.oldest_slot(now_ms)
-        while self._slots and self._slots[0][0] < oldest:
-            self._used -= self._slots.popleft()[1]
+        slots, newest = self._slots, now_ms // self.slot_ms
+        while slots and slots[0][0] < newest - SLOTS:
+            self._used -= slots.popleft()[1]
+        if slots and slots[-1][0] > newest + SLOTS:  # the clock was set back
+            kept = [each for each in slots if each[0] < newest]
+            self._slots = deque([*kept, [newest, self._used - sum(used for _, used in kept)]])
         return self._used
 
     def has_room(self, amount: int) -> bool:
         """Whether there is room for ``amount`` even if nothing that was used has left the window since the last look."""
         return self._used + amount <= self.limit
 
-    def oldest_slot(self, now_ms: int) -> int:
-        """The number of the oldest slot that counts."""
-        return now_ms // self.slot_ms - SLOTS
+    def counts(self, slot: int, now_ms: int) -> bool:
+        """Whether what an earlier life used in ``slot`` counts; its clock may have been ahead."""
+        return abs(slot - now_ms // self.slot_ms) <= SLOTS
 
     def add(self, now_ms: int, amount: int) -> tuple[int, int]:
         """Count a use; returns the number of its slot, and what is used in it."""
         slots, slot = self._slots, now_ms // self.slot_ms
+        if slots and slots[-1][0] > slot:
+            self.used(now_ms)
+            slots = self._slots
         self._used += amount
-        if slots and slots[-1][0] >= slot:  # the clock may have been set back
+        if slots and slots[-1][0] >= slot:  # the clock may have been set back a little
             newest = slots[-1]
             newest[1] += amount
             return newest[0], newest[1]

@@ -62,6 +62,7 @@ def _named_file(key: str) -> Iterator[None]:
 
 
 FREE_MAX = 100_000
+CLOCK_SET_MS = 1000
 
 
 class Egress(Allowance):
@@ -71,6 +72,7 @@ class Egress(Allowance):
         super().__init__(self._on_room)
         self.queue = queue
         self._epoch_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
+        self._ahead_ms = 0  # by how much the clock was set since
         self.gates = Gates(self._arm)
         self.providers = Providers(ProviderTable({}))
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
@@ -88,6 +90,10 @@ class Egress(Allowance):
     def now_ms(self) -> int:
         """Unix ms of a clock that is never set: windows and steps must not jump."""
         return self._epoch_ms + round(clock.monotonic_s() * 1000)
+
+    def calendar_ms(self, now_ms: int) -> int:
+        """See ``Allowance``: the clock may have been set since the start."""
+        return clock.now_ms()
 
     def configure(
         self, config: Config, files: EgressFiles, stored: dict[Key, WarmupState] | None = None
@@ -237,6 +243,10 @@ class Egress(Allowance):
     async def forget_old(self) -> None:
         """Forget what counts no more, a little at a time. Raises QueueUnavailable."""
         now_ms = self.now_ms()
+        ahead_ms = clock.now_ms() - now_ms
+        if abs(ahead_ms - self._ahead_ms) > CLOCK_SET_MS:
+            self._ahead_ms = ahead_ms
+            self.changed()  # another day may have begun
         self.shaper.forget_old(now_ms)
         for _ in self.permits.forget_unused(now_ms):
             await asyncio.sleep(0)

@@ -81,7 +81,7 @@ class RunningEgress:
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
         """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""
         egress = self._delivery.egress
-        found, now_ms = _schedules(egress.warmup, address, provider), egress.now_ms()
+        found, now_ms = _schedules(egress.warmup, address, provider), clock.now_ms()
         batch = _paused(found, now_ms, paused=paused)
         egress.changed()
         await self._queue.commits.submit(batch)

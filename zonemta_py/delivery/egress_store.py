@@ -4,9 +4,7 @@ Keys are in ``queue.format.keys``. Each is written in the batch that settles the
 the change.
 """
 
-import asyncio
 import logging
-from itertools import islice
 from typing import NamedTuple
 
 from zonemta_py.core.codec import pack, unpacker
@@ -15,13 +13,13 @@ from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.slices import row_slices
 from zonemta_py.schedule.controller import PACE_VERSION, Key, Pace
 from zonemta_py.schedule.permits import Stored
 from zonemta_py.schedule.shaping import Reroute
 from zonemta_py.schedule.warmup import Warming, WarmupState
 from zonemta_py.storage.interface import View
 
-SWEEP_AT_ONCE = 1000
 PACE, WARMUP, POOL = "pace", "warmup", "pool"
 Puts = list[tuple[bytes, bytes]]  # an empty value deletes
 
@@ -91,16 +89,11 @@ def warmup_put(warming: Warming) -> tuple[bytes, bytes]:
 
 async def delete_old(queue: Queue, now_ms: int) -> None:
     """Delete the uses that count no more. Raises QueueUnavailable."""
-    cursor, end = keys.META_SENDING, keys.end_of(keys.META_SENDING)
-    while True:
-        batch, found = WriteBatch(), list(islice(queue.store.keys(cursor, end), SWEEP_AT_ONCE))
-        for key in found:
+    async for rows in row_slices(queue.store, keys.META_SENDING):
+        batch = WriteBatch()
+        for key, _ in rows:
             _, length_ms, slot, _, _ = keys.parse_sending(key)
-            if slot < SlidingWindow(0, length_ms).oldest_slot(now_ms):
+            if not SlidingWindow(0, length_ms).counts(slot, now_ms):
                 batch.put_latest([(key, b"")])
         if batch.latest:
             await queue.commits.submit(batch)
-        if len(found) < SWEEP_AT_ONCE:
-            return
-        cursor = found[-1] + b"\x00"
-        await asyncio.sleep(0)

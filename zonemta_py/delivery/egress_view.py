@@ -54,7 +54,7 @@ def way_rows(
             "last_classes": list(egress.shaper.last_classes.get(key, ())),
             "suspended": stopped[1].reason if stopped else "",
             "waiting": waiting[path.provider] if path.provider else egress.gates.waiting_for(path.address),
-            "warmup": [warmup_row(each, now_ms) for each in warming],
+            "warmup": [warmup_row(each, egress.calendar_ms(now_ms)) for each in warming],
         })  # fmt: skip
     return rows
 
@@ -85,8 +85,8 @@ def _weight(
 
 def warmup_rows(egress: Egress) -> list[dict[str, object]]:
     """Each schedule of an address that is new."""
-    now_ms = egress.now_ms()
-    return [warmup_row(each, now_ms) for each in egress.warmup.all()]
+    today_ms = egress.calendar_ms(egress.now_ms())
+    return [warmup_row(each, today_ms) for each in egress.warmup.all()]
 
 
 def path_row(path: Path, now_ms: int) -> dict[str, object]:

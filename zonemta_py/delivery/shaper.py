@@ -21,7 +21,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.controller import Controller, Key, Pace, ShapingChange, slowed_warmup
 from zonemta_py.schedule.permits import Permits
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, Reroute, ShapingEngine
-from zonemta_py.schedule.warmup import WarmUp
+from zonemta_py.schedule.warmup import DAY_MS, WarmUp
 
 LAST_CLASSES = 5  # of refusals and deferrals, that are shown
 
@@ -66,11 +66,18 @@ class Shaper:
         self.engine.configure(settings, files.rules, lambda name: files.table.settings(name).limits)
 
     def go_on(self, paces: Mapping[Key, Pace], reroutes: Mapping[Key, Reroute]) -> None:
-        """Go on with the paces of an earlier life, and with the pools that rules chose."""
-        self.controller.paces |= paces
-        self.engine.reroutes |= reroutes
+        """Go on with the paces of an earlier life, and with the pools that rules chose.
+
+        What is to end later than any rule says is over: the clock was ahead then.
+        """
+        now_ms = self._now_ms()
+        latest_ms = now_ms + max(DAY_MS, self.engine.longest_ms)
+        self.controller.paces |= {key: _over(pace, latest_ms, now_ms) for key, pace in paces.items()}
+        self.engine.reroutes |= {
+            key: each for key, each in reroutes.items() if each.until_ms <= latest_ms
+        }
         for key in paces:
-            changes = self.controller.advance(key, self._now_ms())
+            changes = self.controller.advance(key, now_ms)
             if changes:
                 self.write(*self.apply(changes))
             else:
@@ -159,6 +166,17 @@ class Shaper:
         for event in events:
             batch.record(event)
         self._queue.commits.submit(batch)
+
+
+def _over(pace: Pace, latest_ms: int, now_ms: int) -> Pace:
+    """``pace`` with ``now_ms`` for each of its times that is later than ``latest_ms``."""
+    changed_ms, paused_ms, kept_ms, lowered_ms = (
+        now_ms if each > latest_ms else each
+        for each in (pace.changed_ms, pace.paused_ms, pace.kept_ms, pace.lowered_ms)
+    )
+    return pace._replace(
+        changed_ms=changed_ms, paused_ms=paused_ms, kept_ms=kept_ms, lowered_ms=lowered_ms
+    )
 
 
 def _log(change: ShapingChange) -> None:

@@ -7,17 +7,16 @@ until that batch is on disk or the session gives up, so that of two repeats at o
 import asyncio
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
-from itertools import islice
 
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, read_submitted
 from zonemta_py.queue.group_commit import GroupCommit
+from zonemta_py.queue.slices import row_slices
 from zonemta_py.storage.interface import Store
 
 DIGEST_BYTES = 16
 SWEEP_EVERY_S = 3600.0
-SWEEP_AT_ONCE = 1000
 
 
 def digest_of(user: str, key: str) -> str:
@@ -81,20 +80,14 @@ class IdempotencyKeys:
     async def run(self) -> None:
         """Remove keys whose window is over, now and every hour."""
         while True:
-            cursor = keys.SUBMITTED
-            while True:
-                batch, count = WriteBatch(), 0
-                rows = self._store.scan(cursor, keys.end_of(keys.SUBMITTED))
-                for key, value in islice(rows, SWEEP_AT_ONCE):
-                    cursor, count = key + b"\x00", count + 1
+            async for rows in row_slices(self._store, keys.SUBMITTED):
+                batch = WriteBatch()
+                for key, value in rows:
                     digest = key[len(keys.SUBMITTED) :].decode()
                     if digest not in self._under_way and read_submitted(value).expires_ms <= self._now():
                         batch.delete(key)
                 if batch.ops:
                     await self._commits.submit(batch)
-                if count < SWEEP_AT_ONCE:
-                    break
-                await asyncio.sleep(0)
             await asyncio.sleep(SWEEP_EVERY_S)
 
 

@@ -7,7 +7,6 @@ Windows of an hour or more hold over a restart: each use writes what is used in 
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import islice
 from typing import NamedTuple
 
 from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules, Subject
@@ -17,10 +16,10 @@ from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.group_commit import GroupCommit
+from zonemta_py.queue.slices import row_slices
 from zonemta_py.storage.interface import Store
 
 SWEEP_EVERY_S = 3600.0
-SWEEP_AT_ONCE = 1000
 
 Windows = list[tuple[str, Rate, SlidingWindow]]
 Kept = dict[tuple[Subject, str, int], SlidingWindow]  # by subject, name and length (ms)
@@ -104,7 +103,7 @@ class IntakeLimiter:
             if rules.limits_of(subject) is None:
                 continue
             window = found.setdefault((subject, name, length_ms), SlidingWindow(0, length_ms))
-            if slot >= window.oldest_slot(now_ms):
+            if window.counts(slot, now_ms):
                 window.restore(slot, int(value))
         return found
 
@@ -182,20 +181,14 @@ class IntakeLimiter:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def _delete_old(self, now_ms: int) -> None:
-        cursor = keys.META_LIMIT
-        while True:
-            batch, rows = WriteBatch(), self._store.keys(cursor, keys.end_of(keys.META_LIMIT))
-            found = list(islice(rows, SWEEP_AT_ONCE))
-            for key in found:
+        async for rows in row_slices(self._store, keys.META_LIMIT):
+            batch = WriteBatch()
+            for key, _ in rows:
                 _, length_ms, slot, _, _ = keys.parse_limit(key)
-                if slot < SlidingWindow(0, length_ms).oldest_slot(now_ms):
+                if not SlidingWindow(0, length_ms).counts(slot, now_ms):
                     batch.delete(key)
             if batch.ops:
                 await self._commits.submit(batch)
-            if len(found) < SWEEP_AT_ONCE:
-                return
-            cursor = found[-1] + b"\x00"
-            await asyncio.sleep(0)
 
 
 def _made(limits: IntakeLimits, subject: Subject, kept: Kept) -> Windows:

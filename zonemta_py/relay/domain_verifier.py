@@ -73,7 +73,7 @@ class DomainVerifier:
         if found is None:
             return True
         wait_ms = AGAIN_MS if found.is_verified else FAILED_AGAIN_MS
-        return self._queue.now() >= found.checked_ms + wait_ms
+        return not 0 <= self._queue.now() - found.checked_ms < wait_ms  # the clock may have been ahead
 
     async def verify(self, tenant: str) -> None:
         """Look up all domains of ``tenant`` now. Raises QueueUnavailable."""

@@ -26,6 +26,10 @@ class Allowance:
         """The refusal of an address that an operator has suspended."""
         return None
 
+    def calendar_ms(self, now_ms: int) -> int:
+        """The unix time of the calendar at ``now_ms``: the days of warm-up are those of it."""
+        return now_ms
+
     def is_limited(self, provider: str, entry: PoolAddress) -> bool:
         """Whether anything may refuse mail from the address ``entry`` to ``provider``."""
         name = source_name(entry)
@@ -51,9 +55,10 @@ class Allowance:
         found = self.stopped_address(name)
         if found is not None:
             return found
+        today_ms = self.calendar_ms(now_ms) if warming else now_ms
         for each in warming:
-            if each.room(now_ms) == 0:
-                until_ms = (now_ms // DAY_MS + 1) * DAY_MS
+            if each.room(today_ms) == 0:
+                until_ms = now_ms + DAY_MS - today_ms % DAY_MS
                 reason = f"{name} is new and has sent its number of the day"
                 return Refusal(Limit.WARMUP, until_ms, reason)
         return None
@@ -84,7 +89,7 @@ class Allowance:
     def recipients_max(self, permit: Permit, wanted: int, now_ms: int) -> int:
         """How many recipients the message may have, at least one; they count for the schedules from now on."""
         for each in permit.warming:
-            room = each.room(now_ms)
+            room = each.room(self.calendar_ms(now_ms))
             if room is not None:
                 wanted = min(wanted, permit.recipients + room)
         for each in permit.warming:
@@ -105,7 +110,7 @@ class Allowance:
         for each in warming:
             each.underway -= permit.recipients
             if sent:
-                each.count(sent, now_ms)
+                each.count(sent, self.calendar_ms(now_ms))
         permit.recipients, permit.warming = 0, ()
         return stored, warming if sent else ()
 

@@ -144,7 +144,7 @@ class RateWindows:
     def restore(self, length_ms: int, slot: int, used: int, now_ms: int) -> None:
         """Count what an earlier life stored."""
         for rate, window in zip(self.rates, self.windows, strict=True):
-            if round(rate.per_s * 1000) == length_ms and slot >= window.oldest_slot(now_ms):
+            if round(rate.per_s * 1000) == length_ms and window.counts(slot, now_ms):
                 window.restore(slot, used)
 
     def in_use(self, now_ms: int) -> bool:

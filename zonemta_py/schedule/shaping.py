@@ -81,6 +81,11 @@ class ShapingEngine:
         names = {rule.name for rule in rules.rules}
         self._counts = {key: count for key, count in self._counts.items() if key[0] in names}
 
+    @property
+    def longest_ms(self) -> int:
+        """For how long a rule acts, at most."""
+        return round(max((rule.for_s for rule in self._rules.rules), default=0.0) * 1000)
+
     def pool_of(self, provider: str, pool: str, now_ms: int) -> str:
         """The pool that mail from ``pool`` to ``provider`` leaves from now."""
         found = self.reroutes.get((provider, pool))
