@@ -12,27 +12,23 @@ class SlidingWindow:
     set back by more than the window, what was used later counts as used now.
     """
 
-    __slots__ = ("_slots", "_used", "limit", "slot_ms")
+    __slots__ = ("_slots", "limit", "slot_ms", "total")
 
     def __init__(self, limit: int, length_ms: int) -> None:
         self.limit = limit
         self.slot_ms = max(1, -(-length_ms // SLOTS))
         self._slots: deque[list[int]] = deque()  # number and use, oldest first
-        self._used = 0
+        self.total = 0  # what is used, if nothing has left the window since the last look
 
     def used(self, now_ms: int) -> int:
         """What is used now."""
         slots, newest = self._slots, now_ms // self.slot_ms
         while slots and slots[0][0] < newest - SLOTS:
-            self._used -= slots.popleft()[1]
+            self.total -= slots.popleft()[1]
         if slots and slots[-1][0] > newest + SLOTS:  # the clock was set back
             kept = [each for each in slots if each[0] < newest]
-            self._slots = deque([*kept, [newest, self._used - sum(used for _, used in kept)]])
-        return self._used
-
-    def has_room(self, amount: int) -> bool:
-        """Whether there is room for ``amount`` even if nothing that was used has left the window since the last look."""
-        return self._used + amount <= self.limit
+            self._slots = deque([*kept, [newest, self.total - sum(used for _, used in kept)]])
+        return self.total
 
     def counts(self, slot: int, now_ms: int) -> bool:
         """Whether what an earlier life used in ``slot`` counts; its clock may have been ahead."""
@@ -40,12 +36,12 @@ class SlidingWindow:
 
     def add(self, now_ms: int, amount: int) -> tuple[int, int]:
         """Count a use; returns the number of its slot, and what is used in it."""
-        slots, slot = self._slots, now_ms // self.slot_ms
-        if slots and slots[-1][0] > slot:
+        slot = now_ms // self.slot_ms
+        if self._slots and self._slots[-1][0] > slot:  # the clock was set back
             self.used(now_ms)
-            slots = self._slots
-        self._used += amount
-        if slots and slots[-1][0] >= slot:  # the clock may have been set back a little
+        slots = self._slots
+        self.total += amount
+        if slots and slots[-1][0] >= slot:
             newest = slots[-1]
             newest[1] += amount
             return newest[0], newest[1]
@@ -64,11 +60,11 @@ class SlidingWindow:
     def restore(self, slot: int, amount: int) -> None:
         """Count what was used in ``slot``, later than those before."""
         self._slots.append([slot, amount])
-        self._used += amount
+        self.total += amount
 
     def copy_uses(self, other: "SlidingWindow") -> None:
         """Count what was used in another window of the same length."""
-        self._slots, self._used = deque(map(list, other._slots)), other._used
+        self._slots, self.total = deque(map(list, other._slots)), other.total
 
     def opens_ms(self, now_ms: int, amount: int) -> int:
         """When there is room for ``amount``, at most ``limit``, if nothing else is used; 0: now."""

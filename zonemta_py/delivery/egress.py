@@ -92,8 +92,8 @@ class Egress(Allowance):
         return self._epoch_ms + round(clock.monotonic_s() * 1000)
 
     def calendar_ms(self, now_ms: int) -> int:
-        """See ``Allowance``: the clock may have been set since the start."""
-        return clock.now_ms()
+        """See ``Allowance``: the clock may have been set since the start, which ``forget_old`` notices."""
+        return now_ms + self._ahead_ms
 
     def configure(
         self, config: Config, files: EgressFiles, stored: dict[Key, WarmupState] | None = None
@@ -171,6 +171,8 @@ class Egress(Allowance):
 
     def stopped_address(self, name: str) -> Refusal | None:
         """See ``Allowance``."""
+        if not self.queue.suspended:
+            return None
         found = self.suspension("address", name)
         return None if found is None else _suspended("address", name, found)
 

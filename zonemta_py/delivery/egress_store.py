@@ -5,6 +5,7 @@ the change.
 """
 
 import logging
+from functools import lru_cache
 from typing import NamedTuple
 
 from zonemta_py.core.codec import pack, unpacker
@@ -23,6 +24,7 @@ from zonemta_py.storage.interface import View
 PACE, WARMUP, POOL = "pace", "warmup", "pool"
 Puts = list[tuple[bytes, bytes]]  # an empty value deletes
 
+_use_key = lru_cache(4096)(keys.sending_key)  # the same ones for many messages
 _read_pace = unpacker(Pace)
 _read_warmup = unpacker(WarmupState)
 _read_reroute = unpacker(Reroute)
@@ -64,7 +66,7 @@ def read_stored(view: View) -> StoredEgress:
 def use_puts(stored: Stored) -> Puts:
     """The uses of long windows."""
     return [
-        (keys.sending_key(kind, length_ms, slot, address, provider), str(used).encode())
+        (_use_key(kind, length_ms, slot, address, provider), b"%d" % used)
         for kind, provider, address, length_ms, slot, used in stored
     ]
 

@@ -126,7 +126,10 @@ class MessageEgress:
         held = slot.permit.address
         if lease.recipients[0].record.source or slot.draws or (slot.source or held) != held:
             return None
-        return next((each for each in usable if source_name(each) == held), None)
+        for each in usable:
+            if (each.address or BY_SYSTEM) == held:
+                return each
+        return None
 
     def _choose(
         self, slot: WorkerSlot, lease: Lease, provider: str, usable: list[PoolAddress]

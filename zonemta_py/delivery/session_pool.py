@@ -1,7 +1,7 @@
 """Idle sessions: kept between transactions for reuse, for a limited time, within the zone's connections."""
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
@@ -88,19 +88,23 @@ class WaySessions:
         self._by_provider = _Group()
         self._numbers = count()
         self._closing: dict[asyncio.Task[None], Way] = {}
-        self._requests: Counter[Hashable] = Counter()  # by way, and by provider
+        self._requests: dict[Hashable, int] = {}  # by way, and by provider
 
     def begin(self, way: Way) -> None:
         """A request begins, which has a session or opens one."""
+        requests = self._requests
         for name in (way, way[0]):
-            self._requests[name] += 1
+            requests[name] = requests.get(name, 0) + 1
 
     def end(self, way: Way) -> None:
         """A request has ended; its session is idle or closed."""
+        requests = self._requests
         for name in (way, way[0]):
-            self._requests[name] -= 1
-            if not self._requests[name]:
-                del self._requests[name]
+            count = requests[name] - 1
+            if count:
+                requests[name] = count
+            else:
+                del requests[name]
 
     def next_number(self) -> int:
         """Greater than every one before."""
@@ -120,7 +124,7 @@ class WaySessions:
 
     def _changed(self, way: Way) -> None:
         if self._on_change is not None and way != NO_WAY:
-            self._on_change(way, self.count(way))
+            self._on_change(way, self.count(way) if self._closing else self._by_way.size(way))
 
     def count(self, way: Way) -> int:
         """The number of sessions without a request on ``way``."""
@@ -149,7 +153,7 @@ class WaySessions:
         for group, name, limit in (
             (self._by_way, way, most[0]), (self._by_provider, way[0], most[1]),
         ):  # fmt: skip
-            while limit >= 0 and group.size(name) > max(0, limit - self._requests[name]):
+            while limit >= 0 and group.size(name) > max(0, limit - self._requests.get(name, 0)):
                 entry = group.oldest(name)
                 entry.pool.close_idle(entry)
         closing = [task for task, each in self._closing.items() if each[0] == way[0]]

@@ -2,6 +2,7 @@
 
 from asyncio import gather, get_running_loop, sleep
 from collections.abc import Mapping
+from functools import cached_property
 
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
@@ -73,7 +74,6 @@ class DeliveryService:
             self.senders = SenderPool(
                 config, hostname, self.unreachable, senders, log_target, self._set_idle
             )
-        self._idle = WaySessions(self._set_idle)
         self._tasks = BackgroundTasks()
         self._zones: dict[str, ZoneWorkers] = {}
         self.views: dict[str, ZoneWorkers | ProgramZone] = {}
@@ -105,6 +105,11 @@ class DeliveryService:
     async def _close_senders(self) -> None:
         if self.senders is not None:
             await self.senders.close()
+
+    @cached_property
+    def _idle(self) -> WaySessions:
+        """The sessions of this process; made when the first zone asks, as the egress."""
+        return WaySessions(self.egress.set_idle)
 
     def _set_idle(self, way: Way, idle: int) -> None:
         self._context.egress.set_idle(way, idle)

@@ -118,12 +118,14 @@ class Path:
             return self._refusal(
                 limit, UNKNOWN, f"{self.sessions} of {most} sessions with {self} are in use"
             )
-        for windows, limit in (
-            (self.messages, Limit.PROVIDER_RATE), (ceiling.messages, Limit.CONTROLLER),
-        ):  # fmt: skip
-            if windows is not None and (wait_ms := windows.wait_ms(now_ms)):
-                text = f"the rate to {self} is {_rates(windows)}"
-                return self._refusal(self._named(limit), wait_ms, text)
+        windows, limit = self.messages, Limit.PROVIDER_RATE
+        wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
+        if not wait_ms and ceiling.messages is not None:
+            windows, limit = ceiling.messages, Limit.CONTROLLER
+            wait_ms = windows.wait_ms(now_ms)
+        if wait_ms and windows is not None:
+            text = f"the rate to {self} is {_rates(windows)}"
+            return self._refusal(self._named(limit), wait_ms, text)
         if new and self.connects is not None:
             wait_ms = self.connects.wait_ms(now_ms)
             if wait_ms:

@@ -152,25 +152,30 @@ class Permits:
         return refused
 
     def _grant(self, permit: Permit, now_ms: int) -> None:
-        permit.connects, permit.granted = -1, True
+        permit.granted = True
         permit.paths[0].used_ms = now_ms
+        limited: list[tuple[Path, RateWindows]] = []
         for path in permit.paths:
-            for windows in (path.messages, path.ceiling.messages):
-                if windows is not None:
-                    permit.messages.append((path, windows, windows.grant(now_ms)))
-        limited = [path for path in permit.paths if path.connects is not None]
+            windows = path.messages
+            if windows is not None:
+                permit.messages.append((path, windows, windows.grant(now_ms)))
+            windows = path.ceiling.messages
+            if windows is not None:
+                permit.messages.append((path, windows, windows.grant(now_ms)))
+            if path.connects is not None:
+                limited.append((path, path.connects))
+        permit.connects = -1
         if limited:
-            may = all(path.connects.wait_ms(now_ms) == 0 for path in limited if path.connects)
-            permit.connects = int(may)
-            for path in limited if may else ():
-                assert path.connects is not None
-                permit.openings.append((path, path.connects, path.connects.grant(now_ms)))
+            permit.connects = int(all(windows.wait_ms(now_ms) == 0 for _, windows in limited))
+        if permit.connects > 0:
+            permit.openings += [(path, windows, windows.grant(now_ms)) for path, windows in limited]
 
     def begin(self, permit: Permit, now_ms: int, opened: int) -> None:
         """The message is sent now, in a session that is new if ``opened``."""
         for _, windows, use in permit.messages:
             windows.begin(use, now_ms)
-        self._end_openings(permit, now_ms, opened)
+        if permit.openings:
+            self._end_openings(permit, now_ms, opened)
 
     def _end_openings(self, permit: Permit, now_ms: int, opened: int) -> None:
         for path, windows, use in permit.openings:
@@ -183,13 +188,17 @@ class Permits:
 
     def end(self, permit: Permit, now_ms: int, *, opened: int = 0) -> Stored:
         """The message has its answer, or was never sent. Returns what is stored, for the batch that settles it."""
-        self._end_openings(permit, now_ms, opened)
+        if permit.openings:
+            self._end_openings(permit, now_ms, opened)
         cancelled = False
         for path, windows, use in permit.messages:
             if use.sent_ms:
                 ended = windows.end(use, now_ms)
                 if windows is path.messages:  # those of the controller are not stored
-                    permit.stored += _named(MESSAGES, path, ended)
+                    for length_ms, slot, used in ended:
+                        permit.stored.append(
+                            (MESSAGES, path.provider, path.address, length_ms, slot, used)
+                        )
             else:
                 windows.cancel(use)
                 cancelled = True
@@ -211,10 +220,15 @@ class Permits:
 
     def set_idle(self, provider: str, address: str, idle: int) -> bool:
         """This number of sessions is open without a worker. Returns whether that makes room."""
-        pair = self.path(provider, address)
+        pair = self._paths.get((provider, address)) or self.path(provider, address)
         before, pair.idle = pair.open, idle
-        self._set_open(pair, min(max(pair.open, idle), pair.sessions + idle))
-        return pair.open < before
+        sessions = pair.sessions + idle
+        if sessions < before:
+            self._set_open(pair, sessions)
+            return True
+        if idle > before:
+            self._set_open(pair, idle)
+        return False
 
     def _set_open(self, pair: Path, number: int) -> None:
         if number != pair.open:

@@ -26,11 +26,8 @@ BURST_MS = 100  # and so much of it at once
 class RateUse:
     """One message or session that was granted. ``sent_ms`` 0: it has not begun; ``counted``: its time runs."""
 
-    __slots__ = ("counted", "sent_ms")
-
-    def __init__(self) -> None:
-        self.sent_ms = 0
-        self.counted = False
+    sent_ms = 0
+    counted = False
 
 
 class RateWindows:
@@ -76,11 +73,12 @@ class RateWindows:
 
     def wait_ms(self, now_ms: int) -> int:
         """0: one may begin; else when (unix ms), or UNKNOWN: when one that is under way has ended."""
-        if self._sent and self._sent[0].sent_ms + self._answer_ms <= now_ms:
+        sent = self._sent
+        if sent and sent[0].sent_ms + self._answer_ms <= now_ms:
             self._expire(now_ms)
         wanted = self._granted + self._underway + 1
         for window in self.windows:
-            if not window.has_room(wanted):
+            if window.total + wanted > window.limit:
                 return self._opens_ms(now_ms)
         if self._interval_ms and self._spread_until_ms - now_ms > BURST_MS:
             return ceil(self._spread_until_ms) - BURST_MS // 2  # several at once: fewer times to wake up
@@ -102,7 +100,8 @@ class RateWindows:
         """One begins soon; ``wait_ms`` was 0."""
         self._granted += 1
         if self._interval_ms:
-            self._spread_until_ms = max(self._spread_until_ms, now_ms) + self._interval_ms
+            from_ms = self._spread_until_ms
+            self._spread_until_ms = (from_ms if from_ms > now_ms else now_ms) + self._interval_ms
         return RateUse()
 
     def cancel(self, use: RateUse) -> None:
@@ -119,9 +118,18 @@ class RateWindows:
 
     def end(self, use: RateUse, now_ms: int) -> list[tuple[int, int, int]]:
         """It has its answer. Returns (length in ms, slot, use of the slot) of the windows that are stored."""
+        sent = self._sent
+        if sent and sent[0] is use:
+            sent.popleft()  # answers come in the order of the messages, mostly
         if not use.counted:
-            self._count(use, now_ms)
-        self._expire(now_ms)
+            use.counted = True
+            self._underway -= 1
+            for window in self.windows:
+                window.add(now_ms, 1)
+        if sent and (sent[0].counted or sent[0].sent_ms + self._answer_ms <= now_ms):
+            self._expire(now_ms)
+        if not self._stored:
+            return []
         return [
             (length_ms, *last)
             for length_ms, window in self._stored

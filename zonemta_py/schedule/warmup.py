@@ -11,6 +11,7 @@ from typing import NamedTuple
 from zonemta_py.config.warmup import WarmupSchedule
 
 DAY_MS = 86_400_000
+KNOWN_MAX = 10_000  # ways whose schedules are remembered
 EPOCH = date(1970, 1, 1).toordinal()
 
 
@@ -32,12 +33,19 @@ class WarmupState(NamedTuple):
 class Warming:
     """One schedule and its state."""
 
-    __slots__ = ("schedule", "state", "underway")
+    __slots__ = ("_day", "_today", "schedule", "state", "underway")
 
     def __init__(self, schedule: WarmupSchedule, state: WarmupState) -> None:
         self.schedule = schedule
         self.state = state
         self.underway = 0
+        self._day = -1  # of ``_today``, what is allowed on it
+        self._today: int | None = 0
+
+    def use(self, schedule: WarmupSchedule) -> None:
+        """Go on with another one."""
+        self.schedule = schedule
+        self._day = -1
 
     @property
     def key(self) -> tuple[str, str]:
@@ -64,7 +72,9 @@ class Warming:
     def room(self, now_ms: int) -> int | None:
         """How many recipients may be sent to now; None: any number."""
         day = now_ms // DAY_MS
-        allowed = self.allowed(day)
+        if day != self._day:  # each message asks
+            self._day, self._today = day, self.allowed(day)
+        allowed = self._today
         if allowed is None:
             return None
         sent = self.state.sent if self.state.day == day else 0
@@ -73,29 +83,34 @@ class Warming:
     def count(self, recipients: int, now_ms: int) -> None:
         """They were sent to."""
         day, state = now_ms // DAY_MS, self.state
-        sent = state.sent if state.day == day else 0
-        self.state = state._replace(day=day, sent=sent + recipients)
+        version, delay_days, slowed_day, paused_day, last_day, sent = state
+        sent = recipients + (sent if last_day == day else 0)
+        self.state = WarmupState(version, delay_days, slowed_day, paused_day, day, sent)
 
     def slow(self, now_ms: int) -> bool:
         """Repeat the number of today tomorrow; False: that is so already, or it has no numbers any more."""
         day, state = now_ms // DAY_MS, self.state
         if state.paused_day or state.slowed_day >= day or self.allowed(day) is None:
             return False
-        self.state = state._replace(slowed_day=day, delay_days=state.delay_days + 1)
+        self._set(state._replace(slowed_day=day, delay_days=state.delay_days + 1))
         return True
+
+    def _set(self, state: WarmupState) -> None:
+        self.state = state
+        self._day = -1
 
     def pause(self, now_ms: int) -> None:
         """Stay at the number of today."""
         day, state = now_ms // DAY_MS, self.state
         if not state.paused_day:  # a day that was slowed is late tomorrow anyway
-            self.state = state._replace(paused_day=day + (state.slowed_day == day))
+            self._set(state._replace(paused_day=day + (state.slowed_day == day)))
 
     def go_on(self, now_ms: int) -> None:
         """End a pause."""
         paused_day, day = self.state.paused_day, now_ms // DAY_MS
         if paused_day:
             late = self.state.delay_days + max(0, day - paused_day)
-            self.state = self.state._replace(paused_day=0, delay_days=late)
+            self._set(self.state._replace(paused_day=0, delay_days=late))
 
 
 class WarmUp:
@@ -106,6 +121,7 @@ class WarmUp:
         self._left: dict[
             tuple[str, str], Warming
         ] = {}  # that a reload has removed: it may bring them back
+        self._of: dict[tuple[str, str], tuple[Warming, ...]] = {}  # each message asks
 
     def configure(
         self, schedules: Iterable[WarmupSchedule], stored: dict[tuple[str, str], WarmupState]
@@ -113,11 +129,12 @@ class WarmUp:
         """Use these schedules; ``stored``: states of an earlier life, for those that have none here."""
         self._left |= self._warming
         self._warming = {}
+        self._of.clear()
         for schedule in schedules:
             key = schedule.address, schedule.provider
             known = self._left.pop(key, None)
             if known is not None:
-                known.schedule = schedule
+                known.use(schedule)
             self._warming[key] = known or Warming(schedule, stored.get(key, WarmupState()))
 
     def __bool__(self) -> bool:
@@ -127,10 +144,16 @@ class WarmUp:
         """Every schedule."""
         return list(self._warming.values())
 
-    def of(self, address: str, provider: str) -> list[Warming]:
+    def of(self, address: str, provider: str) -> Sequence[Warming]:
         """The schedules that mail from ``address`` to ``provider`` counts for."""
-        found = self._warming.get((address, provider)), self._warming.get((address, ""))
-        return [each for each in found if each is not None]
+        found = self._of.get((address, provider))
+        if found is None:
+            both = self._warming.get((address, provider)), self._warming.get((address, ""))
+            found = tuple(each for each in both if each is not None)
+            if len(self._of) >= KNOWN_MAX:
+                self._of.clear()
+            self._of[address, provider] = found
+        return found
 
 
 def plan(
