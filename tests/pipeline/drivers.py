@@ -52,6 +52,10 @@ class Job:
                 continue
         await asyncio.to_thread(self.child.kill)
 
+    def interrupt(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        self.child.process.send_signal(signal.SIGINT)
+
     async def result(self) -> dict[str, Any]:
         """Wait for the end; returns what it printed."""
         process = self.child.process

@@ -117,3 +117,41 @@ async def test_a_report_that_is_kept_up_to_date(directory: Path, moment: str) ->
     write_events(directory / "log", 20_001, 100)
     assert (await Job(directory, *arguments).result())["delivered"] == 20_100
     assert not (output / "_next").exists()
+
+
+@pytest.mark.parametrize("moment", ["staging", "read"])
+async def test_compact_that_goes_on(directory: Path, moment: str) -> None:
+    """A stream, killed in the middle of its second batch: the next one finishes it, and ends in order when it is interrupted."""
+    write_events(directory / "log", 1, 2000)
+    output = directory / "lake"
+    arguments = ["compact", str(directory / "log"), "--output", str(output), "--every", "1s"]
+    stream = Job(directory, *arguments)
+    await until(lambda: compacted(output) == list(range(1, 2001)), "the first batch", DONE_S)
+    await until(lambda: not (output / "staging").exists(), "its end", DONE_S)
+    before = set(output.glob("read/*"))
+    write_events(directory / "log", 2001, 20_000)
+
+    def is_near() -> bool:
+        """It writes, or it has written and begins to move."""
+        return set(output.glob("read/*")) != before or (
+            moment == "staging" and (output / "staging").exists()
+        )
+
+    await stream.kill_when(is_near, moment)
+    stream = Job(directory, *arguments)
+    write_events(directory / "log", 22_001, 100)
+    await until(lambda: compacted(output) == list(range(1, 22_101)), "everything", DONE_S)
+    stream.interrupt()
+    await stream.result()
+    assert compacted(output) == list(range(1, 22_101))
+    assert not (output / "staging").exists()
+    assert not (output / "moving.json").exists()
+
+
+def compacted(output: Path) -> list[int]:
+    """The sequence numbers in the table, in order; those of files that are there now."""
+    try:
+        found = ds.dataset(output / "events", format="parquet").to_table(columns=["seq"]).column("seq")
+    except OSError:  # there is no table yet, or a file has just been moved
+        return []
+    return sorted(found.to_pylist())
