@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,16 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.pipeline.campaigns import (
+    PERSONAL,
+    addresses,
     content,
     copy,
     no_progress,
     open_log,
     plan,
+    relay_and_sinks,
     report,
+    submit_options,
     suppressed,
     write_list,
 )
@@ -24,10 +29,13 @@ from tests.pipeline.cluster import can_hide, cluster
 from tests.pipeline.object_store import JARS, class_path, object_root, settings
 from tests.pipeline.segments import accepted, delivered, write_segment
 from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.engagement import EngagementPolicy
+from zonemta_py.pipeline.rules.scenarios import scenarios
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SENT = 60
 GONE = {"event": "bounced", "code": 550, "status": "5.1.1", "reply": "no such user"}
 MAIL = b"From a Thu Nov 26 10:00:00 2026\nSubject: out of office\n\nI am away\n"
 SMALL = {
@@ -39,7 +47,7 @@ SMALL = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not JARS.is_dir(), reason="no client of S3 for Spark (setup-tools installs it)")
 @pytest.mark.skipif(not can_hide(), reason="this user may not hide a directory from a process")
 async def test_machines_that_share_only_an_object_store(spark: "SparkSession", directory: Path) -> None:
@@ -48,18 +56,20 @@ async def test_machines_that_share_only_an_object_store(spark: "SparkSession", d
     driver = directory / "driver"
     driver.mkdir()
     await asyncio.to_thread(_prepare, spark, driver, root)
-    async with cluster(directory, hidden=driver) as spark_cluster:
+    async with cluster(directory, hidden=driver) as spark_cluster, relay_and_sinks(directory) as here:
         script = [
-            sys.executable, "-m", __name__, spark_cluster.address, root, json.dumps(settings()), str(driver)
+            sys.executable, "-m", __name__, spark_cluster.address, root, json.dumps(settings()), str(driver),
+            here.target,
         ]  # fmt: skip
         run = await asyncio.to_thread(
-            subprocess.run, script, capture_output=True, text=True, timeout=scaled(150), check=False
+            subprocess.run, script, capture_output=True, text=True, timeout=scaled(240), check=False
         )
 
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout.splitlines()[-1]) == {
         "planned": 300, "delivered": 40, "compacted": 43, "of_lake": 40, "suppressed": 2,
         "planned_again": 298, "messages": 1, "updated": 40, "not_shared": True,
+        "accepted": [SENT, SENT], "reconciled": SENT, "segments": [1, 299], "anomalies": 0, "predicted": 1,
     }  # fmt: skip
     assert set(suppressed(await asyncio.to_thread(content, spark, f"{root}/gone.csv"))) == {
         "u1@x.example",
@@ -70,6 +80,10 @@ async def test_machines_that_share_only_an_object_store(spark: "SparkSession", d
 def _prepare(spark: "SparkSession", driver: Path, root: str) -> None:
     rows = [[f"u{n}@x.example", "x"] for n in range(300)]
     copy(spark, write_list(driver / "list.csv", rows), f"{root}/list.csv")
+    mailing = write_list(driver / "mailing.csv", [[address, "x"] for address in addresses(SENT)])
+    copy(spark, mailing, f"{root}/mailing.csv")
+    opens = write_list(driver / "opens.csv", [["u7@x.example", "2026-11-25"]], ("email", "time"))
+    copy(spark, opens, f"{root}/opens.csv")
     (driver / "mail.mbox").write_bytes(MAIL)
     copy(spark, driver / "mail.mbox", f"{root}/mail.mbox")
     bounces = [delivered(n, recipient=f"u{n}@x.example", **GONE) for n in (1, 2)]
@@ -77,6 +91,35 @@ def _prepare(spark: "SparkSession", driver: Path, root: str) -> None:
     rest = [accepted(30, ["u@x.example"]), *(delivered(n) for n in range(31, 44))]
     write_segment(driver / "events", "b", rest)
     copy(spark, driver / "events", f"{root}/events")
+
+
+def _sent(spark: "SparkSession", root: str, target: str) -> dict[str, Any]:
+    """What is submitted, and what becomes of that."""
+    from zonemta_py.pipeline.jobs.anomaly import AnomalyRequest, find_anomalies
+    from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
+    from zonemta_py.pipeline.jobs.segment import SegmentRequest, make_segments
+    from zonemta_py.pipeline.jobs.send import send_plan
+    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
+    from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
+
+    mailing, log = f"{root}/mailing", open_log(spark, f"{root}/events")
+    plan(spark, f"{root}/mailing.csv", mailing, message=PERSONAL)
+    options = submit_options(target)
+    accepted = [send_plan(spark, mailing, options, no_progress).accepted for _ in range(2)]
+    of_plan = ReconcileRequest(mailing, log, f"{root}/reconciled")
+    reconciled = sum(reconcile(spark, of_plan, no_progress).values())
+    policy = EngagementPolicy(date(2026, 11, 26))
+    of_list = SegmentRequest(f"{root}/opens.csv", f"{root}/list.csv", f"{root}/segments", policy)
+    counts = make_segments(spark, of_list, no_progress).segments
+    of_hours = AnomalyRequest(log, AnomalyThresholds(), f"{root}/anomalies")
+    of_zones = SimulateRequest(log, scenarios("{}", Path("z.yaml"), []), output=f"{root}/predicted")
+    return {
+        "accepted": accepted,
+        "reconciled": reconciled,
+        "segments": [counts["active_30"], sum(counts.values()) - counts["active_30"]],
+        "anomalies": len(find_anomalies(spark, of_hours, no_progress)),
+        "predicted": len(simulate_scenarios(spark, of_zones, no_progress)),
+    }
 
 
 def _jobs(spark: "SparkSession", root: str, driver: str) -> dict[str, Any]:
@@ -119,5 +162,7 @@ if __name__ == "__main__":
 
     of_store = {f"spark.hadoop.{name}": value for name, value in json.loads(sys.argv[3]).items()}
     session = open_session(sys.argv[1], "512m", **SMALL, **of_store)
-    print(json.dumps(_jobs(session, sys.argv[2], sys.argv[4])))
+    print(
+        json.dumps(_jobs(session, sys.argv[2], sys.argv[4]) | _sent(session, sys.argv[2], sys.argv[5]))
+    )
     session.stop()
