@@ -59,7 +59,7 @@ _LINE = StructType([StructField(name, StringType()) for name in ("path", "line")
 class EventLog:
     """What a job reads. ``segments``: the paths of those with new events. ``parts``: for those of which not all is read, the ranges.
 
-    ``read``: what is read when this is. ``known``: how many other segments there are, with nothing new. ``names``: those that were
+    ``read``: what is read when this is. ``records`` are new; of ``first_read`` segments nothing was read before. ``known``: how many other segments there are, with nothing new. ``names``: those that were
     verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are
     no segments, and what ``compact`` found in them is known if ``is_verified``. ``is_small``: the segments are read in this process.
     """
@@ -70,6 +70,7 @@ class EventLog:
     read: Coverage | None = None
     damage: Sequence[Damage] = ()
     records: int = 0
+    first_read: int = 0
     known: int = 0
     names: Sequence[str] = ()
     is_compacted: bool = False
@@ -132,7 +133,7 @@ def open_log(
         rows = listed.rows_of(spark, _verified, _SEGMENT) if new else []
     damage: list[Damage] = []
     parts: dict[str, Sequence[Range]] = {}
-    records = 0
+    records = first_read = 0
     for row in sorted(rows, key=lambda row: (row["first"], row["path"])):
         node = row["node"]
         if row["problem"]:
@@ -143,8 +144,11 @@ def open_log(
         missing = [part for first, last in ranges for part in read.missing(node, first, last)]
         if missing != ranges or row["problem"]:
             parts[row["path"]] = missing
-        if missing:
+        if ranges and missing == ranges:
             records += row["records"]
+            first_read += 1
+        else:  # a part was read before, from a copy or before it was restored
+            records += min(row["records"], sum(last - first + 1 for first, last in missing))
         for first, last in ranges:
             # There are no events between the segment before and this one.
             read.add(node, min(first, row["previous"] + 1) if row["previous"] else first, last)
@@ -154,7 +158,7 @@ def open_log(
     whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
     return replace(
         listed, segments=segments, parts=parts, read=read, damage=damage, records=records,
-        known=len(found) - len(segments), names=whole,
+        first_read=first_read, known=len(found) - len(segments), names=whole,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class ReadState:
     def after(self, log: "EventLog", sums: Mapping[str, int] | None = None) -> "ReadState":
         """The state when ``log`` is read, by the next run; ``sums``: the files with its events, too."""
         coverage = log.read or self.coverage
-        records, segments = self.records + log.records, self.segments + len(log.segments)
+        records, segments = self.records + log.records, self.segments + log.first_read
         return ReadState(self.run + 1, coverage, records, segments, sums or {})
 
 
