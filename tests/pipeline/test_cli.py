@@ -32,7 +32,7 @@ def test_help_has_an_example(name: str) -> None:
 def test_output_says_what_it_is(name: str) -> None:
     """``--output`` is a FILE, a DIRECTORY, or a table besides, and every option has a help text."""
     kinds = dict.fromkeys(("recommend", "suppress"), "FILE")
-    kinds |= dict.fromkeys(("reconcile", "anomaly", "simulate"), "DIRECTORY|table:NAME")
+    kinds |= dict.fromkeys(("dsn", "reconcile", "anomaly", "simulate"), "DIRECTORY|table:NAME")
     command = pipeline.commands[name]
     for option in command.params:
         if isinstance(option, click.Option):

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import mailbox
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,40 @@ def test_every_report_is_matched(spark: "SparkSession", tmp_path: Path, written:
     assert {row["reason"] for row in rows if row["kind"] == "failed"} == {"no such address"}
     with pytest.raises(LocalError, match="exists; choose another directory, or replace it"):
         read_reports(spark, DsnRequest([str(tmp_path / "x.mbox")], [plan], output), no_progress)
+
+
+def test_a_table_of_reports(spark: "SparkSession", tmp_path: Path) -> None:
+    """It has the rows of a directory, and is read by its name; it is replaced only with ``--overwrite``."""
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_matched_reports, read_reports
+
+    plan, mail = ledger_of(spark, tmp_path / "plan"), str(as_mbox(tmp_path))
+    names = ["table:letters.reports", f"{tmp_path}/out"]
+    spark.sql(f"CREATE SCHEMA letters LOCATION '{tmp_path}/warehouse'")
+    try:
+        requests = [DsnRequest([mail], [plan], name) for name in names]
+        of_table, of_directory = (read_reports(spark, each, no_progress) for each in requests)
+        assert of_table == of_directory
+        assert of_table.messages == len(MAIL)
+        table, files = (read_matched_reports(spark, name) for name in names)
+        assert table.schema.simpleString() == files.schema.simpleString()
+        in_both = (sorted(str(row[:-1]) for row in each.collect()) for each in (table, files))
+        assert len({tuple(rows) for rows in in_both}) == 1  # the time may be that of the run
+        with pytest.raises(LocalError, match=r"table:letters\.reports: exists.*--overwrite"):
+            read_reports(spark, requests[0], no_progress)
+        assert read_reports(spark, replace(requests[0], overwrite=True), no_progress) == of_table
+        with pytest.raises(LocalError, match=r"table:letters\.none: no reports here"):
+            read_matched_reports(spark, "table:letters.none")
+        received = spark.createDataFrame([(message,) for message in MAIL], "octets binary")
+        received.write.saveAsTable("letters.received")
+        of_mail = DsnRequest(["table:letters.received"], [plan], f"{tmp_path}/again")
+        assert read_reports(spark, of_mail, no_progress) == of_directory
+        for name, problem in ("reports", "no column octets"), ("none", "no mail here"):
+            with pytest.raises(LocalError, match=rf"table:letters\.{name}: {problem}"):
+                read_reports(
+                    spark, DsnRequest([f"table:letters.{name}"], [], f"{tmp_path}/x"), no_progress
+                )
+    finally:
+        spark.sql("DROP SCHEMA letters CASCADE")
 
 
 @pytest.mark.parametrize("kind", ["mbox", "parquet", "jsonl"])

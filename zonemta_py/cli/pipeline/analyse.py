@@ -27,7 +27,7 @@ from zonemta_py.cli.pipeline.spark import SparkOptions, is_local, overwrite_opti
 )
 @click.option(
     "--reports",
-    metavar="DIRECTORY",
+    metavar="DIRECTORY|table:NAME",
     multiple=True,
     help="The output of zonemta pipeline dsn, for complaints; repeatable.",
 )

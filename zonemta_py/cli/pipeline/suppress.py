@@ -27,9 +27,9 @@ from zonemta_py.cli.pipeline.spark import SparkOptions, overwrite_option, spark_
 )
 @click.option(
     "--output",
-    metavar="DIRECTORY",
+    metavar="DIRECTORY|table:NAME",
     required=True,
-    help="The directory of the table, also on a file system of Spark (s3a://…).",
+    help="The directory of the reports, also on a file system of Spark (s3a://…), or a table of a catalog.",
 )
 @overwrite_option
 @spark_options
@@ -39,8 +39,8 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """Read bounces and complaints that came by mail.
 
     MAIL is an mbox file, a tree of maildirs, or a table of raw messages (Parquet or JSON lines with the column
-    octets). Delivery status reports (RFC 3464) and feedback reports (RFC 5965) are matched to the ledgers of plans, by
-    envelope id, by variable sender, or by address.
+    octets, or table:NAME of a catalog). Delivery status reports (RFC 3464) and feedback reports (RFC 5965) are
+    matched to the ledgers of plans, by envelope id, by variable sender, or by address.
 
     \b
     Example:
@@ -73,7 +73,7 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
 )
 @click.option(
     "--reports",
-    metavar="DIRECTORY",
+    metavar="DIRECTORY|table:NAME",
     multiple=True,
     help="The output of zonemta pipeline dsn: complaints, and bounces after delivery; repeatable.",
 )

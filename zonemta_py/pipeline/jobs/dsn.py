@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -10,11 +11,13 @@ from pyspark.sql import functions as F
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
+from zonemta_py.pipeline.spark.lists import TABLE
 from zonemta_py.pipeline.spark.mail import read_mail
 from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plan_ledger import read_ledger
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.rows_output import RowsOutput
 from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove
 from zonemta_py.pipeline.transforms.match_reports import (
     NO_REPORT,
@@ -29,7 +32,7 @@ NOTICES = "_read"  # deleted at the end, where OUTPUT is a local directory
 
 @dataclass(frozen=True, slots=True)
 class DsnRequest:
-    """``mail``: paths. ``senders``: envelope senders in addition to those of ``plans``."""
+    """``mail``: paths. ``output``: a directory, or ``table:NAME``. ``senders``: envelope senders in addition to those of ``plans``."""
 
     mail: Sequence[str]
     plans: Sequence[str]
@@ -52,8 +55,12 @@ class DsnCounts:
 @locks_output
 def read_reports(spark: SparkSession, request: DsnRequest, progress: Progress) -> DsnCounts:
     """Write OUTPUT; returns the counts. Raises LocalError."""
-    last = f"{REPORTS}/_SUCCESS"
-    prepare_output(spark, request.output, (NOTICES, REPORTS), last, overwrite=request.overwrite)
+    table = None
+    if request.output.startswith(TABLE):
+        table = RowsOutput(spark, request.output, overwrite=request.overwrite)
+    else:
+        last = f"{REPORTS}/_SUCCESS"
+        prepare_output(spark, request.output, (NOTICES, REPORTS), last, overwrite=request.overwrite)
     senders = [*request.senders, *(read_manifest(spark, plan).sender for plan in request.plans)]
     progress("reading mail")
     mail = read_mail(spark, request.mail[0])
@@ -64,25 +71,47 @@ def read_reports(spark: SparkSession, request: DsnRequest, progress: Progress) -
         of_plan = read_ledger(spark, plan)
         ledger = ledger if of_plan is None else ledger.unionByName(of_plan)
     observation = Observation("mail")
-    notices, reports = f"{request.output}/{NOTICES}", f"{request.output}/{REPORTS}"
     with spark_errors(", ".join(request.mail)):
-        (
-            mail.observe(observation, F.count(F.lit(1)).alias("messages"))
-            .transform(extract_notices(senders))
-            .write.parquet(notices)
-        )
-        progress("matching")
-        spark.read.parquet(notices).transform(match_reports(ledger)).write.parquet(reports)
+        mail = mail.observe(observation, F.count(F.lit(1)).alias("messages"))
+        found = mail.transform(extract_notices(senders))
+        if table is not None:
+            rows = _to_table(found, ledger, table, progress)
+        else:
+            rows = _to_directory(spark, found, ledger, request.output, progress)
         progress("counting")
-        counts = _count(spark.read.parquet(reports), int(observation.get["messages"]))
-    if not is_url(request.output):
-        remove(spark, notices)
+        counts = _count(rows, int(observation.get["messages"]))
+    if table is None and not is_url(request.output):
+        remove(spark, f"{request.output}/{NOTICES}")
     return counts
 
 
-def read_matched_reports(spark: SparkSession, path: str) -> DataFrame:
-    """The rows that ``read_reports`` wrote. Raises LocalError when there are none."""
+def _to_table(found: DataFrame, ledger: DataFrame, table: RowsOutput, progress: Progress) -> DataFrame:
+    """The rows as they were written. What was found is kept meanwhile: to match it twice would read all mail twice."""
+    found = found.persist(StorageLevel.DISK_ONLY)
     try:
+        found.count()
+        progress("matching")
+        return table.written(found.transform(match_reports(ledger)))
+    finally:
+        found.unpersist()
+
+
+def _to_directory(
+    spark: SparkSession, found: DataFrame, ledger: DataFrame, output: str, progress: Progress
+) -> DataFrame:
+    """The rows as they were written."""
+    notices, reports = f"{output}/{NOTICES}", f"{output}/{REPORTS}"
+    found.write.parquet(notices)
+    progress("matching")
+    spark.read.parquet(notices).transform(match_reports(ledger)).write.parquet(reports)
+    return spark.read.parquet(reports)
+
+
+def read_matched_reports(spark: SparkSession, path: str) -> DataFrame:
+    """The rows that ``read_reports`` wrote to a directory or ``table:NAME``. Raises LocalError when there are none."""
+    try:
+        if path.startswith(TABLE):
+            return analysed(spark.table(path.removeprefix(TABLE)))
         return analysed(spark.read.parquet(f"{path}/{REPORTS}"))
     except AnalysisException as exc:
         raise LocalError(f"{path}: no reports here; create them with: zonemta pipeline dsn") from exc

@@ -68,7 +68,7 @@ class NoAttempts(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """``plans``: those whose campaigns are distinguished. ``output``: a directory. ``reports``: directories that ``dsn`` wrote.
+    """``plans``: those whose campaigns are distinguished. ``output``: a directory. ``reports``: what ``dsn`` wrote.
 
     ``tables``: a schema of the session's catalogs that gets the tables, too, or None.
     """

@@ -28,7 +28,7 @@ DAY_MS = 86_400_000
 class SuppressRequest:
     """An address is listed for at least ``times`` hard bounces in ``days``, or a complaint in ``complaint_days``.
 
-    ``reports``: directories that ``zonemta pipeline dsn`` wrote.
+    ``reports``: what ``zonemta pipeline dsn`` wrote.
     """
 
     log: EventLog

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
-from zonemta_py.pipeline.spark.lists import kinds_of, suffix_of
+from zonemta_py.pipeline.spark.lists import TABLE, kinds_of, suffix_of
 from zonemta_py.pipeline.spark.storage import is_url, names_in
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
@@ -30,10 +30,12 @@ MAIL = StructType([StructField("source", StringType()), StructField("octets", Bi
 def read_mail(spark: SparkSession, path: str) -> DataFrame:
     """``source`` and ``octets`` of every message in ``path``; null octets for a file that cannot be read.
 
-    A directory with tables in it is a table, any other directory a tree of maildirs, which must be local, a file an mbox.
+    ``table:NAME`` is one of a catalog of the session. A directory with tables in it is a table, any other directory a tree of maildirs, which must be local, a file an mbox.
     Raises LocalError when there is no mail.
     """
     try:
+        if path.startswith(TABLE):
+            return _octets(analysed(spark.table(path.removeprefix(TABLE))), path)
         kind = _kind_of_table(spark, path)
         if kind:
             return analysed(_table(spark, path, kind))
@@ -68,12 +70,14 @@ def _is_directory(spark: SparkSession, url: str) -> bool:
 
 def _table(spark: SparkSession, path: str, kind: str) -> DataFrame:
     if kind == "parquet":
-        rows = spark.read.parquet(path)
-        if dict(rows.dtypes).get("octets") not in ("binary", "string"):
-            raise LocalError(f"{path}: no column octets; columns: {', '.join(rows.columns)}")
-    else:
-        check_zstd_files(spark, path)
-        rows = spark.read.schema("octets string").json(path)
+        return _octets(spark.read.parquet(path), path)
+    check_zstd_files(spark, path)
+    return _octets(spark.read.schema("octets string").json(path), path)
+
+
+def _octets(rows: DataFrame, path: str) -> DataFrame:
+    if dict(rows.dtypes).get("octets") not in ("binary", "string"):
+        raise LocalError(f"{path}: no column octets; columns: {', '.join(rows.columns)}")
     octets = F.col("octets")
     if dict(rows.dtypes)["octets"] == "string":
         octets = F.try_to_binary("octets", F.lit("base64"))
