@@ -396,3 +396,27 @@ async def test_a_destination_that_failed_is_tried_although_the_window_is_full(di
         egress.changed()
         await stage.idle()
         await until(lambda: not everything(queue.store), "all mail")
+
+
+async def test_a_reload_forgets_no_destination_that_failed(directory: Path) -> None:
+    """All its mail is on disk, and it waits for a limit: it does so after the reload, too, and is tried when that is over."""
+    zone = replace(ZONE, retry=Retry(delays=(Seconds(0.1),) * 50, jitter=Percent(0)))
+    fails = True
+
+    def answer(request: DeliveryRequest) -> DeliveryResult:
+        return no_session(request) if fails else all_delivered(request)
+
+    async with staged(directory, answer, zone=zone) as stage:
+        queue, egress = stage.queue, stage.workers._context.egress
+        await accept(queue, "r@dead.example")
+        window = queue.windows.zone("default")
+        await until(lambda: window.is_suspended("dead.example"), "the failure")
+        await queue.suspended.suspend("domain:dead.example", "test")
+        egress.changed()
+        await until(lambda: egress.gates.all(), "the probe to wait at a gate")
+        fails = False
+        stage.workers.configure(zone)
+        await stage.idle()
+        await queue.suspended.resume("domain:dead.example")
+        egress.changed()
+        await until(lambda: not everything(queue.store), "all mail")

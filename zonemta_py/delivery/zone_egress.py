@@ -30,10 +30,10 @@ class ZoneEgress:
         self._places = Places(egress.gates, ready)
         self.ways = Ways(zone, egress)
 
-    def configure(self, zone: Zone) -> None:
-        """Use other settings."""
+    def configure(self, zone: Zone) -> list[str]:
+        """Use other settings. Returns the destinations that waited at gates, and do not any more."""
         self.ways.configure(zone)
-        self._places.leave_all()
+        return self._places.leave_all()
 
     # ---- Admission
 

@@ -101,8 +101,11 @@ class ZoneWorkers:
 
     def configure(self, zone: Zone) -> None:
         """Use new settings after a reload. Sessions opened under the old ones end with their transaction."""
-        self.scheduler.configure(zone, clock.monotonic_s())
-        self._egress.configure(zone)
+        now_s = clock.monotonic_s()
+        self.scheduler.configure(zone, now_s)
+        for destination in self._egress.configure(zone):
+            if self._has_mail(destination):  # which may all be on disk
+                self.scheduler.ready(destination, now_s)
         self._agent.close()
         self._agent = self._make_agent(self.name, zone)  # a running request ends with the old agent
         self._worker = Worker(self._context, zone, self.scheduler, self._messages)

@@ -114,10 +114,12 @@ class Places:
         """It waits nowhere."""
         self.keep(destination, ())
 
-    def leave_all(self) -> None:
-        """No destination waits."""
-        for destination in list(self._of):
+    def leave_all(self) -> list[str]:
+        """No destination waits. Returns those that did."""
+        waited = list(self._of)
+        for destination in waited:
             self.leave(destination)
+        return waited
 
     def gate(self, destination: str, place: Place) -> Gate | None:
         """The gate at ``place``, if ``destination`` waits there."""
