@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import randbelow
 from typing import NamedTuple
 
 from zonemta_py.admin.control_client import ask
@@ -21,6 +22,7 @@ from zonemta_py.core.errors import LocalError
 START_TIMEOUT_S = 120.0  # only for a process that hangs: the end of one is noticed at once
 STOP_TIMEOUT_S = 40.0
 POLL_S = 0.2
+PORTS = range(10_000, 32_000)
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -131,18 +133,20 @@ def wait_empty(queue: Path, timeout_s: float) -> None:
 
 
 def free_port(*addresses: str) -> int:
-    """Return a TCP port that is free on all of ``addresses``. Raises LocalError when there is no such port."""
+    """Return a TCP port that is free on all of ``addresses``. Raises LocalError when there is no such port.
+
+    It is none of those that the system gives to connections and to listeners of any port: one of them could take it before it is used.
+    """
     end_s = monotonic_s() + START_TIMEOUT_S
     while monotonic_s() < end_s:
         sockets = []
         try:
-            port = 0
+            port = PORTS.start + randbelow(len(PORTS))
             for address in addresses or ("127.0.0.1",):
                 sock = socket.socket()
                 sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind((address, port))
-                port = sock.getsockname()[1]
             return port
         except OSError:
             continue
