@@ -62,7 +62,8 @@ class ConfiguredPools:
         pool = USUAL_POOL
         if self._of_submitters and zone in self._zones:
             pool = self._of_submitters.get(record.submitter, USUAL_POOL)
-        table = self._tables.get(zone) if record.attempts else None
+        had_attempt = record.attempts or record.source  # one that does not count has a source
+        table = self._tables.get(zone) if had_attempt else None
         if table is None:
             return pool
         if pool == USUAL_POOL:

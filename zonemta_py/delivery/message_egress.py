@@ -161,7 +161,7 @@ class MessageEgress:
                 return each
             refused = refused or permit
         has_choice = bool(kept) or len(sources) < len(every)
-        if has_choice and refused is not None and refused.is_for_long(now_ms):
+        if has_choice and egress.refuses_for_long(provider, kept or sources, now_ms):
             return self._choose_any(slot, provider, every, now_ms)
         return refused or Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
 

@@ -84,7 +84,12 @@ class ZoneEgress:
         order = ranked(sources, f"{destination} {now_ms}")
         wanted = way.part.of(order)
         permit = egress.take(way.provider, wanted, now_ms)
-        if isinstance(permit, Refusal) and permit.is_for_long(now_ms) and len(wanted) < len(order):
+        is_part = len(wanted) < len(order)
+        if (
+            is_part
+            and isinstance(permit, Refusal)
+            and egress.refuses_for_long(way.provider, wanted, now_ms)
+        ):
             permit = egress.take(way.provider, order, now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, place, permit)
@@ -168,8 +173,9 @@ class ZoneEgress:
             ways = (way.leaving_from(pool) for pool in pools if pool != slot.pool)
             if any(self._places.gate(destination, self._place(each)) is None for each in ways):
                 return True  # those that wait at a gate are woken there
-        gate = self._egress.gates.get(*self._place(way.leaving_from(slot.pool)))
-        return gate is not None and bool(gate.waiting)
+        gates = self._egress.gates
+        gate = gates.get(*self._place(way.leaving_from(slot.pool)))
+        return bool(gate is not None and gate.waiting) or gates.wait_for_session(way.provider)
 
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``."""

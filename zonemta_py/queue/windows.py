@@ -97,7 +97,8 @@ class ReadyWindows:
         spill, last, has_pools = None, ("", "", "", False), self._pools is not ONE_POOL
         for recipient in recipients:
             record = recipient.record
-            attempted = has_pools and record.attempts > 0  # the pool may follow from the last attempt
+            # The pool may follow from the last attempt; one that does not count has a source.
+            attempted = has_pools and bool(record.attempts or record.source)
             group = zone, domain, message, _ = (
                 recipient.zone,
                 record.domain,

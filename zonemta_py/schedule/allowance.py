@@ -78,6 +78,11 @@ class Allowance:
             return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
         return together(refusals)
 
+    def refuses_for_long(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> bool:
+        """Whether none of ``entries`` has room for long, so that mail which wants one of them takes another one."""
+        refusals = (self.refusal(provider, each, now_ms) for each in entries)
+        return all(each is not None and each.is_for_long(now_ms) for each in refusals)
+
     def renew(self, permit: Permit, now_ms: int) -> Refusal | None:
         """Another message in the session of ``permit``, or what refuses it."""
         warming = self._warming(permit.provider, permit.address)
@@ -130,7 +135,8 @@ def together(refusals: Sequence[Refusal]) -> Refusal:
     at = tuple(place for each in refusals for place in each.at)
     others = [each for each in refusals if not each.at]
     first = min(refusals, key=lambda each: inf if each.until_ms == UNKNOWN else each.until_ms)
-    return first._replace(at=at, others_ms=_first(others))
+    for_session = any(each.for_session for each in refusals)
+    return first._replace(at=at, others_ms=_first(others), for_session=for_session)
 
 
 def _first(refusals: Sequence[Refusal]) -> int:

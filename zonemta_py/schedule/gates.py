@@ -1,6 +1,6 @@
 """Destinations that wait for a limit of their provider or of our addresses. Pure; times are ms.
 
-All destinations of a zone at one provider wait at one gate, in the order in which they came. Room at the provider, or the
+All destinations of a zone at one provider whose mail leaves from the same addresses wait at one gate, in the order in which they came. Room at the provider, or the
 time of the limit, wakes one of them; each that gets a permit wakes the next. Gates that wait for an address of ours stand
 in line for it: room at the address wakes the first one, and goes on to the next until the address has none. So the work
 is bounded by permits and events, whatever waits, and a gate with room and mail is never asleep.
@@ -195,6 +195,13 @@ class Gates:
             line.gates.move_to_end(gate)
             if self._wake(gate, address):
                 return
+
+    def wait_for_session(self, provider: str) -> bool:
+        """Whether something waits at any gate of ``provider`` for a session to end, whatever mail that is of."""
+        return any(
+            gate.waiting and gate.refusal is not None and gate.refusal.for_session
+            for gate in self._by_provider.get(provider, {}).values()
+        )
 
     def waiting_for(self, address: str) -> int:
         """How many destinations wait for an address of ours, at all gates."""

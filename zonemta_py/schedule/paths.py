@@ -24,6 +24,7 @@ class Refusal(NamedTuple):
     reason: str
     at: tuple[tuple[str, int], ...] = ()
     others_ms: int = UNKNOWN
+    for_session: bool = False  # it ends when a session does, of any mail
 
     def is_for_long(self, now_ms: int) -> bool:
         """Whether mail that wants this address takes another one; an operator's suspension may have no end."""
@@ -115,9 +116,8 @@ class Path:
         if most is not None and self.sessions >= most:
             lowered = ceiling.sessions is not None and most == ceiling.sessions != self.sessions_max
             limit = Limit.CONTROLLER if lowered else self._named(Limit.PROVIDER_SESSIONS)
-            return self._refusal(
-                limit, UNKNOWN, f"{self.sessions} of {most} sessions with {self} are in use"
-            )
+            reason = f"{self.sessions} of {most} sessions with {self} are in use"
+            return self._refusal(limit, UNKNOWN, reason)._replace(for_session=True)
         windows, limit = self.messages, Limit.PROVIDER_RATE
         wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
         if not wait_ms and ceiling.messages is not None:

@@ -268,7 +268,8 @@ def _displaces(pair: Path, whole: Path, now_ms: int) -> Refusal | None:
             until_ms = rests_ms
     if pair.sessions < max(1, most // sharing):
         return None
-    return Refusal(Limit.PROVIDER_SESSIONS, until_ms, f"all {most} sessions with {whole} are open")
+    reason = f"all {most} sessions with {whole} are open"
+    return Refusal(Limit.PROVIDER_SESSIONS, until_ms, reason, for_session=True)
 
 
 def _number(most: int | None) -> int:

@@ -75,7 +75,12 @@ class SimulatedAdmission:
         order = ranked(sources, f"{destination} {now_ms}")
         wanted = way.part.of(order)
         permit = egress.take_noted(way.provider, wanted)
-        if isinstance(permit, Refusal) and permit.is_for_long(now_ms) and len(wanted) < len(order):
+        is_part = len(wanted) < len(order)
+        if (
+            is_part
+            and isinstance(permit, Refusal)
+            and egress.refuses_for_long(way.provider, wanted, now_ms)
+        ):
             permit = egress.take_noted(way.provider, order)
         if isinstance(permit, Refusal):
             self._places.wait(destination, place, permit, now_ms)
@@ -118,8 +123,9 @@ class SimulatedAdmission:
             self._places.gate(name, self._place(each)) is None for each in ways
         ):
             return True  # those that wait at a gate are woken there
-        gate = self._egress.gates.get(*self._place(way.leaving_from(slot.pool)))
-        return gate is not None and bool(gate.waiting)
+        gates = self._egress.gates
+        gate = gates.get(*self._place(way.leaving_from(slot.pool)))
+        return bool(gate is not None and gate.waiting) or gates.wait_for_session(way.provider)
 
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``. Its session stays open for a while."""
@@ -163,7 +169,7 @@ class SimulatedAdmission:
         own_pool, way = way.pool, way.leaving_from(self._mail.pool_of(slot.destination.name, earlier))
         usable = egress.sources(way.provider, way.pool)
         held = "" if slot.draws else slot.source or slot.permit.address
-        sources = preferred(usable, message, earlier.source, held)
+        sources = every = preferred(usable, message, earlier.source, held)
         if not is_limited(way) or not sources or (slot.permit is FREE and way.pool == own_pool):
             return source_name(sources[0]) if sources else BY_SYSTEM
         if earlier.reply_class == BLOCKED and len(sources) > 1:
@@ -174,8 +180,13 @@ class SimulatedAdmission:
             if earlier.reply_class == GREYLISTED and source_name(each) == earlier.source
         ]
         found = self._take(slot, way.provider, kept or sources)
-        if kept and isinstance(found, Refusal) and found.is_for_long(egress.clock.now_ms):
-            return self._take(slot, way.provider, sources)
+        wanted = kept or sources
+        if (
+            isinstance(found, Refusal)
+            and len(wanted) < len(every)
+            and egress.refuses_for_long(way.provider, wanted, egress.clock.now_ms)
+        ):
+            return self._take(slot, way.provider, every)
         return found
 
     def _take(self, slot: WorkerSlot, provider: str, sources: list[PoolAddress]) -> str | Refusal:
