@@ -208,6 +208,23 @@ async def test_mail_that_wants_one_address_waits_for_that(
         assert (slot.pool, slot.permit.address) == (part, wanted)
 
 
+async def test_blocked_mail_waits_while_one_of_the_others_may_be_free_soon(directory: Path) -> None:
+    """It goes back to the address that blocked it only when none of the others has room for long."""
+    third = "192.0.2.3"
+    pools = {"default": [{"address": A}, {"address": B}, {"address": third}]}
+    async with zone_of(directory, {"sessions_per_address": 1}, pools=pools) as zone:
+        await deferred_from(zone, A, "blocked")
+        taken = zone.egress.permits.take("big", B, zone.egress.now_ms())
+        assert isinstance(taken, Permit)
+        zone.egress.permits.path("big", third).ceiling.paused_ms = zone.egress.now_ms() + 7_200_000
+        assert zone.start() == []
+        assert [pool for _, pool, _ in zone.admission.waiting()] == [PoolPart("", A, True).name]
+        zone.egress.permits.path("big", B).ceiling.paused_ms = zone.egress.now_ms() + 7_200_000
+        zone.egress.changed()
+        [slot] = zone.start()
+        assert slot.permit.address == A
+
+
 async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:
     async with zone_of(directory, {"sessions": 5}, zones={"default": FALLBACK}) as zone:
         await zone.queue.suspended.suspend(f"address:{A}", "test")

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.core import clock as core_clock
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_store import read_stored
 from zonemta_py.delivery.egress_view import warmup_rows
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.queue.format import keys
@@ -31,6 +34,7 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.shaping import ReplyAbout
+from zonemta_py.schedule.warmup import EPOCH, Warming, WarmupState
 
 DAY_MS = 86_400_000
 A, B = "192.0.2.1", "192.0.2.2"
@@ -185,10 +189,53 @@ async def test_what_was_sent_while_the_clock_was_ahead(
         assert egress.pool_of("big", "default") == "default"
         assert egress.refusal("big", PoolAddress(A), egress.now_ms()) is None
         await egress.forget_old()
+        assert read_stored(egress.queue.store).reroutes == {}
         prefix = keys.META_SENDING
         assert list(egress.queue.store.keys(prefix, keys.end_of(prefix))) == []
+    clock.ms += 60_000
     async with egress_of(directory, clock, store) as egress:
         assert egress.refusal("big", PoolAddress(A), egress.now_ms()) is None
+
+
+async def test_a_pause_while_the_clock_is_set(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay notices it within minutes: no pause, and no other pool, is for longer than the rule says."""
+    clock = Clock()
+    monkeypatch.setattr(core_clock, "now_ms", clock)
+    clock.ms -= 365 * DAY_MS
+
+    def reply(egress: Egress, reply_class: str) -> None:
+        about = ReplyAbout("big", A, "default", "big.example", reply_class, 451, "4.7.1", "later")
+        egress.shaper.replies([about], egress.steady_ms(clock.ms))
+
+    async with egress_of(directory, clock, "memory") as egress:
+        clock.ms += 365 * DAY_MS
+        for reply_class in ("blocked", "mailbox_full"):
+            reply(egress, reply_class)
+        assert egress.pool_of("big", "default") == "other"
+        await egress.forget_old()
+        assert egress.pool_of("big", "default") == "default"
+        assert egress.shaper.controller.paces["big", A].paused_ms <= egress.now_ms()
+        reply(egress, "blocked")
+        wait_ms = egress.shaper.controller.paces["big", A].paused_ms - egress.now_ms()
+        assert 7_100_000 < wait_ms <= 7_201_000
+
+
+def test_a_warm_up_while_the_clock_was_ahead() -> None:
+    """A pause, and a day that was slowed, are those of today; what was sent counts for today."""
+    schedule = WarmupSchedule(B, date(2026, 11, 26), (10, 20, 40, 80))
+    today_ms = (date(2026, 11, 26).toordinal() - EPOCH) * DAY_MS
+    paused, slowed = (Warming(schedule, WarmupState()) for _ in range(2))
+    paused.pause(today_ms + 2 * DAY_MS)
+    paused.count(7, today_ms + 2 * DAY_MS)
+    assert slowed.slow(today_ms + 2 * DAY_MS)
+    for each in (paused, slowed):
+        each.not_after(today_ms // DAY_MS)
+    assert paused.room(today_ms) == 10 - 7
+    assert paused.allowed(today_ms // DAY_MS + 3) == 20, "it stays where it is"
+    assert slowed.slow(today_ms + DAY_MS)
+    before = slowed.state
+    slowed.not_after(today_ms // DAY_MS + 1)
+    assert slowed.state == before
 
 
 async def test_the_day_of_a_warm_up_after_the_clock_was_set(

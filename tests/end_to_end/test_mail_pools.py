@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from zonemta_py.admin.shaping_series import shaping_series
 from zonemta_py.cli.main import main
 from zonemta_py.delivery.egress_control import RunningEgress
 from zonemta_py.delivery.worker import Worker
+from zonemta_py.queue.upkeep.flush import flush
 
 OTHER = "127.0.0.33"
 POOLS = {"default": [{"address": ADDRESSES[0]}], "other": [{"address": OTHER}]}
@@ -160,6 +162,37 @@ async def test_mail_for_one_address_is_not_put_off(
     for first, *others in attempts.values():
         assert others in (([first],) if how == "greylisted" else ([], [ADDRESSES[1]]))
     assert not put_off
+
+
+async def test_mail_for_one_address_has_turns(directory: Path) -> None:
+    """Greylisted mail, whose time has come, does not wait for the end of a long mailing of the same provider."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d1.example", "d2.example"], greylist="50ms")
+        zone = {"connections_per_domain": 2, "retry": {"delays": ["600s"]}}
+        config = shaped(
+            stage, (0, 0), {"big": {"sessions_per_address": 1}}, zones={"default": zone},
+            shaping=rules(directory),
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            queue, egress = relay.queue, relay._delivery.egress
+            await fill(relay, ["d2.example"], 10, "late")
+            window = queue.windows.zone("default")
+            await until(
+                lambda: not window.waiting("d2.example") and not window.leased(), "the first attempts"
+            )
+            big.limits = replace(big.limits, greylist=None)
+            await queue.suspended.suspend("provider:big", "test")
+            egress.changed()
+            await fill(relay, ["d1.example"], 1500)
+            await queue.suspended.resume("provider:big")
+            egress.changed()
+            await until(lambda: big.accepted, "the mailing to begin")
+            await flush(queue)
+            await empty(relay)
+        recipients = [each["recipient"] for each in logged_events(directory, "delivered")]
+        places = [place for place, each in enumerate(recipients) if each.startswith("late")]
+        assert len(places) == 10
+        assert places[-1] < 1200, places
 
 
 async def test_limits_of_an_address_are_seen(directory: Path) -> None:

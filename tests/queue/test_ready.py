@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, UserPools, accept, everything, lease, opened, problems, settle
-from zonemta_py.core.model import OutcomeKind
+from zonemta_py.core.model import PART_MARK, OutcomeKind
 from zonemta_py.queue import refill
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.batch import WriteBatch
@@ -293,6 +293,17 @@ async def test_pools_take_turns(directory: Path) -> None:
             queue.release(each)
         found = [lease(queue, "x.example").recipients[0].address[:2] for _ in range(6)]
         assert sorted(found) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+def test_low_volume_is_of_the_whole_pool() -> None:
+    """A retry that wants one address is no mail of a small submitter."""
+    window = ReadyWindow("z", 160)
+    part = stream_of("me", f"{PART_MARK}=192.0.2.1")
+    assert window.room.is_low_volume(part)
+    window.add("x.example", [_recipient(f"m{number:03}", 0) for number in range(17)])
+    assert not window.room.is_low_volume(part)
+    assert window.room.is_low_volume(stream_of("me", "other"))
+    assert list(window.problems()) == []
 
 
 @pytest.mark.parametrize(("pool", "attempts", "share"), [("fallback", 1, 20), ("part", 2, 10)])

@@ -95,6 +95,10 @@ class Egress(Allowance):
         """See ``Allowance``: the clock may have been set since the start, which ``forget_old`` notices."""
         return now_ms + self._ahead_ms
 
+    def steady_ms(self, calendar_ms: int) -> int:
+        """The time of the clock that is never set at ``calendar_ms`` (unix ms), which was a moment ago."""
+        return calendar_ms - self._ahead_ms
+
     def configure(
         self, config: Config, files: EgressFiles, stored: dict[Key, WarmupState] | None = None
     ) -> None:
@@ -108,6 +112,7 @@ class Egress(Allowance):
         self.permits.configure(lambda name: files.table.settings(name).limits, addresses)
         self.shaper.configure(config.shaping.controller, files)
         self.warmup.configure(files.schedules, stored or {})
+        self.warmup.not_after(self.calendar_ms(self.now_ms()))
         self.changed()
 
     def changed(self) -> None:
@@ -248,6 +253,8 @@ class Egress(Allowance):
         ahead_ms = clock.now_ms() - now_ms
         if abs(ahead_ms - self._ahead_ms) > CLOCK_SET_MS:
             self._ahead_ms = ahead_ms
+            self.warmup.not_after(self.calendar_ms(now_ms))
+            self.shaper.go_on(dict(self.shaper.controller.paces), dict(self.shaper.engine.reroutes))
             self.changed()  # another day may have begun
         self.shaper.forget_old(now_ms)
         for _ in self.permits.forget_unused(now_ms):

@@ -248,7 +248,7 @@ class MessageEgress:
         if way is None or not way.provider or way.provider == SMARTHOST:
             return [], []
         about = (_about(way, lease, each) for each in attempts if each.code)
-        return self._egress.shaper.replies(about, now_ms)
+        return self._egress.shaper.replies(about, self._egress.steady_ms(now_ms))
 
 
 def of_same_address(lease: Lease) -> int:

@@ -68,14 +68,20 @@ class Shaper:
     def go_on(self, paces: Mapping[Key, Pace], reroutes: Mapping[Key, Reroute]) -> None:
         """Go on with the paces of an earlier life, and with the pools that rules chose.
 
-        What is to end later than any rule says is over: the clock was ahead then.
+        What is to end later than any rule says is over: the clock was set back since.
         """
         now_ms = self._now_ms()
         latest_ms = now_ms + max(DAY_MS, self.engine.longest_ms)
-        self.controller.paces |= {key: _over(pace, latest_ms, now_ms) for key, pace in paces.items()}
-        self.engine.reroutes |= {
-            key: each for key, each in reroutes.items() if each.until_ms <= latest_ms
-        }
+        known = {key: _over(pace, latest_ms, now_ms) for key, pace in paces.items()}
+        self.controller.paces |= known
+        over = [key for key, each in reroutes.items() if each.until_ms > latest_ms]
+        self.engine.reroutes |= reroutes
+        for key in over:
+            del self.engine.reroutes[key]
+        puts = [reroute_put(key, None) for key in over]
+        puts += [pace_put(key, pace) for key, pace in known.items() if pace != paces[key]]
+        if puts:
+            self.write([], puts)
         for key in paces:
             changes = self.controller.advance(key, now_ms)
             if changes:

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.core.model import PART_MARK, USUAL_POOL
 from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, Waiting
 
 POOL_SEPARATOR = (
@@ -56,6 +56,12 @@ def stream_of(submitter: str, pool: str) -> str:
 def pool_of(stream: str) -> str:
     """The pool that the mail of a stream leaves from."""
     return stream.partition(POOL_SEPARATOR)[2]
+
+
+def whole_stream(stream: str) -> str:
+    """``stream``; of one that leaves from a part of a pool, that of the whole pool."""
+    whole, mark, _ = stream.partition(PART_MARK)
+    return whole.removesuffix(POOL_SEPARATOR) if mark else stream
 
 
 class QueuedRecipient:

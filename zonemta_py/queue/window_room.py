@@ -6,7 +6,7 @@ A stream is the mail of a submitter that leaves from one pool, see ``submitter_q
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, pool_of
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, pool_of, whole_stream
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for streams of low volume
@@ -29,7 +29,7 @@ class WindowRoom:
         self.pools: MailPools = ONE_POOL
         self.size = 0
         self._reserved: Counter[tuple[str, str]] = Counter()  # by destination and stream
-        self._by_stream: Counter[str] = Counter()  # of ``size``
+        self._by_stream: Counter[str] = Counter()  # of ``size``; parts of a pool count together
 
     @property
     def is_full(self) -> bool:
@@ -37,12 +37,12 @@ class WindowRoom:
         return self.size >= self.limit
 
     def share(self, pool: str) -> int:
-        """How many recipients of a destination may leave from ``pool``; the parts of a pool together have no more than two shares."""
+        """How many recipients of a destination may leave from ``pool``; a part of a pool has part of a share."""
         return max(1, self._share // self.pools.parts(pool))
 
     def has_room(self, destination: str, stream: str, waiting: int, *, urgent: bool) -> bool:
         """Whether one more recipient may enter a destination where ``waiting`` leave from its pool; urgent mail has larger shares."""
-        low_volume = self._by_stream.get(stream, 0) < self.low_volume
+        low_volume = self._by_stream.get(whole_stream(stream), 0) < self.low_volume
         if self.size >= (self.limit if low_volume else self.limit - self.limit // HEADROOM):
             return False
         if low_volume:
@@ -52,7 +52,7 @@ class WindowRoom:
 
     def is_low_volume(self, stream: str) -> bool:
         """Whether the stream has so little here that its mail goes first."""
-        return self._by_stream.get(stream, 0) <= self.low_volume
+        return self._by_stream.get(whole_stream(stream), 0) <= self.low_volume
 
     def is_low(self, pool: str, waiting: int, own: int) -> bool:
         """Whether ``own`` of the recipients that are ``waiting`` to leave from ``pool`` are little: up to half of what finds room."""
@@ -76,6 +76,7 @@ class WindowRoom:
     def count(self, stream: str, change: int) -> None:
         """This number of recipients has entered; negative: has left."""
         self.size += change
+        stream = whole_stream(stream)
         count = self._by_stream[stream] + change
         if count:
             self._by_stream[stream] = count
@@ -84,9 +85,11 @@ class WindowRoom:
 
     def problems(self, queued: Mapping[str, int]) -> Iterator[str]:
         """What does not agree with ``queued``, the recipients of each stream in the window; for tests."""
-        counts = Counter(queued)
+        counts = Counter[str]()
+        for stream, count in queued.items():
+            counts[whole_stream(stream)] += count
         for (_, stream), count in self._reserved.items():
-            counts[stream] += count
+            counts[whole_stream(stream)] += count
         if self.size != counts.total():
             yield f"size {self.size}: {counts.total()} queued or reserved"
         if counts != self._by_stream:

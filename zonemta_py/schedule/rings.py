@@ -38,10 +38,11 @@ class WorkerSlot:
     its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
     until it has a session. ``permit``: what it may send, and from where; ``pool``: whose mail, see ``Admitted``.
     ``source``: the address of ours that was drawn for messages without an attempt; ``in_row`` of them have left from it.
+    ``gives_way``: it ends because others wait for what it uses.
     """
 
     __slots__ = (
-        "destination", "established", "hurried", "in_row", "is_newcomer", "permit", "pool", "ring", "source", "unpaid",
+        "destination", "established", "gives_way", "hurried", "in_row", "is_newcomer", "permit", "pool", "ring", "source", "unpaid",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class WorkerSlot:
         self.unpaid = True
         self.source = ""
         self.in_row = 0
+        self.gives_way = False
 
     def left_from(self, source: str) -> None:
         """A message without an attempt has left from ``source``: retries must not draw new mail to their address."""

@@ -250,6 +250,10 @@ class Scheduler:
         """A worker ended; the destination has another turn if it has mail."""
         destination = slot.destination
         self._admission.ended(slot)
+        if slot.gives_way:  # those that are woken by this have their turn before it
+            for ring in (self._rings[KNOWN], self._rings[URGENT]):
+                if destination.name in ring:
+                    ring.move_to_end(destination.name)
         destination.active -= 1
         self.active -= 1
         self.unpaid -= slot.unpaid
@@ -272,6 +276,7 @@ class Scheduler:
         Other destinations are checked every TURN leases, those with urgent mail after each.
         """
         if served % TURN == 0 and self._admission.others_wait(slot):
+            slot.gives_way = True
             return True
         if self.active < self.zone.connections:
             return False

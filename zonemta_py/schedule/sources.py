@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.core.model import PART_MARK, USUAL_POOL
 from zonemta_py.smtp.classification import ReplyClass
 
 BY_SYSTEM = "system"  # the name of the address that the system chooses
-_FROM, _NOT_FROM = "\x1f=", "\x1f!"  # in the name of a part of a pool; YAML has no such character
+_FROM, _NOT_FROM = f"{PART_MARK}=", f"{PART_MARK}!"
 
 
 _CHOOSY = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)

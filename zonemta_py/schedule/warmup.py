@@ -52,6 +52,13 @@ class Warming:
         """Its address and provider, empty for all."""
         return self.schedule.address, self.schedule.provider
 
+    def not_after(self, day: int) -> None:
+        """The clock was ahead: what was noted on a later day than ``day`` counts for it."""
+        state = self.state
+        slowed_day, paused_day = min(state.slowed_day, day), min(state.paused_day, day + 1)
+        last_day = min(state.day, day)
+        self._set(state._replace(slowed_day=slowed_day, paused_day=paused_day, day=last_day))
+
     def step(self, day: int) -> int:
         """The place of ``day`` in the schedule; negative before it begins."""
         return day - (self.schedule.begins.toordinal() - EPOCH) - self.late_days(day)
@@ -136,6 +143,11 @@ class WarmUp:
             if known is not None:
                 known.use(schedule)
             self._warming[key] = known or Warming(schedule, stored.get(key, WarmupState()))
+
+    def not_after(self, now_ms: int) -> None:
+        """See ``Warming``; at the start, and when the clock was set."""
+        for each in self._warming.values():
+            each.not_after(now_ms // DAY_MS)
 
     def __bool__(self) -> bool:
         return bool(self._warming)

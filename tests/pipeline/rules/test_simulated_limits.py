@@ -346,6 +346,18 @@ def test_mail_that_wants_one_address_waits_for_that(
     assert not put_off
 
 
+def test_blocked_mail_goes_back_when_the_others_have_no_room_for_long() -> None:
+    """As in the relay: the other address is new, and has sent its number of the day."""
+    model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, REFUSED, 50, of_sender=True)])
+    begins = date.fromordinal(date(1970, 1, 1).toordinal() + BEGIN_MS // DAY_MS)
+    schedule = WarmupSchedule(B.address or "", begins, (5,) * 20)
+    sending = big(ProviderLimits(sessions=10), schedules=(schedule,))
+    messages = [replace(each, zone="default") for each in mail(100)]
+    played = Played(sending, messages, replies=model, zones="default: {retry: {delays: [1m]}}")
+    assert played.delivered == 100
+    assert len(played.times_ms(B)) == 5
+
+
 def test_an_attempt_that_does_not_count_moves_no_mail() -> None:
     """``fallback_after`` is about attempts that count, as in the relay."""
     model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, LIMITED, 50, of_sender=True)])
