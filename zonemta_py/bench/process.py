@@ -135,7 +135,7 @@ def wait_empty(queue: Path, timeout_s: float) -> None:
 def free_port(*addresses: str) -> int:
     """Return a TCP port that is free on all of ``addresses``. Raises LocalError when there is no such port.
 
-    It is none of those that the system gives to connections and to listeners of any port: one of them could take it before it is used.
+    The system gives other ports to connections and to listeners of any port: one of those could take it before it is used.
     """
     end_s = monotonic_s() + START_TIMEOUT_S
     while monotonic_s() < end_s:

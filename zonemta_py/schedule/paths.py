@@ -9,7 +9,7 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Pace, rate_of
 from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows
 
-KEPT_MS = 60_000  # how long a recipient waits for the address that it wants, at most
+KEPT_MS = 60_000  # mail that wants an address takes another one if it has to wait longer, but for the end of a session
 
 
 class Refusal(NamedTuple):
