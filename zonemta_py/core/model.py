@@ -19,9 +19,7 @@ AGES_MIN = (
 )  # upper ends of the ages of Postfix's qshape, in minutes
 
 ALL_PROVIDERS = "*"  # the provider in the row of an address whose limits hold over all of them
-PART_MARK = (
-    "\x1f"  # in the name of a part of a pool, behind that of the pool; YAML has no such character
-)
+PART_MARK = "\x1f"  # in the name of a part of a pool, behind that of the pool
 USUAL_POOL = ""  # the pool that the settings of a destination name, or a rule of shaping instead
 
 

@@ -100,9 +100,9 @@ class WaySessions:
         """A request has ended; its session is idle or closed."""
         requests = self._requests
         for name in (way, way[0]):
-            count = requests[name] - 1
-            if count:
-                requests[name] = count
+            others = requests[name] - 1
+            if others:
+                requests[name] = others
             else:
                 del requests[name]
 

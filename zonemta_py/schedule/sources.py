@@ -21,9 +21,7 @@ from zonemta_py.smtp.classification import ReplyClass
 
 BY_SYSTEM = "system"  # the name of the address that the system chooses
 _FROM, _NOT_FROM = f"{PART_MARK}=", f"{PART_MARK}!"
-
-
-_CHOOSY = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)
+_OF_ADDRESS = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)  # the next attempt depends on our address
 
 
 def source_name(entry: PoolAddress) -> str:
@@ -87,7 +85,7 @@ def part_after(pool: str, addresses: Collection[str], source: str, reply_class: 
 
     A recipient that was greylisted keeps its address, one that was blocked leaves it (decision 113).
     """
-    if source in addresses and len(addresses) > 1 and reply_class in _CHOOSY:
+    if source in addresses and len(addresses) > 1 and reply_class in _OF_ADDRESS:
         return PoolPart(pool, source, reply_class == ReplyClass.BLOCKED)
     return PoolPart(pool)
 
