@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
+from zonemta_py.schedule.admission import ANY_MAIL, Admitted, Unlimited
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
 from zonemta_py.schedule.rings import WorkerSlot
@@ -295,6 +296,32 @@ def test_few_look_for_a_session_at_a_low_rate() -> None:
     assert not scheduler.next_lease(slot, 0.0)
     scheduler.configure(Zone(rate=Rate(1, 60.0)), 1.0)
     assert scheduler.rate_wait_s(1.0) == 59, "a reload gives no token"
+
+
+class AtAGate(Unlimited):
+    """The admission of a zone in which one destination waits for a limit of its provider."""
+
+    waiting = Binding(Limit.PROVIDER_RATE, 1.0, 2.0, "one message a second")
+
+    def admit(self, destination: str) -> Admitted | None:
+        return None if destination == "d1" else ANY_MAIL
+
+    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
+        return self.waiting if destination == "d1" else None
+
+
+def test_mail_that_waits_for_its_provider_does_not_wait_for_a_connection() -> None:
+    scheduler = Scheduler(Zone(connections=1), 0.0, ignore, admission=AtAGate())
+    scheduler.ready("d1", 0.0)
+    assert scheduler.next(0.0) is None
+    for name in ("d2", "d3"):
+        scheduler.ready(name, 0.0)
+    [slot] = started(scheduler)
+    assert scheduler.binding("d1", 1.5) == AtAGate.waiting
+    [waiting] = {"d2", "d3"} - {slot.destination.name}
+    binding = scheduler.binding(waiting, 1.5)
+    assert binding is not None
+    assert binding.limit is Limit.CONNECTIONS
 
 
 @given(

@@ -320,12 +320,13 @@ class Scheduler:
                 assert self.zone.rate is not None
                 text = f"the rate is {rate_text(self.zone.rate)}"
                 return Binding(Limit.RATE, since_s, now_s + wait_s, text)
-        if self.active >= self.zone.connections:
-            full = f"all {self.zone.connections} connections of the zone are in use"
-            return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)
         own = self._admission.binding(name, now_s, pool)
         if own is None and destination is not None:
             own = destination.binding(now_s)
+        # One that has left its ring does not wait for a connection.
+        if self.active >= self.zone.connections and (rings or own is None):
+            full = f"all {self.zone.connections} connections of the zone are in use"
+            return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)
         if own is not None:
             return own
         if rings and not any(self._has_room(ring) for ring in rings):
