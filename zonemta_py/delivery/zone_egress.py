@@ -82,15 +82,7 @@ class ZoneEgress:
             self._places.granted(destination, place)
             return FREE
         order = ranked(sources, f"{destination} {now_ms}")
-        wanted = way.part.of(order)
-        permit = egress.take(way.provider, wanted, now_ms)
-        is_part = len(wanted) < len(order)
-        if (
-            is_part
-            and isinstance(permit, Refusal)
-            and egress.refuses_for_long(way.provider, wanted, now_ms)
-        ):
-            permit = egress.take(way.provider, order, now_ms)
+        permit = egress.take_wanted(way.provider, way.part.of(order), order, now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, place, permit)
             return None

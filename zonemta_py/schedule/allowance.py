@@ -3,7 +3,7 @@
 Times are unix ms. The relay asks this in the queue's process (``delivery.egress``), the simulator on a virtual clock.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from zonemta_py.config.sending import PoolAddress
@@ -63,7 +63,7 @@ class Allowance:
                 return Refusal(Limit.WARMUP, until_ms, reason)
         return None
 
-    def take(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> Permit | Refusal:
+    def take(self, provider: str, entries: Sequence[PoolAddress], now_ms: int) -> Permit | Refusal:
         """A permit for the first of ``entries`` that may be used, else why none may."""
         refusals: list[Refusal] = []
         for entry in entries:
@@ -78,7 +78,21 @@ class Allowance:
             return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
         return together(refusals)
 
-    def refuses_for_long(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> bool:
+    def take_wanted(
+        self,
+        provider: str,
+        wanted: Sequence[PoolAddress],
+        every: Sequence[PoolAddress],
+        now_ms: int,
+    ) -> Permit | Refusal:
+        """A permit for one of ``wanted``, a part of ``every``; for any, if none of those has room for long."""
+        permit = self.take(provider, wanted, now_ms)
+        is_part = len(wanted) < len(every)
+        if is_part and isinstance(permit, Refusal) and self.refuses_for_long(provider, wanted, now_ms):
+            return self.take(provider, every, now_ms)
+        return permit
+
+    def refuses_for_long(self, provider: str, entries: Sequence[PoolAddress], now_ms: int) -> bool:
         """Whether none of ``entries`` has room for long, so that mail which wants one of them takes another one."""
         refusals = (self.refusal(provider, each, now_ms) for each in entries)
         return all(each is not None and each.is_for_long(now_ms) for each in refusals)

@@ -73,15 +73,7 @@ class SimulatedAdmission:
         sources = egress.sources(way.provider, way.pool)
         now_ms = egress.clock.now_ms
         order = ranked(sources, f"{destination} {now_ms}")
-        wanted = way.part.of(order)
-        permit = egress.take_noted(way.provider, wanted)
-        is_part = len(wanted) < len(order)
-        if (
-            is_part
-            and isinstance(permit, Refusal)
-            and egress.refuses_for_long(way.provider, wanted, now_ms)
-        ):
-            permit = egress.take_noted(way.provider, order)
+        permit = egress.take_wanted(way.provider, way.part.of(order), order, now_ms)
         if isinstance(permit, Refusal):
             self._places.wait(destination, place, permit, now_ms)
             return None
@@ -195,7 +187,7 @@ class SimulatedAdmission:
         for each in sources:
             if slot.permit is not FREE and source_name(each) == slot.permit.address:
                 return slot.permit.address
-            permit = self._egress.take_noted(provider, [each])
+            permit = self._egress.take(provider, [each], self._egress.clock.now_ms)
             if isinstance(permit, Permit):
                 self.ended(slot)
                 slot.permit = permit

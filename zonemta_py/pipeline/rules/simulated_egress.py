@@ -114,10 +114,9 @@ class SimulatedEgress(Allowance):
         families = common_families(self.table.settings(provider).family, "both")
         return usable(self.pools[pool], families)
 
-    def take_noted(self, provider: str, entries: Sequence[PoolAddress]) -> Permit | Refusal:
-        """``take``, with a note of which limit bound each address."""
-        now_s, now_ms = self.clock.now_s, self.clock.now_ms
-        found = self.take(provider, entries, now_ms)
+    def take(self, provider: str, entries: Sequence[PoolAddress], now_ms: int) -> Permit | Refusal:
+        """See ``Allowance``; which limit bound each address is noted."""
+        now_s, found = self.clock.now_s, super().take(provider, entries, now_ms)
         if isinstance(found, Permit):
             self.limits.free((provider, found.address), now_s)
             return found
