@@ -441,6 +441,67 @@ async def test_a_pool_without_a_usable_address(directory: Path) -> None:
     assert delivered["attempt"] == 1
 
 
+@pytest.mark.parametrize(
+    ("limits", "of_address", "hosts"),
+    [({"sessions": 1}, {}, ["big", "big"]), ({}, {"limits": {"sessions": 1}}, ["big", "other"])],
+    ids=["provider", "address"],
+)
+async def test_zones_that_share_a_session_have_it_in_turn(
+    directory: Path, limits: dict[str, Any], of_address: dict[str, Any], hosts: list[str]
+) -> None:
+    """The zone that has the only session of a provider, or of an address, does not keep it while its mail lasts."""
+    messages = 60
+    async with staged(directory) as stage:
+        slow = [{"at": "dot", "stall": "20ms"}]  # so that mail waits in both zones
+        found = {
+            name: await stage.provider(name, [f"{name}.example"], rules=slow) for name in set(hosts)
+        }
+        config = shaped(
+            stage, (0, 0), {"big": limits, "other": {}},
+            pools={"default": [{"address": ADDRESSES[0], **of_address}]},
+            zones={"default": {"connections_per_domain": 1}, "second": {"connections_per_domain": 1}},
+            routing=[{"sender_domain": "second.example", "zone": "second"}],
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            for number in range(messages):
+                for sender, host in zip(("s@sender.example", "s@second.example"), hosts, strict=True):
+                    await relay.enqueue(sender, [f"{sender[2:5]}{number}@{host}.example"], TEXT)
+            await empty(relay)
+        assert sum(len(each.accepted) for each in found.values()) == 2 * messages
+    zones = [each["zone"] for each in logged_events(directory, "delivered")]
+    last = {zone: len(zones) - zones[::-1].index(zone) for zone in ("default", "second")}
+    assert min(last.values()) > len(zones) - IN_ROW * 3, (
+        f"one has waited for the end of the other: {last}"
+    )
+
+
+async def test_an_idle_session_with_another_host_is_no_room(directory: Path) -> None:
+    """A domain that needs a new session waits until one is allowed, and is not tried again and again meanwhile."""
+    async with staged(directory) as stage:
+        one = await stage.provider("one", ["one.example"], hosts=["a.big.example"])
+        two = await stage.provider("two", ["two.example"], hosts=["b.big.example"])
+        config = shaped(
+            stage, (0, 0), {"big": {"connect_rate": f"1/{PERIOD}"}},
+            pools={"default": [{"address": ADDRESSES[0]}]},
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            egress = relay._delivery.zones["default"]._egress
+            refused, not_permitted = 0, egress.not_permitted
+
+            def count(slot: Any) -> None:
+                nonlocal refused
+                refused += 1
+                not_permitted(slot)
+
+            egress.not_permitted = count
+            await fill(relay, ["one.example"], 1)
+            await until(lambda: len(one.accepted) == 1, "the first session")
+            await fill(relay, ["two.example"], 3, "n")
+            await empty(relay)
+        assert len(two.accepted) == 3
+    assert 1 <= refused <= 5
+
+
 async def test_mail_waits_for_a_look_up_and_not_for_a_connection(directory: Path) -> None:
     """The only connection of the zone serves others while a name server says nothing; then that domain has its turn."""
     async with staged(directory) as stage:

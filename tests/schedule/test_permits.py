@@ -344,3 +344,44 @@ def test_of_several_addresses_the_first_that_may_be_used_says_why() -> None:
         assert (whole.limit, whole.until_ms, whole.reason) == (Limit.ADDRESS_RATE, 5_000, "rate")
         assert (whole.at, whole.others_ms) == ((("a", 5_000),), 9_000)
     assert together(found[:1]).until_ms == UNKNOWN
+
+
+def test_a_limit_that_was_lowered_ends_sessions_that_are_in_use() -> None:
+    """Workers that have a session ask for another message: those that are too many get none, the others go on."""
+    made = permits(ProviderLimits(sessions=4))
+    workers = [taken(made.take("big", "a", 1_000)) for _ in range(4)]
+    for each in workers:
+        made.begin(each, 1_000, 1)
+        made.end(each, 1_100)
+    made.configure(lambda name: ProviderLimits(sessions=3), {})
+    refused = made.renew(workers[0], 1_200)
+    assert refused is not None
+    assert refused.for_session
+    made.release(workers[0])
+    assert [made.renew(each, 1_200) for each in workers[1:]] == [None] * 3
+
+
+def test_what_has_not_begun_is_not_waited_for_without_end() -> None:
+    """A slow session, or message, does not close a rate until it ends: it counts as given half a second after it began."""
+    made = permits(ProviderLimits(rate=(Rate(1, 1.0),)))
+    slow = taken(made.take("big", "a", 1_000))
+    waiting = made.take("big", "a", 1_000)
+    assert isinstance(waiting, Refusal)
+    assert waiting.until_ms == 1_500
+    made.begin(slow, 1_400, 1)
+    for now_ms in (1_500, 1_900):
+        waiting = made.take("big", "a", now_ms)
+        assert isinstance(waiting, Refusal)
+        assert waiting.until_ms > now_ms
+    assert 2_900 <= waiting.until_ms <= 3_000, "half a second, and the period"
+    taken(made.take("big", "a", waiting.until_ms))
+
+
+def test_a_provider_answers_for_a_while() -> None:
+    made = permits(ProviderLimits(sessions=1))
+    assert not made.is_answering("big", 1_000)
+    permit = taken(made.take("big", "a", 1_000))
+    assert not made.is_answering("big", 1_000), "its session may not open"
+    made.begin(permit, 2_000, 1)
+    assert made.is_answering("big", 61_999)
+    assert not made.is_answering("big", 62_000)

@@ -1,7 +1,7 @@
 """Where destinations wait: one whose mail leaves from two pools waits at two gates, and holds up nothing at either."""
 
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gates import GATE_TURNS, Gates
+from zonemta_py.schedule.gates import GATE_TURNS, TIMERS_MIN, Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.places import Place, Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
@@ -150,3 +150,28 @@ def test_pools_share_the_sessions_of_a_provider() -> None:
 
 def names_awake(stand: Stand) -> list[tuple[str, Place]]:
     return [(stand.awake(place), place) for place in (ONE, TWO) if stand.awake(place)]
+
+
+def test_timers_of_what_does_not_wait_any_more_are_forgotten() -> None:
+    """Gates and lines come and go while an address has no room until midnight."""
+    stand = Stand("d")
+    at = (("127.0.0.1", 86_400_000),)
+    refusal = Refusal(Limit.ADDRESS_RATE, 86_400_000, "used up", at, others_ms=86_400_000)
+    for now_ms in range(3 * TIMERS_MIN):
+        stand.places.wait("d", ONE, refusal, now_ms)
+        stand.places.granted("d", ONE)
+    assert len(stand.gates._timers) <= TIMERS_MIN + 10
+    stand.places.wait("d", ONE, refusal, 80_000_000)
+    stand.gates.run_due(86_400_000)
+    assert stand.woken == ["d"], "those that are used are kept"
+
+
+def test_what_waits_for_the_session_of_an_address_at_another_provider() -> None:
+    stand = Stand("d")
+    at = (("127.0.0.1", UNKNOWN),)
+    full = Refusal(Limit.ADDRESS_SESSIONS, UNKNOWN, "full", at, for_session=True)
+    stand.places.wait("d", ONE, full, 0)
+    assert stand.gates.wait_for_session("other", "127.0.0.1")
+    assert not stand.gates.wait_for_session("other", "127.0.0.2")
+    stand.places.granted("d", ONE)
+    assert not stand.gates.wait_for_session("other", "127.0.0.1")

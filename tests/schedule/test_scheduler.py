@@ -298,6 +298,18 @@ def test_few_look_for_a_session_at_a_low_rate() -> None:
     assert scheduler.rate_wait_s(1.0) == 59, "a reload gives no token"
 
 
+def test_a_domain_whose_provider_answers_needs_no_budget() -> None:
+    """It has waited for a limit of its provider: domains that do not answer must not keep it waiting further."""
+    scheduler = scheduler_of(connections=9)
+    for number in range(9):
+        scheduler.ready(f"dead{number}", 0.0)
+    assert len(started(scheduler)) == 3
+    scheduler.ready("new", 1.0)
+    assert names(started(scheduler, 1.0)) == []
+    scheduler.ready("new", 1.0, answers=True)
+    assert names(started(scheduler, 1.0))[:1] == ["new"]
+
+
 class AtAGate(Unlimited):
     """The admission of a zone in which one destination waits for a limit of its provider."""
 

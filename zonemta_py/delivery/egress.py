@@ -63,6 +63,7 @@ def _named_file(key: str) -> Iterator[None]:
 
 FREE_MAX = 100_000
 CLOCK_SET_MS = 1000
+SUSPENDED_MIN_MS = 100  # before mail tries again whether a suspension has ended
 
 
 class Egress(Allowance):
@@ -179,7 +180,7 @@ class Egress(Allowance):
         if not self.queue.suspended:
             return None
         found = self.suspension("address", name)
-        return None if found is None else _suspended("address", name, found)
+        return None if found is None else self._suspended("address", name, found)
 
     def stopped(self, *what: tuple[str, str]) -> tuple[str, Refusal] | None:
         """The first of ``what`` (kind, name) that an operator has suspended, and the refusal for it."""
@@ -188,8 +189,15 @@ class Egress(Allowance):
         for kind, name in what:
             found = self.suspension(kind, name)
             if found is not None:
-                return f"{kind}:{name}", _suspended(kind, name, found)
+                return f"{kind}:{name}", self._suspended(kind, name, found)
         return None
+
+    def _suspended(self, kind: str, name: str, found: Suspension) -> Refusal:
+        reason = f": {found.reason}" if found.reason else ""
+        until_ms = UNKNOWN
+        if found.until_ms:  # of the calendar; the clock may have been set back a moment ago
+            until_ms = max(self.steady_ms(found.until_ms), self.now_ms() + SUSPENDED_MIN_MS)
+        return Refusal(Limit.OPERATOR, until_ms, f"{kind} {name} is suspended{reason}")
 
     # ---- what the workers report
 
@@ -205,8 +213,13 @@ class Egress(Allowance):
         permit = slot.permit
         if permit is not FREE:
             slot.permit = FREE
-            self.end(permit, 0, 0)
+            self.store(self.end(permit, 0, 0))
             self.permits.release(permit)
+
+    def store(self, puts: Puts) -> None:
+        """Store what ``end`` returned, where no settle follows."""
+        if puts:
+            self.shaper.write([], puts)
 
     def set_idle(self, way: Key, idle: int) -> None:
         """The number of sessions without a request has changed on a way from an address to a provider."""
@@ -222,9 +235,9 @@ class Egress(Allowance):
     # ---- time
 
     def _on_room(self, provider: str, address: str) -> None:
-        self.gates.room_at(provider)
         if address in self.addresses and self.addresses[address] != NO_ADDRESS_LIMITS:
-            self.gates.room_of(address)
+            self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
+        self.gates.room_at(provider)
 
     def _arm(self) -> None:
         due = [each for each in (self.gates.due_ms, self.shaper.due_ms) if each is not None]
@@ -271,9 +284,3 @@ class Egress(Allowance):
         if self._timer is not None:
             self._timer.cancel()
         self.look_ups.close()
-
-
-def _suspended(kind: str, name: str, found: Suspension) -> Refusal:
-    reason = f": {found.reason}" if found.reason else ""
-    until_ms = found.until_ms or UNKNOWN
-    return Refusal(Limit.OPERATOR, until_ms, f"{kind} {name} is suspended{reason}")

@@ -219,9 +219,11 @@ class MessageEgress:
     def lost(self, slot: WorkerSlot, lease: Lease, *, is_sent: bool) -> None:
         """The request has ended without a result: what may have been sent counts as sent."""
         sent = len(lease.recipients) if is_sent else 0
-        puts = self._egress.end(slot.permit, sent, int(is_sent))
-        if puts:
-            self._egress.shaper.write([], puts)
+        self.store(self._egress.end(slot.permit, sent, int(is_sent)))
+
+    def store(self, puts: Puts) -> None:
+        """Store what ``end`` returned, where no settle follows."""
+        self._egress.store(puts)
 
     def named(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Sequence[Attempt | None]:
         """``attempts`` with the classes of their replies, and the provider."""

@@ -136,6 +136,7 @@ class Worker:
         if sent is not None and not lease.recipients[0].record.source:
             slot.left_from(sent.source_ip)
         if result.not_permitted:
+            self._egress.store(puts)
             return LeaseResult(queue.release(lease), not_permitted=True)
         if result.sessions:
             queue.traffic.opened(lease.zone, lease.destination, result.sessions)
@@ -152,6 +153,7 @@ class Worker:
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:
+                self._egress.store(puts)
                 return LeaseResult(queue.release(lease), at_connection_limit=True)
             # The peer may have closed because of the message: an attempt, so that it is not repeated at once.
             settled = await self._settle(lease, result.attempts, puts)

@@ -28,6 +28,8 @@ class ZoneEgress:
         self._resolve = resolve
         self._ready = ready
         self._places = Places(egress.gates, ready)
+        # Destinations without a session that may open none: where they wait, and until when.
+        self._no_session: dict[str, tuple[Place, int]] = {}
         self.ways = Ways(zone, egress)
 
     def configure(self, zone: Zone) -> list[str]:
@@ -74,6 +76,12 @@ class ZoneEgress:
         if not self._places.may_try(destination, place):
             return None
         now_ms, sources = egress.now_ms(), self.ways.sources(way, destination)
+        refused_at, until_ms = self._no_session.get(destination, (None, 0))
+        if refused_at == place:  # an idle session with another host of its provider does not help it
+            del self._no_session[destination]
+            if until_ms > now_ms:
+                self._wait_for_connect(destination, place, until_ms)
+                return None
         if not sources and egress.is_disabled(way.pool):
             reason = f"every address of the pool '{way.pool}' is disabled"
             self._wait(destination, place, Refusal(Limit.NO_SOURCE, UNKNOWN, reason))
@@ -118,6 +126,7 @@ class ZoneEgress:
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
+        self._no_session.pop(destination, None)
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -167,7 +176,9 @@ class ZoneEgress:
                 return True  # those that wait at a gate are woken there
         gates = self._egress.gates
         gate = gates.get(*self._place(way.leaving_from(slot.pool)))
-        return bool(gate is not None and gate.waiting) or gates.wait_for_session(way.provider)
+        if gate is not None and gate.waiting:
+            return True
+        return gates.wait_for_session(way.provider, slot.permit.address)
 
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``."""
@@ -198,7 +209,15 @@ class ZoneEgress:
             now_ms = self._egress.now_ms()
             path = self._egress.permits.path(way.provider, slot.permit.address)
             until_ms = path.connects.wait_ms(now_ms) if path.connects is not None else now_ms + 20
-            refusal = Refusal(
-                Limit.PROVIDER_CONNECT_RATE, until_ms or now_ms + 1, "no new session is allowed"
-            )
-            self._wait(slot.destination.name, self._place(way.leaving_from(slot.pool)), refusal)
+            place = self._place(way.leaving_from(slot.pool))
+            self._wait_for_connect(slot.destination.name, place, until_ms or now_ms + 1)
+
+    def _wait_for_connect(self, destination: str, place: Place, until_ms: int) -> None:
+        self._no_session[destination] = place, until_ms
+        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, "no new session is allowed")
+        self._wait(destination, place, refusal)
+
+    def provider_answers(self, destination: str) -> bool:
+        """Whether a message was sent to its provider lately."""
+        way = self.ways.of(destination)
+        return way is not None and self._egress.permits.is_answering(way.provider, self._egress.now_ms())

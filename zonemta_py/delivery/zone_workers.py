@@ -95,7 +95,8 @@ class ZoneWorkers:
         """A destination may be served again; returns whether it has mail."""
         has_mail = self._has_mail(destination)
         if has_mail:
-            self.scheduler.ready(destination, clock.monotonic_s())
+            answers = self._egress.provider_answers(destination)
+            self.scheduler.ready(destination, clock.monotonic_s(), answers=answers)
             self._loop.call_soon(self.start_workers)  # not now: each that starts wakes the next one
         return has_mail
 
@@ -185,7 +186,10 @@ class ZoneWorkers:
             await asyncio.sleep(DEFECT_PAUSE_S)
         finally:
             self.scheduler.ended(slot, clock.monotonic_s(), has_mail=has_mail)
-            self.start_workers()
+            if slot.gives_way:
+                self._loop.call_soon(self.start_workers)  # after other zones, which this has woken
+            else:
+                self.start_workers()
 
     # ---- one worker
 

@@ -8,8 +8,8 @@ is bounded by permits and events, whatever waits, and a gate with room and mail 
 
 from collections import OrderedDict
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
+from heapq import heapify, heappop, heappush
+from itertools import chain, count, islice
 
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN
@@ -17,6 +17,8 @@ from zonemta_py.schedule.rate_windows import UNKNOWN
 # Permits that a gate gets before the other gates of its provider, which may have another pool: each change may cost the
 # session of another address.
 GATE_TURNS = 8
+TIMERS_MIN = 1000  # timers that are kept, whatever waits
+LINE_FRONT = 8  # gates of a line that are looked at
 
 Wake = Callable[[str], bool]  # a destination may be served: returns whether it has mail
 
@@ -135,8 +137,16 @@ class Gates:
         waiting.timer_ms = until_ms
         first = self._timers[0][0] if self._timers else None
         heappush(self._timers, (until_ms, next(self._numbers), waiting))
+        if len(self._timers) > 2 * (len(self._gates) + len(self._lines)) + TIMERS_MIN:
+            self._drop_old_timers()
         if first is None or until_ms < first:
             self._on_timer()
+
+    def _drop_old_timers(self) -> None:
+        """Those of gates and lines that are no more, or have an earlier one."""
+        alive: list[Gate | _Line] = [*self._gates.values(), *self._lines.values()]
+        self._timers = [(each.timer_ms, next(self._numbers), each) for each in alive if each.timer_ms]
+        heapify(self._timers)
 
     def granted(self, zone: str, provider: str, destination: str) -> None:
         """``destination`` got its permit: the next one may try."""
@@ -196,11 +206,13 @@ class Gates:
             if self._wake(gate, address):
                 return
 
-    def wait_for_session(self, provider: str) -> bool:
-        """Whether something waits at any gate of ``provider`` for a session to end, whatever mail that is of."""
+    def wait_for_session(self, provider: str, address: str) -> bool:
+        """Whether something waits for a session to end, at any gate of ``provider`` or first in line for ``address``."""
+        line = self._lines.get(address)
+        first = islice(line.gates, LINE_FRONT) if line is not None else ()
         return any(
             gate.waiting and gate.refusal is not None and gate.refusal.for_session
-            for gate in self._by_provider.get(provider, {}).values()
+            for gate in chain(self._by_provider.get(provider, {}).values(), first)
         )
 
     def waiting_for(self, address: str) -> int:

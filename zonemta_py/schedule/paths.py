@@ -58,11 +58,11 @@ class Path:
     """What is under way between a provider and an address of ours; either is empty for the sum over all.
 
     ``open``: sessions that are believed to exist, with and without a worker; ``used_ms``: when a
-    message in one last began or ended. ``members``: of the sum over all addresses of a provider, those that have some.
+    message in one last began or ended, and, of the sum over all addresses, ``begun_ms``: when one began. ``members``: of the sum over all addresses of a provider, those that have some.
     """
 
     __slots__ = (
-        "address", "ceiling", "connects", "idle", "members", "messages", "open", "provider", "sessions",
+        "address", "begun_ms", "ceiling", "connects", "idle", "members", "messages", "open", "provider", "sessions",
         "sessions_max", "used_ms",
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ class Path:
         self.address = address
         self.sessions = 0  # of workers
         self.idle = 0  # sessions without one
-        self.open = self.used_ms = 0
+        self.open = self.used_ms = self.begun_ms = 0
         self.members: dict[Path, None] = {}
         self.sessions_max: int | None = None
         self.messages: RateWindows | None = None
@@ -108,12 +108,13 @@ class Path:
         return own if lower is None else lower if own is None else min(own, lower)
 
     def refuse(self, now_ms: int, *, session: bool, new: bool) -> Refusal | None:
-        """What refuses a message now; ``session``: in that of a further worker, which is ``new``."""
+        """What refuses a message now; ``session``: in that of a further worker, which is ``new``, not of one that has it."""
         ceiling = self.ceiling
         if now_ms < ceiling.paused_ms:
             return Refusal(Limit.PAUSE, ceiling.paused_ms, ceiling.reason)
-        most = self.most() if session else None
-        if most is not None and self.sessions >= most:
+        most = self.most()
+        # Also a worker that has its session ends, when a limit was lowered below those that are open.
+        if most is not None and self.sessions >= most + (not session):
             lowered = ceiling.sessions is not None and most == ceiling.sessions != self.sessions_max
             limit = Limit.CONTROLLER if lowered else self._named(Limit.PROVIDER_SESSIONS)
             reason = f"{self.sessions} of {most} sessions with {self} are in use"

@@ -18,6 +18,7 @@ NO_ADDRESS_LIMITS = AddressLimits()
 ANY = ""  # the sum over all addresses
 MESSAGES, CONNECTS = "messages", "connects"
 FORGET_AT_ONCE = 1000
+ANSWERING_MS = 60_000  # a provider that was sent a message so long ago answers
 REST_MS = 2000  # without a worker: then others may have the idle sessions of an address
 
 
@@ -106,6 +107,11 @@ class Permits:
     def _parts(self, provider: str, address: str) -> tuple[Path, Path, Path]:
         return self.path(provider, address), self.path(provider, ANY), self.path("", address)
 
+    def is_answering(self, provider: str, now_ms: int) -> bool:
+        """Whether a message began lately in a session with ``provider``."""
+        whole = self._paths.get((provider, ANY))
+        return whole is not None and bool(whole.begun_ms) and now_ms < whole.begun_ms + ANSWERING_MS
+
     def is_limited(self, provider: str, address: str) -> bool:
         """Whether a message from ``address`` to ``provider`` may ever be refused."""
         if self._limits_of(provider) != NO_LIMITS:
@@ -172,6 +178,7 @@ class Permits:
 
     def begin(self, permit: Permit, now_ms: int, opened: int) -> None:
         """The message is sent now, in a session that is new if ``opened``."""
+        permit.paths[1].begun_ms = now_ms
         for _, windows, use in permit.messages:
             windows.begin(use, now_ms)
         if permit.openings:

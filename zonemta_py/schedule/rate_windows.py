@@ -72,7 +72,7 @@ class RateWindows:
                 window.copy_uses(before[rate.per_s])
 
     def wait_ms(self, now_ms: int) -> int:
-        """0: one may begin; else when (unix ms), or UNKNOWN: when one that is under way has ended."""
+        """0: one may begin; else when that is to be asked again (unix ms)."""
         sent = self._sent
         if sent and sent[0].sent_ms + self._answer_ms <= now_ms:
             self._expire(now_ms)
@@ -92,7 +92,8 @@ class RateWindows:
             if window.used(now_ms) + held < window.limit:
                 continue
             if held >= window.limit:
-                return self._sent[0].sent_ms + self._answer_ms if self._sent else UNKNOWN
+                # What has not begun yet counts as given when it has begun and that time is over.
+                return (self._sent[0].sent_ms if self._sent else now_ms) + self._answer_ms
             latest_ms = max(latest_ms, window.opens_ms(now_ms, held + 1), now_ms + 1)
         return latest_ms
 

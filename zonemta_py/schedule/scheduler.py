@@ -82,12 +82,12 @@ class Scheduler:
 
     # ---- destinations with mail
 
-    def ready(self, name: str, now_s: float, *, urgent: bool = False) -> None:
-        """The destination has mail. ``urgent``: serve it next."""
+    def ready(self, name: str, now_s: float, *, urgent: bool = False, answers: bool = False) -> None:
+        """The destination has mail. ``urgent``: serve it next; ``answers``: its provider does."""
         destination, rings = self._destinations.get(name), self._rings
         if destination is not None and destination.failing:
             rings[FAILING].setdefault(name, now_s)
-        elif self._is_known(name, destination, now_s):
+        elif answers or self._is_known(name, destination, now_s):
             rings[KNOWN].setdefault(name, now_s)
             if urgent:
                 rings[URGENT].setdefault(name, now_s)

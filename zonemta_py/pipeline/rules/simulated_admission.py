@@ -117,7 +117,9 @@ class SimulatedAdmission:
             return True  # those that wait at a gate are woken there
         gates = self._egress.gates
         gate = gates.get(*self._place(way.leaving_from(slot.pool)))
-        return bool(gate is not None and gate.waiting) or gates.wait_for_session(way.provider)
+        if gate is not None and gate.waiting:
+            return True
+        return gates.wait_for_session(way.provider, slot.permit.address)
 
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``. Its session stays open for a while."""

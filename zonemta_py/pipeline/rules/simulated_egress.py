@@ -174,9 +174,9 @@ class SimulatedEgress(Allowance):
     # ---- time
 
     def _on_room(self, provider: str, address: str) -> None:
-        self.gates.room_at(provider)
         if self._addresses.get(address, NO_ADDRESS_LIMITS) != NO_ADDRESS_LIMITS:
-            self.gates.room_of(address)
+            self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
+        self.gates.room_at(provider)
 
     def _arm(self) -> None:
         due = [self._steps[0][0]] if self._steps else []
