@@ -142,3 +142,15 @@ def test_what_is_no_variable_sender() -> None:
     for address in ("news@example.com", "news+x@example.com", "news+a=b@other.example", "", "news+=b@example.com"):  # fmt: skip
         assert contract(address, "news@example.com") == ""
     assert contract("a=b@x", "") == ""
+
+
+@pytest.mark.parametrize("field", ["Date", "From"])
+def test_a_field_with_8_bits(field: str) -> None:
+    """As broken servers send it; the report counts all the same."""
+    report = ours(failure("ann@x.example"))
+    kept = b"\n".join(
+        line for line in report.splitlines() if not line.lower().startswith(field.lower().encode())
+    )
+    whole = field.encode() + ": Do, 26 M\u00e4r 2026".encode("latin-1") + b"\n" + kept
+    [found] = read_notices(whole, [])
+    assert found.recipient == "ann@x.example"

@@ -136,8 +136,7 @@ class Worker:
         if sent is not None and not lease.recipients[0].record.source:
             slot.left_from(sent.source_ip)
         if result.not_permitted:
-            self._egress.store(puts)
-            return LeaseResult(queue.release(lease), not_permitted=True)
+            return LeaseResult(self._release(lease, puts), not_permitted=True)
         if result.sessions:
             queue.traffic.opened(lease.zone, lease.destination, result.sessions)
         if result.failure is None:
@@ -153,12 +152,16 @@ class Worker:
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:
-                self._egress.store(puts)
-                return LeaseResult(queue.release(lease), at_connection_limit=True)
+                return LeaseResult(self._release(lease, puts), at_connection_limit=True)
             # The peer may have closed because of the message: an attempt, so that it is not repeated at once.
             settled = await self._settle(lease, result.attempts, puts)
             return LeaseResult(settled, at_connection_limit=True)
         return LeaseResult(await self._settle(lease, result.attempts, puts), failure)
+
+    def _release(self, lease: Lease, puts: Puts) -> CommitFuture:
+        """No attempt was made; ``puts`` are stored all the same."""
+        self._egress.store(puts)
+        return self._context.queue.release(lease)
 
     async def put_off(self, lease: Lease, reason: str, due_ms: int) -> CommitFuture:
         """Nothing may be sent now: defer a message without an attempt, so that others at its destination are sent.

@@ -102,7 +102,7 @@ def _feedback(
                 code=0,
                 diagnostic=kind,
                 reporter=_typed(block, "Reporting-MTA")
-                or parseaddr(message.get("From", ""))[1].rpartition("@")[2],
+                or parseaddr(str(message.get("From", "")))[1].rpartition("@")[2],
                 by_verp=by_verp,
                 time_ms=time_ms,
             )
@@ -169,6 +169,6 @@ def _by_verp(message: Message, senders: Iterable[str]) -> str:
 
 def _time_ms(message: Message) -> int:
     try:
-        return int(parsedate_to_datetime(message.get("Date", "")).timestamp() * 1000)
+        return int(parsedate_to_datetime(str(message.get("Date", ""))).timestamp() * 1000)
     except (ValueError, TypeError, OverflowError):
         return 0

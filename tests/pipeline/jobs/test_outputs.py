@@ -1,6 +1,6 @@
 """What jobs write, on a path and on a URL: each may run again after a kill, and replaces nothing without being asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,10 @@ def test_an_output_that_exists(spark: "SparkSession", root: str, job: "Job") -> 
     rows = spark.read.parquet(output).count()
     with pytest.raises(LocalError, match="--overwrite"):
         job(output)
+    write(spark, f"{output}/.git/config", b"of others")
     assert job(output, overwrite=True) == first
     assert spark.read.parquet(output).count() == rows
+    assert ".git" in names_of(spark, output), "what is not of the job stays"
     write(spark, f"{output}/thesis.txt", b"years")
     with pytest.raises(LocalError, match=r"contains thesis\.txt"):
         job(output, overwrite=True)
@@ -149,6 +151,8 @@ def test_reports_that_came_by_mail(spark: "SparkSession", root: str) -> None:
     remove_output(spark, f"{output}/reports/_SUCCESS")
     for table in ("reports", NOTICES):
         write(spark, f"{output}/{table}/part-00009-x.snappy.parquet", b"half")
+    with pytest.raises(LocalError, match="did not end"):
+        read_matched_reports(spark, output)
     assert run() == 1
     assert read_matched_reports(spark, output).count() == 1
 
@@ -184,3 +188,29 @@ def test_files(spark: "SparkSession", tmp_path: Path, root: str) -> None:
     ]
     recommend(spark, RecommendRequest(log, f"{root}/zones.yaml"), no_progress)
     parse_config(text_of(spark, f"{root}/zones.yaml"), Path("zones.yaml"))
+
+
+def test_a_file_stays_when_its_new_content_cannot_be_made(spark: "SparkSession", root: str) -> None:
+    from zonemta_py.pipeline.spark.storage import write_lines
+
+    def lines() -> Iterator[str]:
+        yield "entry\n" * 1_000_000
+        raise LocalError("the job failed")
+
+    write(spark, f"{root}/suppressed.csv", b"what was there")
+    with pytest.raises(LocalError, match="the job failed"):
+        write_lines(spark, f"{root}/suppressed.csv", lines())
+    assert text_of(spark, f"{root}/suppressed.csv") == "what was there"
+
+
+def test_an_event_log_without_events(spark: "SparkSession", tmp_path: Path) -> None:
+    """Such as a directory where a disk is not mounted: no file replaces that of yesterday."""
+    from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
+
+    (tmp_path / "events").mkdir()
+    output = tmp_path / "suppressed.csv"
+    output.write_text("ann@x.example\n")
+    log = open_log(spark, tmp_path / "events")
+    with pytest.raises(LocalError, match="events: has no events"):
+        make_suppression(spark, SuppressRequest(log, str(output)), no_progress)
+    assert output.read_text() == "ann@x.example\n"

@@ -240,3 +240,19 @@ def test_a_run_that_is_killed_while_it_replaces_tables(
     hours = spark.read.parquet(f"{output}/hours").agg({"delivered": "sum"}).collect()[0][0]
     assert hours == 15
     assert "_next" not in (names_in(spark, output) or ())
+
+
+def test_a_message_of_several_plans_counts_once(spark: "SparkSession", tmp_path: Path) -> None:
+    """Plans that are made once per campaign have the same messages in their ledgers."""
+    from zonemta_py.pipeline.jobs.report import campaigns_of
+
+    rows = [("m1", "june"), ("m2", "june")], [("m1", "june"), ("m1", "june"), ("m3", "july")]
+    for number, ledger in enumerate(rows):
+        written = spark.createDataFrame(
+            [([message], campaign) for message, campaign in ledger],
+            "messages array<string>, campaign string",
+        )
+        written.write.parquet(str(tmp_path / f"{number}" / "ledger" / "run=1"))
+    found = campaigns_of(spark, [str(tmp_path / "0"), str(tmp_path / "1"), str(tmp_path / "1")])
+    assert found is not None
+    assert sorted(map(tuple, found.collect())) == [("m1", "june"), ("m2", "june"), ("m3", "july")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -327,3 +328,14 @@ async def test_times_of_sending(
         await until(lambda: here.delivered() == ["u1@d1.example"], "the message without a time")
     accepted = logged_events(directory, "accepted")
     assert sorted(event["not_before_ms"] for event in accepted) == [0, at_ms // 1000 * 1000]
+
+
+async def test_a_plan_that_is_replaced_meanwhile(spark: "SparkSession", directory: Path) -> None:
+    """The old letter does not go to the recipients of the new plan."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    path = await asyncio.to_thread(personal_plan, spark, directory, 3)
+    options = submit_options("127.0.0.1:1")
+    for changes in ({"message": options.message + b"PS"}, {"sender": "other@example.com"}):
+        with pytest.raises(LocalError, match="was replaced meanwhile"):
+            module.send_plan(spark, str(path), replace(options, **changes), no_progress)

@@ -267,3 +267,15 @@ def test_a_segment_that_is_sealed_meanwhile(spark: "SparkSession", tmp_path: Pat
     assert log.contents(spark).count() == 2
     assert read_events(spark, log).count() == 2 * LENGTH
     assert open_log(spark, tmp_path).records == 3 * LENGTH
+
+
+def test_a_segment_that_is_removed_meanwhile(spark: "SparkSession", tmp_path: Path) -> None:
+    """Its events were to be counted: what is left of them would be a smaller sum."""
+    from zonemta_py.pipeline.spark.events import read_events
+
+    write_log(tmp_path, 3)
+    log = open_log(spark, tmp_path)
+    min(tmp_path.rglob("*.jsonl.zst")).unlink()
+    for read in (log.contents, lambda spark: read_events(spark, log)):
+        with pytest.raises(LocalError, match="was removed while it was read; run the job again"):
+            read(spark).count()

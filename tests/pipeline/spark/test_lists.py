@@ -176,3 +176,11 @@ def test_a_zstd_file_that_is_cut(spark: "SparkSession", tmp_path: Path, where: s
         path.write_bytes(content[:cut])
         with pytest.raises(LocalError, match=r"list\.csv\.zst: the file ends within a frame of zstd"):
             lists.read_list(spark, source, {})
+
+
+def test_an_option_of_the_reader(spark: "SparkSession", tmp_path: Path) -> None:
+    """Those of the user go before our own."""
+    path = tmp_path / "list.csv"
+    path.write_text('email,name\na@x.example,"A \\" B"\n')
+    [row] = lists.read_list(spark, str(path), {"escape": "\\"}).collect()
+    assert row["name"] == 'A " B'

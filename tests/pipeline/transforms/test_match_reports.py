@@ -51,12 +51,22 @@ def test_methods(spark: "SparkSession") -> None:
     }
 
 
+def nested(depth: int) -> bytes:
+    """A report whose parts contain each other."""
+    first = b"Content-Type: multipart/report; report-type=delivery-status; boundary=b\n\n"
+    other = b"--b%d\nContent-Type: multipart/mixed; boundary=b%d\n\n"
+    return first.replace(b"=b\n", b"=b0\n") + b"".join(other % (n, n + 1) for n in range(depth))
+
+
 def test_messages_that_are_not_reports(spark: "SparkSession") -> None:
     from zonemta_py.pipeline.transforms.match_reports import extract_notices
 
     mail = spark.createDataFrame(
-        [("a", b"Subject: x\n\nhello\n"), ("b", None)], "source string, octets binary"
+        [("a", b"Subject: x\n\nhello\n"), ("b", None), ("c", nested(5000))],
+        "source string, octets binary",
     )
     rows = mail.transform(extract_notices([])).collect()
-    assert {row["source"]: row["kind"] for row in rows} == {"a": "no report", "b": "unreadable"}
+    assert {row["source"]: row["kind"] for row in rows} == {
+        "a": "no report", "b": "unreadable", "c": "unreadable",
+    }  # fmt: skip
     assert all(row["time_ms"] > 0 for row in rows), "a date is always known"

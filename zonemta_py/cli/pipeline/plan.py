@@ -1,5 +1,6 @@
 """``zonemta pipeline plan``."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from zonemta_py.cli.pipeline.spark import (
     spark_options,
 )
 from zonemta_py.config.load import parse_config
+from zonemta_py.config.providers import load_providers
+from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.pipeline.rules.selection import Selection, parse_share, parse_variants
 from zonemta_py.smtp.address import AddressError, normalise
@@ -201,12 +204,25 @@ def _request(
         raise ConfigError(f"--from '{sender}': {exc}") from exc
     selection = _selection(options)
     config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
+    _check_caps(selection.caps or {}, config)
     message = message_path.read_bytes()
     for each in (source, *options["suppress"]):
         require_list(each)
     return PlanRequest(
         source=source, sender=sender, message=message, config=config, selection=selection, **options
     )
+
+
+def _check_caps(caps: Mapping[str, int], config: Config) -> None:
+    """Raises ConfigError for a name that is no provider's, but like one: it would cap nothing."""
+    table = load_providers(config.providers.file, shipped=config.providers.shipped)
+    for name in caps:
+        lower = name.lower()
+        meant = table.of_domain(lower) or lower
+        if name not in table.providers and meant in table.providers:
+            raise ConfigError(
+                f"--cap-per-day {name}: found no such provider; expected {meant}={caps[name]}"
+            )
 
 
 def _selection(options: dict[str, Any]) -> Selection:

@@ -98,6 +98,7 @@ class SparkOptions:
         """
         from zonemta_py.pipeline.spark.deferred_session import DeferredSession
         from zonemta_py.pipeline.spark.event_log import open_log
+        from zonemta_py.pipeline.spark.exceptions import spark_errors
         from zonemta_py.pipeline.spark.session import is_connect, open_session
 
         with step_shower() as show:
@@ -122,7 +123,8 @@ class SparkOptions:
                 if events is not None:
                     progress("verifying the event log")
                     self._log = open_log(session, events)
-                yield session, progress
+                with spark_errors("Spark"):  # what a job has not turned into an error of its own
+                    yield session, progress
             finally:
                 session.stop()
 

@@ -18,7 +18,7 @@ from zonemta_py.pipeline.spark.plan_ledger import read_ledger
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.rows_output import RowsOutput
-from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove
+from zonemta_py.pipeline.spark.storage import SUCCESS, is_url, names_in, prepare_output, remove
 from zonemta_py.pipeline.transforms.match_reports import (
     NO_REPORT,
     UNREADABLE,
@@ -112,6 +112,11 @@ def read_matched_reports(spark: SparkSession, path: str) -> DataFrame:
     try:
         if path.startswith(TABLE):
             return analysed(spark.table(path.removeprefix(TABLE)))
+        names = names_in(spark, f"{path}/{REPORTS}")
+        if names is not None and SUCCESS not in names:
+            raise LocalError(
+                f"{path}: the run that wrote it did not end; run zonemta pipeline dsn again"
+            )
         return analysed(spark.read.parquet(f"{path}/{REPORTS}"))
     except AnalysisException as exc:
         raise LocalError(f"{path}: no reports here; create them with: zonemta pipeline dsn") from exc

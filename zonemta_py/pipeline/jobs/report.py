@@ -224,15 +224,17 @@ def _tables(request: ReportRequest, sums: ReportSums) -> dict[str, pa.Table]:
 
 
 def campaigns_of(spark: SparkSession, plans: Sequence[str]) -> DataFrame | None:
-    """``message`` and ``campaign`` from the ledgers of ``plans``; None without plans.
+    """``message`` and ``campaign`` from the ledgers of ``plans``, a row for each message; None without plans.
 
-    Raises LocalError for a plan without a ledger.
+    Of a message in several ledgers, with other campaigns, the first one counts. Raises LocalError for a plan without a ledger.
     """
     found = None
     for plan in plans:
         ledger = read_ledger(spark, plan)
         if ledger is None:
             raise LocalError(f"{plan}: nothing has been sent yet")
-        messages = ledger.select(F.explode("messages").alias("message"), "campaign").distinct()
+        messages = ledger.select(F.explode("messages").alias("message"), "campaign")
         found = messages if found is None else found.union(messages)
-    return found
+    return (
+        found.groupBy("message").agg(F.min("campaign").alias("campaign")) if found is not None else None
+    )

@@ -29,7 +29,7 @@ from zonemta_py.pipeline.spark.plan_ledger import (
     read_ledger,
     recorded_begin_ms,
 )
-from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest
+from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest, read_message
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.submission import EnvelopeSubmitter, key_windows
@@ -107,10 +107,13 @@ def send_plan(
 ) -> SendCounts:
     """Submit the recipients that have no final row in the ledger; deferred ones until ``patience_s`` has passed.
 
-    Raises LocalError; also when recipients got another plan of the campaign before, now or in an earlier run, unless ``allow_repeats``.
+    Raises LocalError; also when recipients got another plan of the campaign before, now or in an earlier run, unless ``allow_repeats``,
+    and when sender and message are not those of the plan: it may have been replaced after ``options`` were made.
     """
-    manifest = read_manifest(spark, plan)
     with locked_output(spark, plan):
+        manifest = read_manifest(spark, plan)
+        if (options.sender, options.message) != (manifest.sender, read_message(spark, plan)):
+            raise LocalError(f"{plan}: the plan was replaced meanwhile; run send again")
         if not allow_repeats and manifest.once_per == CAMPAIGN:
             _refuse_earlier(plan, manifest, send_counts(spark, plan).earlier)
         begun_ms, parallel = begin_of_sending(spark, plan), _parallel_tasks(spark)

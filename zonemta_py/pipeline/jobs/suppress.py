@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
 from zonemta_py.pipeline.rules.suppression import suppression_lines
 from zonemta_py.pipeline.spark.event_log import EventLog
@@ -41,6 +42,10 @@ class SuppressRequest:
 
 def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Progress) -> int:
     """Write the file; returns the number of its entries. Raises LocalError."""
+    log = request.log
+    if not (log.segments or log.damage or log.is_compacted):
+        # Such as a disk that is not mounted: a file without entries would suppress nothing.
+        raise LocalError(f"{log.path}: has no events")
     progress("searching for hard bounces and complaints")
     now_ms = clock.now_ms()
     since_ms = now_ms - request.days * DAY_MS

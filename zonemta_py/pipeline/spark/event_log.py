@@ -102,8 +102,16 @@ class EventLog:
         return self.listed(reader.load(self.path)).select("path", "content")
 
     def listed(self, rows: DataFrame) -> DataFrame:
-        """Those of ``rows`` whose ``path`` is of a segment of this log: others were sealed since it was listed, and are not verified."""
+        """Those of ``rows`` whose ``path`` is of a segment of this log: others were sealed since it was listed, and are not verified.
+
+        Raises LocalError when one was removed since then: it would be missing without a word.
+        """
         names = sorted({path.rpartition("/")[2] for path in self.segments})
+        gone = set(names).difference(path.rpartition("/")[2] for path in rows.inputFiles())
+        if gone:
+            raise LocalError(
+                f"{self.path}: {min(gone)} was removed while it was read; run the job again"
+            )
         name = F.element_at(F.split("path", "/"), -1)
         if len(names) <= PATHS_MAX:
             return rows.where(name.isin(names))

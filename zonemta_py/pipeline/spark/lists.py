@@ -48,8 +48,8 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
         if kind == "tsv":
             options = {"sep": "\t", **options}
         spans = _spans_lines(spark, source, options)
-        rows = spark.read.options(**options).csv(
-            source, header=True, multiLine=spans, escape='"', maxCharsPerColumn=CELL_MAX, enforceSchema=False,
+        rows = spark.read.options(**{"escape": '"', **options}).csv(
+            source, header=True, multiLine=spans, maxCharsPerColumn=CELL_MAX, enforceSchema=False,
             ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
         )  # fmt: skip
         numbered = analysed(rows.select("*", position))

@@ -82,4 +82,6 @@ def _prepared(spark: SparkSession, output: str, *, overwrite: bool) -> str | Non
         name for name in found if name.startswith(("part-", "rows.")) and name.endswith(".parquet")
     }
     prepare_output(spark, output, {*of_rows, BESIDE_ROWS, SUCCESS}, SUCCESS, overwrite=overwrite)
-    return "overwrite"
+    return (
+        "append"  # to what is not of this job; "overwrite" would remove the directory, whatever is in it
+    )

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -132,7 +133,7 @@ def write_lines(spark: SparkSession, path: str, lines: Iterable[str]) -> None:
     """As ``write_text``, for a text that need not be in memory as a whole. Raises LocalError."""
     if not is_url(path):
         file = Path(path)
-        partial = file.with_name(f".{file.name}.part")
+        partial = file.with_name(f".{file.name}.{os.getpid()}.part")  # another run has its own
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("w", encoding="utf-8", newline="") as text:
@@ -142,12 +143,15 @@ def write_lines(spark: SparkSession, path: str, lines: Iterable[str]) -> None:
             raise LocalError(f"{path}: {exc.strerror}") from exc
         return
     system, at = _reachable(spark, path)
-    with spark_errors(path):
-        # A stream of an object store makes the object when it is closed.
+    # A stream of an object store makes the object when it is closed, also after an error in ``lines``.
+    with spark_errors(path), TemporaryFile() as whole:
+        for block in _blocks(lines):
+            whole.write(block.encode())
+        whole.seek(0)
         stream = system.create(at, True)
         try:
-            for block in _blocks(lines):
-                stream.write(bytearray(block.encode()))
+            while some := whole.read(BLOCK_CHARACTERS):
+                stream.write(bytearray(some))
         finally:
             stream.close()
 
@@ -156,7 +160,7 @@ def write_bytes(spark: SparkSession, path: str, content: bytes) -> None:
     """Write a file, or replace it. Raises LocalError."""
     if not is_url(path):
         file = Path(path)
-        partial = file.with_name(f".{file.name}.part")
+        partial = file.with_name(f".{file.name}.{os.getpid()}.part")  # another run has its own
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(content)

@@ -55,10 +55,13 @@ def extract_notices(senders: Sequence[str]) -> Transform:
 
 
 def _rows(source: str, message: bytes | None, senders: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    if message is None:
+    try:
+        found = read_notices(message, senders) if message is not None else None
+    except Exception:  # strangers write these: one that the parser cannot take must not stop the others
+        found = None
+    if found is None:
         yield source, UNREADABLE, "", "", "", "", "", "", "", 0, 0
         return
-    found = read_notices(message, senders)
     if not found:
         yield source, NO_REPORT, "", "", "", "", "", "", "", 0, 0
     for each in found:
