@@ -481,7 +481,7 @@ async def test_an_idle_session_with_another_host_is_no_room(directory: Path) -> 
         one = await stage.provider("one", ["one.example"], hosts=["a.big.example"])
         two = await stage.provider("two", ["two.example"], hosts=["b.big.example"])
         config = shaped(
-            stage, (0, 0), {"big": {"connect_rate": f"1/{PERIOD}"}},
+            stage, (0, 0), {"big": {"connect_rate": f"1/{time_limit(5)}"}},
             pools={"default": [{"address": ADDRESSES[0]}]},
         )  # fmt: skip
         async with relaying(config) as relay:
@@ -497,6 +497,10 @@ async def test_an_idle_session_with_another_host_is_no_room(directory: Path) -> 
             await fill(relay, ["one.example"], 1)
             await until(lambda: len(one.accepted) == 1, "the first session")
             await fill(relay, ["two.example"], 3, "n")
+            await until(lambda: refused > 0, "no session for it")
+            await fill(relay, ["one.example"], 2, "k")
+            await until(lambda: len(one.accepted) == 3, "mail that has a session")
+            assert len(two.accepted) == 0
             await empty(relay)
         assert len(two.accepted) == 3
     assert 1 <= refused <= 5

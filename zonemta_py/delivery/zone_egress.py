@@ -214,7 +214,8 @@ class ZoneEgress:
 
     def _wait_for_connect(self, destination: str, place: Place, until_ms: int) -> None:
         self._no_session[destination] = place, until_ms
-        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, "no new session is allowed")
+        reason = "no new session is allowed"
+        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason, is_of_one=True)
         self._wait(destination, place, refusal)
 
     def provider_answers(self, destination: str) -> bool:

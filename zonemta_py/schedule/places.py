@@ -53,13 +53,13 @@ class Places:
         return True
 
     def may_try(self, destination: str, place: Place) -> bool:
-        """Whether it is its turn at ``place``; if others wait there, it waits behind them."""
+        """Whether it is its turn at ``place``; if others wait there, it waits behind them, unless what they wait for says nothing of it."""
         gate = self._gates.get(*place)
         if gate is None or gate.awake == destination:
             return True
         if place in self._of.get(destination, ()):
             return False
-        if gate.refusal is None or not self._gates.join(*place, destination):
+        if gate.refusal is None or gate.refusal.is_of_one or not self._gates.join(*place, destination):
             return True
         self._add(destination, place)
         return False

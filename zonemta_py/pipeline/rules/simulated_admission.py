@@ -234,6 +234,6 @@ class SimulatedAdmission:
         reason = "no new session is allowed"
         until_ms = max(waits, default=0) or clock.now_ms + 1
         place = self._place(way.leaving_from(slot.pool))
-        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason)
+        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason, is_of_one=True)
         self._places.wait(slot.destination.name, place, refusal, clock.now_ms)
         egress.limits.bind((way.provider, name), Limit.PROVIDER_CONNECT_RATE.value, clock.now_s)
