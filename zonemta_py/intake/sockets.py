@@ -15,7 +15,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 
 BACKLOG = 1024
-BUSY_S = 2.0  # the processes of a killed relay end a moment after it
+BUSY_S = 10.0  # the processes of a killed relay end a moment after it, on a busy machine after seconds
 RETRY_EVERY_S = 0.05
 
 
