@@ -35,6 +35,7 @@ class ZoneEgress:
     def configure(self, zone: Zone) -> list[str]:
         """Use other settings. Returns the destinations that waited at gates, and do not any more."""
         self.ways.configure(zone)
+        self._no_session.clear()  # the rate of new sessions may be another one
         return self._places.leave_all()
 
     # ---- Admission
