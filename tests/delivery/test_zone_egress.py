@@ -22,7 +22,9 @@ from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
+from zonemta_py.schedule.shaping import ReplyAbout
 from zonemta_py.schedule.sources import PoolPart
+from zonemta_py.schedule.warmup import DAY_MS
 from zonemta_py.smtp.mx_order import MxAnswer
 
 A, B = "192.0.2.1", "192.0.2.2"
@@ -38,11 +40,16 @@ class Zone:
         queue.windows.set_pools(mail_pools(config))
         self.egress = Egress(queue, config)
         zone = config.zones["default"]
-        self.admission = ZoneEgress("default", zone, self.egress, self._resolve, self.ready)
+        self.admission = ZoneEgress(
+            "default", zone, self.egress, self._resolve, self.ready, self.can_start
+        )
         self.scheduler = Scheduler(zone, 0.0, lambda _: None, admission=self.admission)
 
     async def _resolve(self, domain: str) -> MxAnswer:
         raise AssertionError(f"{domain} is known")
+
+    def can_start(self) -> bool:
+        return self.scheduler.can_start(clock.monotonic_s())
 
     def ready(self, destination: str) -> bool:
         has_mail = self.queue.windows.zone("default").has_mail(destination)
@@ -50,13 +57,13 @@ class Zone:
             self.scheduler.ready(destination, clock.monotonic_s())
         return has_mail
 
-    def learn(self, domain: str) -> None:
+    def learn(self, domain: str, *, has_ipv6: bool = True) -> None:
         """The exchangers of ``domain`` are found."""
-        self.egress.learn(domain, MxAnswer(("mx.big.example",), False, False))
+        self.egress.learn(domain, MxAnswer(("mx.big.example",), True, has_ipv6))
 
-    async def mail(self, domain: str, *users: str) -> None:
+    async def mail(self, domain: str, *users: str, has_ipv6: bool = True) -> None:
         """A message of each user, at a domain of the provider."""
-        self.learn(domain)
+        self.learn(domain, has_ipv6=has_ipv6)
         for user in users:
             await accept(self.queue, f"{user}@{domain}", user=user)
         self.ready(domain)
@@ -244,3 +251,43 @@ async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:
             zone.end(slot, has_mail=True)
         assert zone.start() == []
         assert [pool for _, pool, _ in zone.admission.waiting()] == [""]
+
+
+async def test_what_can_only_be_reached_over_one_family_holds_up_no_other_mail(directory: Path) -> None:
+    """The address of that family may not be used now; hosts of the same provider that have both wait for nothing."""
+    pools = {"default": [{"address": A}, {"address": "2001:db8::1"}]}
+    async with zone_of(directory, {"sessions_per_address": 2}, pools=pools) as zone:
+        await zone.queue.suspended.suspend(f"address:{A}", "test")
+        await zone.mail("old.example", "u", "v", has_ipv6=False)
+        assert zone.start() == []
+        await zone.mail("new.example", "u")
+        assert zone.names() == [("new.example", "")]
+        assert [name for name, _, _ in zone.admission.waiting()] == ["old.example"]
+
+
+async def test_a_warm_up_for_all_providers_has_room_again_for_each(directory: Path) -> None:
+    """The number of the day is under way to a provider that cannot be reached: mail for another one may leave then."""
+    warmup = [{"address": A, "begins": "2026-01-01", "daily": [1] * 3000}]
+    (directory / "warmup.yaml").write_text(yaml.safe_dump(warmup))
+    async with zone_of(directory, {}, warmup={"file": str(directory / "warmup.yaml")}) as zone:
+        zone.egress.learn("far.example", MxAnswer(("mx.far.example",), True, True))
+        await accept(zone.queue, "u@far.example")
+        zone.ready("far.example")
+        [slot] = zone.start()
+        await zone.mail("d.example", "u")
+        assert zone.start() == []
+        zone.end(slot, has_mail=False)  # nothing was sent
+        assert zone.names() == [("d.example", "")]
+
+
+async def test_the_day_that_is_slowed_is_that_of_the_calendar(directory: Path) -> None:
+    """The clock was set two days forward after the start."""
+    warmup = [{"address": A, "begins": "2026-01-01", "daily": [9] * 3000}]
+    (directory / "warmup.yaml").write_text(yaml.safe_dump(warmup))
+    async with zone_of(directory, {}, warmup={"file": str(directory / "warmup.yaml")}) as zone:
+        egress, ahead_ms = zone.egress, 2 * DAY_MS
+        egress._ahead_ms = ahead_ms
+        about = ReplyAbout("big", A, "default", "d.example", "blocked", 550, "5.7.1", "blocked")
+        egress.shaper.replies([about], egress.now_ms())
+        [warming] = egress.warmup.all()
+        assert warming.state.slowed_day == (egress.now_ms() + ahead_ms) // DAY_MS

@@ -10,7 +10,7 @@ from random import Random
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.schedule.allowance import together
-from zonemta_py.schedule.gates import Gates
+from zonemta_py.schedule.gates import Gates, Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit, Permits
 
@@ -77,7 +77,11 @@ class ProviderSimulation:
         self.gates.room_at(provider)
         self.gates.room_of(address)
 
-    def wake(self, destination: str) -> bool:
+    def can_serve(self) -> bool:
+        """See ``Waiter``."""
+        return True
+
+    def wake(self, destination: str, place: Place) -> bool:
         """A gate gives the turn to ``destination``."""
         self.wakes += 1
         if self.left[destination]:
@@ -110,13 +114,13 @@ class ProviderSimulation:
             destination = self.ready.popleft()
             provider = self.provider_of[destination]
             if not self.left[destination]:
-                self.gates.emptied(ZONE, provider, destination)
+                self.gates.emptied((ZONE, provider), destination)
                 continue
             found = self._take(provider)
             if isinstance(found, Refusal):
-                self.gates.wait(ZONE, provider, destination, self.wake, found, self.now_ms)
+                self.gates.wait((ZONE, provider), destination, self, found, self.now_ms)
                 continue
-            self.gates.granted(ZONE, provider, destination)
+            self.gates.granted((ZONE, provider), destination)
             self.left[destination] -= 1
             self._begin(destination, found, 1)
             if self.left[destination]:

@@ -1,24 +1,27 @@
 """Where destinations wait: one whose mail leaves from two pools waits at two gates, and holds up nothing at either."""
 
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gates import GATE_TURNS, TIMERS_MIN, Gates
+from zonemta_py.schedule.gates import GATE_TURNS, TIMERS_MIN, Gates, Place
 from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.places import Place, Places
+from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
 
 ONE, TWO = ("zone:one", "big"), ("zone:two", "big")
+LIMITED = ("limited:one", "big")
+ADDRESS = "127.0.0.1"
 REFUSAL = Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, "full")
 
 
 class Stand:
     """The places of a zone, with the destinations that have mail, and those that were woken."""
 
-    def __init__(self, *with_mail: str) -> None:
+    def __init__(self, *with_mail: str, gates: Gates | None = None) -> None:
         self.with_mail = set(with_mail)
         self.woken: list[str] = []
+        self.can_serve = True
         self.counted: dict[str, int] = {"big": 0}
-        self.gates = Gates(lambda: None)
-        self.places = Places(self.gates, self.ready, self.count)
+        self.gates = gates or Gates(lambda: None)
+        self.places = Places(self.gates, self.ready, lambda: self.can_serve, self.count)
 
     def ready(self, destination: str) -> bool:
         if destination in self.with_mail:
@@ -34,7 +37,7 @@ class Stand:
                 self.places.wait(destination, place, REFUSAL, 0)
 
     def awake(self, place: Place) -> str:
-        gate = self.gates.get(*place)
+        gate = self.gates.get(place)
         return gate.awake if gate is not None else ""
 
 
@@ -103,7 +106,7 @@ def test_turns_that_are_not_used_go_to_the_next_one() -> None:
     stand = Stand("a", "b")
     stand.refuse("a", ONE, TWO)
     stand.refuse("b", ONE)
-    gate = stand.gates.get(*ONE)
+    gate = stand.gates.get(ONE)
     assert gate is not None
     gate.awake = gate.waiting.popitem(last=False)[0]
     stand.places.pass_turns("a")
@@ -175,3 +178,61 @@ def test_what_waits_for_the_session_of_an_address_at_another_provider() -> None:
     assert not stand.gates.wait_for_session("other", "127.0.0.2")
     stand.places.granted("d", ONE)
     assert not stand.gates.wait_for_session("other", "127.0.0.1")
+
+
+FULL = Refusal(Limit.ADDRESS_SESSIONS, UNKNOWN, "full", ((ADDRESS, UNKNOWN),), for_session=True)
+
+
+def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None:
+    """Its own rate or connections are used up: it keeps its turn, and the others have the room."""
+    limited = Stand("a", "b")
+    other = Stand("c", "d", gates=limited.gates)
+    for name in ("a", "b"):
+        limited.places.wait(name, LIMITED, FULL, 0)
+    for name in ("c", "d"):
+        other.places.wait(name, ONE, FULL, 0)
+    limited.can_serve = False
+    limited.gates.room_of(ADDRESS)
+    assert (limited.woken, other.woken) == (["a"], ["c"])
+    for name, following in ("c", "d"), ("d", "c"), ("c", "d"):
+        other.places.granted(name, ONE)
+        other.places.wait(name, ONE, FULL, 0)
+        limited.gates.room_of(ADDRESS)
+        assert other.awake(ONE) == following
+    assert limited.woken == ["a"], "it is not woken again and again"
+    assert limited.gates.waiting_for(ADDRESS) == 2, "one at each gate, beside those that have a turn"
+    limited.can_serve = True
+    assert limited.places.may_try("a", LIMITED)
+    limited.places.granted("a", LIMITED)
+    assert limited.awake(LIMITED) == "b", "the next one has its turn"
+    limited.places.wait("b", LIMITED, FULL, 0)
+    other.places.wait(other.awake(ONE), ONE, FULL, 0)
+    limited.gates.room_of(ADDRESS)
+    assert (limited.awake(LIMITED), other.awake(ONE)) == ("", "d")
+    other.places.granted("d", ONE)
+    assert limited.awake(LIMITED) == "b", "it stands in line again"
+
+
+def test_gates_share_the_room_of_an_address_in_turn() -> None:
+    """Whatever they do with it: each place in line is kept, and none is lost."""
+    first = Stand("a", "b", "c")
+    second = Stand("d", "e", gates=first.gates)
+    stands = {LIMITED: first, ONE: second}
+    for place, stand in stands.items():
+        for name in sorted(stand.with_mail):
+            stand.places.wait(name, place, FULL, 0)
+    served: list[str] = []
+    for _ in range(12):
+        first.gates.room_of(ADDRESS)
+        [(place, stand, name)] = [
+            (place, stand, stand.awake(place)) for place, stand in stands.items() if stand.awake(place)
+        ]
+        served.append(name)
+        stand.places.granted(name, place)  # which gives the room that is left to the other one
+        [(other, awake)] = [
+            (each, stands[each].awake(each)) for each in stands if stands[each].awake(each)
+        ]
+        stands[other].places.wait(awake, other, FULL, 0)
+        stand.places.wait(name, place, FULL, 0)
+    assert {served.count(name) for name in "abc"} == {2}
+    assert {served.count(name) for name in "de"} == {3}

@@ -25,7 +25,7 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import FREE, NO_ADDRESS_LIMITS, Permit
+from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
@@ -81,7 +81,9 @@ class Egress(Allowance):
         self._suspensions = 0  # the version that ``_free`` is about
         self._timer: asyncio.TimerHandle | None = None
         self.look_ups = LookUps(self.learn)
-        self.shaper = Shaper(queue, self.permits, self.warmup, self.now_ms, self._shaped)
+        self.shaper = Shaper(
+            queue, self.permits, self.warmup, self.now_ms, self.calendar_ms, self._shaped
+        )
         self._closed = False
         stored = read_stored(queue.store)
         self.configure(config, read_egress(config), stored.warmups)
@@ -107,8 +109,9 @@ class Egress(Allowance):
         self.files = files
         self.pools = config.pools
         self._sources.clear()
-        addresses = {source_name(each): each.limits for pool in config.pools.values() for each in pool}
-        self.addresses: dict[str, AddressLimits] = addresses
+        addresses: dict[str, AddressLimits] = {
+            source_name(each): each.limits for pool in config.pools.values() for each in pool
+        }
         self.providers.configure(files.table)
         self.permits.configure(lambda name: files.table.settings(name).limits, addresses)
         self.shaper.configure(config.shaping.controller, files)
@@ -235,8 +238,7 @@ class Egress(Allowance):
     # ---- time
 
     def _on_room(self, provider: str, address: str) -> None:
-        if address in self.addresses and self.addresses[address] != NO_ADDRESS_LIMITS:
-            self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
+        self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
         self.gates.room_at(provider)
 
     def _arm(self) -> None:

@@ -62,7 +62,7 @@ class MessageEgress:
         is_usual = slot.permit is FREE and pool == way.own_pool and family == "both"
         if is_usual and not self._is_blocked(lease):
             return None
-        usable = self._ways.sources(way, lease.destination)
+        usable = self._ways.sources(way)
         if not usable and egress.is_disabled(pool):
             return Refusal(Limit.NO_SOURCE, UNKNOWN, f"every address of the pool '{pool}' is disabled")
         if not usable:  # the agent says of the attempt what is missing
@@ -193,9 +193,7 @@ class MessageEgress:
         fallback = self._ways.table.settings(lease.destination).fallback_pool
         pools = {way.pool, fallback or way.pool}
         found = {
-            source_name(each)
-            for pool in pools
-            for each in self._ways.sources(way._replace(pool=pool), lease.destination)
+            source_name(each) for pool in pools for each in self._ways.sources(way._replace(pool=pool))
         }
         return len(found) > 1
 

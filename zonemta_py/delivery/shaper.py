@@ -37,7 +37,10 @@ class EgressFiles(NamedTuple):
 
 
 class Shaper:
-    """Applies what replies change. ``on_change`` is called with the providers to which other limits apply."""
+    """Applies what replies change. ``on_change`` is called with the providers to which other limits apply.
+
+    Times are those of ``now_ms``; ``calendar_ms``: the unix time of the calendar then, whose days warm-up counts.
+    """
 
     def __init__(
         self,
@@ -45,12 +48,14 @@ class Shaper:
         permits: Permits,
         warmup: WarmUp,
         now_ms: Callable[[], int],
+        calendar_ms: Callable[[int], int],
         on_change: Callable[[Collection[str]], None],
     ) -> None:
         self._queue = queue
         self._permits = permits
         self._warmup = warmup
         self._now_ms = now_ms
+        self._calendar_ms = calendar_ms
         self._on_change = on_change
         self.engine = ShapingEngine()
         self.last_classes: dict[Key, deque[str]] = {}
@@ -148,7 +153,7 @@ class Shaper:
             if change.is_raise:
                 continue
             for each in self._warmup.of(change.address, change.provider):
-                if each.slow(change.time_ms):
+                if each.slow(self._calendar_ms(change.time_ms)):
                     puts.append(warmup_put(each))
                     slowed = slowed_warmup(change)
                     events.append(event_of(slowed))

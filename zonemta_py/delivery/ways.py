@@ -8,6 +8,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.local_agent import is_local
+from zonemta_py.schedule.providers import BOTH
 from zonemta_py.schedule.sources import PoolPart, common_families, read_part
 
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
@@ -20,6 +21,7 @@ class Way(NamedTuple):
     pool: str
     own_pool: str  # that of the zone, where a rule sends the mail from another one
     part: PoolPart = PoolPart("")  # of ``pool``, whose name it need not have
+    families: str = BOTH  # over which its exchangers can be reached
 
     def leaving_from(self, part: str | None) -> "Way":
         """The way of mail that leaves from a part of a pool, or a pool; USUAL_POOL or None: from that of the destination."""
@@ -31,7 +33,8 @@ class Way(NamedTuple):
     @property
     def gate(self) -> str:
         """What waits for the same addresses has the same one."""
-        return self.part._replace(pool=self.pool).name
+        name = self.part._replace(pool=self.pool).name
+        return name if self.families == BOTH else f"{name} {self.families}"
 
 
 class Ways:
@@ -56,14 +59,14 @@ class Ways:
         provider = self._egress.providers.get(destination)
         if provider is None:
             return None
-        return Way(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
+        pool = self._egress.pool_of(provider, settings.pool)
+        families = self._egress.providers.families(destination)
+        return Way(provider, pool, settings.pool, families=families)
 
-    def sources(self, way: Way, destination: str) -> list[PoolAddress]:
-        """The addresses of the pool of ``way`` that reach ``destination``."""
-        egress = self._egress
-        settings = egress.providers.table.settings(way.provider)
-        families = common_families(settings.family, egress.providers.families(destination))
-        return egress.sources(way.pool, families)
+    def sources(self, way: Way) -> list[PoolAddress]:
+        """The addresses of the pool of ``way`` that reach its exchangers."""
+        family = self._egress.providers.table.settings(way.provider).family
+        return self._egress.sources(way.pool, common_families(family, way.families))
 
     def provider(self, destination: str) -> str:
         """The provider of ``destination``, as events have it; empty where it is not looked up."""

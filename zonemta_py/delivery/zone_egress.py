@@ -9,25 +9,35 @@ from zonemta_py.delivery.ways import Way, Ways
 from zonemta_py.queue.windows import ONLY_USUAL
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.constraint import Binding, Limit
+from zonemta_py.schedule.gates import Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
-from zonemta_py.schedule.places import Place, Places
+from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import ranked, read_part
 
 
 class ZoneEgress:
-    """The ``Admission`` of a zone. ``ready`` is called with a destination that may be served now."""
+    """The ``Admission`` of a zone. ``ready`` is called with a destination that may be served now.
+
+    ``can_start``: whether the zone's own limits allow a worker now.
+    """
 
     def __init__(
-        self, name: str, zone: Zone, egress: Egress, resolve: Resolve, ready: Callable[[str], bool]
+        self,
+        name: str,
+        zone: Zone,
+        egress: Egress,
+        resolve: Resolve,
+        ready: Callable[[str], bool],
+        can_start: Callable[[], bool],
     ) -> None:
         self._name = name
         self._egress = egress
         self._resolve = resolve
         self._ready = ready
-        self._places = Places(egress.gates, ready)
+        self._places = Places(egress.gates, ready, can_start)
         # Destinations without a session that may open none: where they wait, and until when.
         self._no_session: dict[str, tuple[Place, int]] = {}
         self.ways = Ways(zone, egress)
@@ -76,7 +86,7 @@ class ZoneEgress:
             return FREE
         if not self._places.may_try(destination, place):
             return None
-        now_ms, sources = egress.now_ms(), self.ways.sources(way, destination)
+        now_ms, sources = egress.now_ms(), self.ways.sources(way)
         refused_at, until_ms = self._no_session.get(destination, (None, 0))
         if refused_at == place:  # an idle session with another host of its provider does not help it
             del self._no_session[destination]
@@ -146,7 +156,7 @@ class ZoneEgress:
         ):
             return False
         if permit is FREE:
-            return all(self._is_free(way.leaving_from(pool), name) for pool in self._pools(slot))
+            return all(self._is_free(way.leaving_from(pool)) for pool in self._pools(slot))
         if way.provider != permit.provider:
             return False
         return egress.renew(permit, egress.now_ms()) is None
@@ -158,11 +168,11 @@ class ZoneEgress:
         window = self._egress.queue.windows.zone(self._name)
         return window.pools_of(slot.destination.name) or ONLY_USUAL
 
-    def _is_free(self, way: Way, destination: str) -> bool:
+    def _is_free(self, way: Way) -> bool:
         """Whether nothing limits mail from the pool of ``way``, or it is to fail, so that its sender hears of it."""
         if self._egress.is_free(way.pool, way.provider):
             return True
-        return not self._egress.is_disabled(way.pool) and not self.ways.sources(way, destination)
+        return not self._egress.is_disabled(way.pool) and not self.ways.sources(way)
 
     def others_wait(self, slot: WorkerSlot) -> bool:
         """See ``Admission``. Others are also mail of the same destination that leaves from other pools."""
@@ -176,7 +186,7 @@ class ZoneEgress:
             if any(self._places.gate(destination, self._place(each)) is None for each in ways):
                 return True  # those that wait at a gate are woken there
         gates = self._egress.gates
-        gate = gates.get(*self._place(way.leaving_from(slot.pool)))
+        gate = gates.get(self._place(way.leaving_from(slot.pool)))
         if gate is not None and gate.waiting:
             return True
         return gates.wait_for_session(way.provider, slot.permit.address)

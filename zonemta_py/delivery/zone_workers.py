@@ -22,6 +22,7 @@ from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import NO_OPTIONS
 from zonemta_py.schedule.constraint import Constraint, constraint_of
 from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.permits import FREE
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp.mx_order import MxAnswer
@@ -49,7 +50,9 @@ class ZoneWorkers:
         self._context = context
         self._loop = asyncio.get_running_loop()
         due_in_s = next_token_in_s(context.queue, name)
-        self._egress = ZoneEgress(name, zone, context.egress, self._resolve, self._ready_again)
+        self._egress = ZoneEgress(
+            name, zone, context.egress, self._resolve, self._ready_again, self._can_start
+        )
         now_s = clock.monotonic_s()
         self.scheduler = Scheduler(zone, now_s, self._on_room, due_in_s, self._egress)
         self._make_agent = make_agent
@@ -99,6 +102,9 @@ class ZoneWorkers:
             self.scheduler.ready(destination, clock.monotonic_s(), answers=answers)
             self._loop.call_soon(self.start_workers)  # not now: each that starts wakes the next one
         return has_mail
+
+    def _can_start(self) -> bool:
+        return self.scheduler.can_start(clock.monotonic_s())
 
     def configure(self, zone: Zone) -> None:
         """Use new settings after a reload. Sessions opened under the old ones end with their transaction."""
@@ -185,8 +191,9 @@ class ZoneWorkers:
             log.exception("a worker of %s failed; another follows", self.name)
             await asyncio.sleep(DEFECT_PAUSE_S)
         finally:
+            had_permit = slot.permit is not FREE
             self.scheduler.ended(slot, clock.monotonic_s(), has_mail=has_mail)
-            if slot.gives_way:
+            if had_permit:
                 self._loop.call_soon(self.start_workers)  # after other zones, which this has woken
             else:
                 self.start_workers()

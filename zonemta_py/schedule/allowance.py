@@ -60,7 +60,8 @@ class Allowance:
             if each.room(today_ms) == 0:
                 until_ms = now_ms + DAY_MS - today_ms % DAY_MS
                 reason = f"{name} is new and has sent its number of the day"
-                return Refusal(Limit.WARMUP, until_ms, reason)
+                at = () if each.schedule.provider else ((name, until_ms),)
+                return Refusal(Limit.WARMUP, until_ms, reason, at)
         return None
 
     def take(self, provider: str, entries: Sequence[PoolAddress], now_ms: int) -> Permit | Refusal:

@@ -1,15 +1,17 @@
 """Destinations that wait for a limit of their provider or of our addresses. Pure; times are ms.
 
-All destinations of a zone at one provider whose mail leaves from the same addresses wait at one gate, in the order in which they came. Room at the provider, or the
-time of the limit, wakes one of them; each that gets a permit wakes the next. Gates that wait for an address of ours stand
-in line for it: room at the address wakes the first one, and goes on to the next until the address has none. So the work
-is bounded by permits and events, whatever waits, and a gate with room and mail is never asleep.
+All destinations of a zone at one provider whose mail leaves from the same addresses wait at one gate, in the order in
+which they came. Room at the provider, or the time of the limit, gives the turn to one of them; each that gets a permit
+gives it to the next. Gates that wait for an address of ours stand in line for it: room at the address gives the first one
+its turn, and goes on to the next until the address has none. A gate whose zone cannot serve it now keeps its turn, and the
+room goes on. So the work is bounded by permits and events, whatever waits.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
+from typing import Protocol
 
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN
@@ -20,50 +22,80 @@ GATE_TURNS = 8
 TIMERS_MIN = 1000  # timers that are kept, whatever waits
 LINE_FRONT = 8  # gates of a line that are looked at
 
-Wake = Callable[[str], bool]  # a destination may be served: returns whether it has mail
+Place = tuple[str, str]  # of a gate: the zone and the addresses, and the provider
+
+
+class Waiter(Protocol):
+    """Whose destinations wait: a zone, see ``Places``."""
+
+    def wake(self, destination: str, place: Place) -> bool:
+        """It has its turn at ``place``; returns whether it has mail."""
+
+    def can_serve(self) -> bool:
+        """Whether the zone's own limits allow that it is served now."""
 
 
 class Gate:
     """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
 
-    ``room_of``: the address of ours whose room it may use, while it is awake for that reason.
+    ``for_address``: the address of ours whose room it may use, while it is awake for that reason.
     """
 
     __slots__ = (
-        "awake", "is_chained", "provider", "refusal", "room_of", "since_ms", "timer_ms", "turns", "waiting", "wake", "zone",
+        "awake", "for_address", "is_chained", "place", "refusal", "since_ms", "timer_ms", "turns", "waiter", "waiting",
     )  # fmt: skip
 
-    def __init__(self, zone: str, provider: str, wake: Wake) -> None:
-        self.zone = zone
-        self.provider = provider
-        self.wake = wake
+    def __init__(self, place: Place, waiter: Waiter) -> None:
+        self.place = place
+        self.waiter = waiter
         self.waiting: OrderedDict[str, None] = OrderedDict()
         self.awake = ""
         self.is_chained = False  # it is awake because another one got a permit
         self.turns = 0  # permits in a row, before other gates of the provider
         self.refusal: Refusal | None = None
-        self.room_of = ""
+        self.for_address = ""
         self.since_ms = 0
         self.timer_ms = 0  # of the earliest timer that is set
 
+    @property
+    def provider(self) -> str:
+        """The provider that it is about."""
+        return self.place[1]
+
+    def end_turn(self) -> str:
+        """It has had its turn; returns the address whose room it could use."""
+        address, self.awake, self.for_address = self.for_address, "", ""
+        return address
+
 
 class _Line:
-    """The gates that wait for an address."""
+    """The gates that wait for an address: those that stand in line, and those that have left it while they have a turn."""
 
-    __slots__ = ("address", "gates", "timer_ms")
+    __slots__ = ("address", "gates", "timer_ms", "with_turn")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.gates: OrderedDict[Gate, None] = OrderedDict()
+        self.with_turn: set[Gate] = set()
         self.timer_ms = 0
+
+    def join(self, gate: Gate) -> None:
+        """``gate`` stands behind the others, unless it has its place."""
+        self.with_turn.discard(gate)
+        self.gates.setdefault(gate)
+
+    def put_first(self, gate: Gate) -> None:
+        """``gate`` stands before the others, if it stands in line."""
+        if gate in self.gates:
+            self.gates.move_to_end(gate, last=False)
 
 
 class Gates:
     """The gates of all zones. ``on_timer`` is called when ``due_ms`` has changed to an earlier time."""
 
     def __init__(self, on_timer: Callable[[], None]) -> None:
-        self._gates: dict[tuple[str, str], Gate] = {}
-        self._by_provider: dict[str, OrderedDict[tuple[str, str], Gate]] = {}
+        self._gates: dict[Place, Gate] = {}
+        self._by_provider: dict[str, OrderedDict[Place, Gate]] = {}
         self._lines: dict[str, _Line] = {}
         self._timers: list[tuple[int, int, Gate | _Line]] = []
         self._numbers = count()
@@ -77,47 +109,49 @@ class Gates:
     def __contains__(self, provider: object) -> bool:
         return provider in self._by_provider
 
-    def get(self, zone: str, provider: str) -> Gate | None:
+    def get(self, place: Place) -> Gate | None:
         """The gate, if something waits there."""
-        return self._gates.get((zone, provider))
+        return self._gates.get(place)
 
-    def join(self, zone: str, provider: str, destination: str) -> bool:
+    def join(self, place: Place, destination: str) -> bool:
         """``destination`` waits behind the others; False: none waits."""
-        gate = self._gates.get((zone, provider))
+        gate = self._gates.get(place)
         if gate is None or not gate.waiting:
             return False
         gate.waiting.setdefault(destination)
         return True
 
     def wait(
-        self, zone: str, provider: str, destination: str, wake: Wake, refusal: Refusal, now_ms: int
+        self, place: Place, destination: str, waiter: Waiter, refusal: Refusal, now_ms: int
     ) -> None:
         """``destination`` waits until ``refusal`` may be over."""
-        gate = self._gates.get((zone, provider))
+        gate = self._gates.get(place)
         if gate is None:
-            gate = self._gates[zone, provider] = Gate(zone, provider, wake)
+            gate = self._gates[place] = Gate(place, waiter)
             gate.since_ms = now_ms
-            self._by_provider.setdefault(provider, OrderedDict())[zone, provider] = gate
-        room_of = ""
+            self._by_provider.setdefault(gate.provider, OrderedDict())[place] = gate
+        address = ""
         gate.waiting.setdefault(destination)
+        is_first = gate.awake == destination and gate.is_chained
         if gate.awake == destination:
-            gate.awake, room_of, gate.room_of = "", gate.room_of, ""
-            # It has its turn at the next room; one that was refused at a room has had it.
-            if gate.is_chained:
-                gate.waiting.move_to_end(destination, last=False)
+            address = gate.end_turn()
         self._stand_in_line(gate, refusal)
+        if is_first:  # it has its turn at the next room; one that was refused at a room has had it
+            gate.waiting.move_to_end(destination, last=False)
+            if address in self._lines:
+                self._lines[address].put_first(gate)
         until_ms = refusal.others_ms if refusal.at else refusal.until_ms
         if until_ms != UNKNOWN:
             self._set_timer(gate, until_ms)
-        if room_of and all(address != room_of for address, _ in refusal.at):
-            self.room_of(room_of)  # it has not used the room
+        if address and all(each != address for each, _ in refusal.at):
+            self.room_of(address)  # it has not used the room
 
     def _stand_in_line(self, gate: Gate, refusal: Refusal) -> None:
         left = {address for address, _ in gate.refusal.at} if gate.refusal is not None else set()
         gate.refusal = refusal
         for address, until_ms in refusal.at:
             line = self._lines.setdefault(address, _Line(address))
-            line.gates.setdefault(gate)
+            line.join(gate)
             if until_ms != UNKNOWN:
                 self._set_timer(line, until_ms)
             left.discard(address)
@@ -128,7 +162,8 @@ class Gates:
         line = self._lines.get(address)
         if line is not None:
             line.gates.pop(gate, None)
-            if not line.gates:
+            line.with_turn.discard(gate)
+            if not line.gates and not line.with_turn:
                 del self._lines[address]
 
     def _set_timer(self, waiting: Gate | _Line, until_ms: int) -> None:
@@ -148,45 +183,47 @@ class Gates:
         self._timers = [(each.timer_ms, next(self._numbers), each) for each in alive if each.timer_ms]
         heapify(self._timers)
 
-    def granted(self, zone: str, provider: str, destination: str) -> None:
+    def granted(self, place: Place, destination: str) -> None:
         """``destination`` got its permit: the next one may try."""
-        gate = self._gates.get((zone, provider))
+        gate = self._gates.get(place)
         if gate is None:
             return
         gate.waiting.pop(destination, None)
         gate.turns += 1
         if gate.turns >= GATE_TURNS:
             gate.turns = 0
-            self._by_provider[provider].move_to_end((zone, provider))
-        if gate.awake in ("", destination):
-            room_of, gate.awake, gate.room_of = gate.room_of, "", ""
-            if room_of:  # the gate has had its turn
-                if not gate.waiting:
-                    self._drop_if_empty(gate)
-                self.room_of(room_of)
-            else:
-                self._wake(gate, is_chained=True)
+            self._by_provider[gate.provider].move_to_end(place)
+        if gate.awake not in ("", destination):
+            return
+        address = gate.end_turn()
+        if not address:
+            self._wake(gate, is_chained=True)
+            return
+        for each, _ in gate.refusal.at if gate.refusal is not None else ():
+            self._lines[each].join(gate)
+        self._drop_if_empty(gate)
+        self.room_of(address, is_chained=True)
 
-    def emptied(self, zone: str, provider: str, destination: str) -> None:
+    def emptied(self, place: Place, destination: str) -> None:
         """``destination`` has no mail any more."""
-        gate = self._gates.get((zone, provider))
+        gate = self._gates.get(place)
         if gate is None:
             return
         gate.waiting.pop(destination, None)
         if gate.awake == destination:
-            room_of, gate.awake, gate.room_of = gate.room_of, "", ""
-            if not self._wake(gate, room_of) and room_of:
-                self.room_of(room_of)
+            address = gate.end_turn()
+            if not self._wake(gate, address) and address:
+                self.room_of(address)
         self._drop_if_empty(gate)
 
     def _drop_if_empty(self, gate: Gate) -> None:
         if not gate.waiting and not gate.awake:
-            self._gates.pop((gate.zone, gate.provider), None)
+            self._gates.pop(gate.place, None)
             for address, _ in gate.refusal.at if gate.refusal is not None else ():
                 self._leave(gate, address)
             gates = self._by_provider.get(gate.provider)
             if gates is not None:
-                gates.pop((gate.zone, gate.provider), None)
+                gates.pop(gate.place, None)
                 if not gates:
                     del self._by_provider[gate.provider]
 
@@ -195,16 +232,18 @@ class Gates:
         for gate in list(self._by_provider.get(provider, {}).values()):
             self._wake(gate)
 
-    def room_of(self, address: str) -> None:
+    def room_of(self, address: str, *, is_chained: bool = False) -> None:
         """Something has ended at an address of ours: a gate that waits for it may try, in turn."""
         line = self._lines.get(address)
-        for _ in range(len(line.gates) if line is not None else 0):
-            if line is None or not line.gates:
-                return
-            gate = next(iter(line.gates))
-            line.gates.move_to_end(gate)
-            if self._wake(gate, address):
-                return
+        while line is not None and line.gates:
+            gate, _ = line.gates.popitem(last=False)
+            line.with_turn.add(gate)
+            if self._wake(gate, address, is_chained=is_chained):
+                if gate.waiter.can_serve():
+                    return
+                gate.for_address = (
+                    ""  # it keeps its turn until its zone can serve it; others have the room
+                )
 
     def wait_for_session(self, provider: str, address: str) -> bool:
         """Whether something waits for a session to end, at any gate of ``provider`` or first in line for ``address``."""
@@ -218,7 +257,8 @@ class Gates:
     def waiting_for(self, address: str) -> int:
         """How many destinations wait for an address of ours, at all gates."""
         line = self._lines.get(address)
-        return sum(len(gate.waiting) for gate in line.gates) if line is not None else 0
+        gates = chain(line.gates, line.with_turn) if line is not None else ()
+        return sum(len(gate.waiting) for gate in gates)
 
     def all(self) -> list[Gate]:
         """Every gate at which something waits."""
@@ -233,19 +273,19 @@ class Gates:
             due.timer_ms = 0
             if isinstance(due, _Line):
                 self.room_of(due.address)
-            elif self._gates.get((due.zone, due.provider)) is due:
+            elif self._gates.get(due.place) is due:
                 self._wake(due)
 
-    def _wake(self, gate: Gate, room_of: str = "", *, is_chained: bool = False) -> bool:
+    def _wake(self, gate: Gate, address: str = "", *, is_chained: bool = False) -> bool:
         """Give the turn to the first that has mail; returns whether there was one. ``is_chained``: another one got a permit."""
         if gate.awake:
             return False
         gate.is_chained = is_chained
         while gate.waiting:
             destination, _ = gate.waiting.popitem(last=False)
-            gate.awake, gate.room_of = destination, room_of
-            if gate.wake(destination):
+            gate.awake, gate.for_address = destination, address
+            if gate.waiter.wake(destination, gate.place):
                 return True
-            gate.awake = gate.room_of = ""
+            gate.end_turn()
         self._drop_if_empty(gate)
         return False

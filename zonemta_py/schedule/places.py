@@ -6,11 +6,9 @@ A destination whose mail leaves from several pools waits for the addresses of ea
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from zonemta_py.schedule.admission import Admitted
-from zonemta_py.schedule.gates import Gate, Gates, Wake
+from zonemta_py.schedule.gates import Gate, Gates, Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
-
-Place = tuple[str, str]  # a gate: the zone and the pool, and the provider
 
 
 def ignore_change(provider: str, change: int) -> None:
@@ -20,14 +18,20 @@ def ignore_change(provider: str, change: int) -> None:
 class Places:
     """The places of one zone's destinations. ``ready``: a destination may be served; returns whether it has mail.
 
-    ``on_change`` is called with a provider and by how many more (or, negative, fewer) destinations wait there.
+    ``can_serve``: whether the zone's own limits allow that now. ``on_change`` is called with a provider and by how many
+    more (or, negative, fewer) destinations wait there.
     """
 
     def __init__(
-        self, gates: Gates, ready: Wake, on_change: Callable[[str, int], None] = ignore_change
+        self,
+        gates: Gates,
+        ready: Callable[[str], bool],
+        can_serve: Callable[[], bool],
+        on_change: Callable[[str, int], None] = ignore_change,
     ) -> None:
         self._gates = gates
         self._ready = ready
+        self.can_serve = can_serve
         self._on_change = on_change
         self._of: dict[str, tuple[Place, ...]] = {}  # by destination; tuples are small
 
@@ -54,12 +58,12 @@ class Places:
 
     def may_try(self, destination: str, place: Place) -> bool:
         """Whether it is its turn at ``place``; if others wait there, it waits behind them, unless what they wait for says nothing of it."""
-        gate = self._gates.get(*place)
+        gate = self._gates.get(place)
         if gate is None or gate.awake == destination:
             return True
         if place in self._of.get(destination, ()):
             return False
-        if gate.refusal is None or gate.refusal.is_of_one or not self._gates.join(*place, destination):
+        if gate.refusal is None or gate.refusal.is_of_one or not self._gates.join(place, destination):
             return True
         self._add(destination, place)
         return False
@@ -78,9 +82,10 @@ class Places:
     def wait(self, destination: str, place: Place, refusal: Refusal, now_ms: int) -> None:
         """It waits at ``place`` until ``refusal`` may be over."""
         self._add(destination, place)
-        self._gates.wait(*place, destination, lambda name: self._wake(name, place), refusal, now_ms)
+        self._gates.wait(place, destination, self, refusal, now_ms)
 
-    def _wake(self, destination: str, place: Place) -> bool:
+    def wake(self, destination: str, place: Place) -> bool:
+        """See ``Waiter``."""
         if self._ready(destination):
             return True
         self._remove(destination, place)
@@ -89,7 +94,7 @@ class Places:
     def granted(self, destination: str, place: Place) -> None:
         """It got what it waited for at ``place``."""
         if self._remove(destination, place):
-            self._gates.granted(*place, destination)
+            self._gates.granted(place, destination)
 
     def granted_all(self, destination: str) -> None:
         """Nothing limits it any more."""
@@ -100,15 +105,15 @@ class Places:
         """It waits at no other than ``places``; where it had the turn, the next one has it."""
         for place in self._of.get(destination, ()):
             if place not in places and self._remove(destination, place):
-                self._gates.emptied(*place, destination)
+                self._gates.emptied(place, destination)
 
     def pass_turns(self, destination: str) -> None:
         """It does not use the turns that it has: it leaves those gates, and the next ones have them."""
         for place in self._of.get(destination, ()):
-            gate = self._gates.get(*place)
+            gate = self._gates.get(place)
             if gate is None or gate.awake == destination:
                 self._remove(destination, place)
-                self._gates.emptied(*place, destination)
+                self._gates.emptied(place, destination)
 
     def leave(self, destination: str) -> None:
         """It waits nowhere."""
@@ -123,12 +128,12 @@ class Places:
 
     def gate(self, destination: str, place: Place) -> Gate | None:
         """The gate at ``place``, if ``destination`` waits there."""
-        return self._gates.get(*place) if place in self._of.get(destination, ()) else None
+        return self._gates.get(place) if place in self._of.get(destination, ()) else None
 
     def waiting(self) -> Iterator[tuple[str, Place, Refusal]]:
         """Each destination that waits, where, and why."""
         for destination, places in list(self._of.items()):
             for place in places:
-                gate = self._gates.get(*place)
+                gate = self._gates.get(place)
                 if gate is not None and gate.refusal is not None:
                     yield destination, place, gate.refusal

@@ -120,11 +120,15 @@ class Scheduler:
         """Whether one more message may look for a session: few enough do so without a token."""
         return self.bucket is None or self.unpaid < self.bucket.ahead_max
 
+    def can_start(self, now_s: float) -> bool:
+        """Whether the limits of the zone itself allow another worker now."""
+        if self.active >= self.zone.connections:
+            return False
+        return self.bucket is None or (self.has_token_ahead() and self.bucket.wait_s(now_s) <= 0)
+
     def next(self, now_s: float) -> WorkerSlot | None:
         """A new worker for the destination that is served next, or None."""
-        if self.active >= self.zone.connections:
-            return None
-        if self.bucket is not None and not self.has_token_ahead():
+        if not self.can_start(now_s):
             return None
         for ring in self._order:
             waiting = self._rings[ring]
@@ -249,14 +253,14 @@ class Scheduler:
     def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
         """A worker ended; the destination has another turn if it has mail."""
         destination = slot.destination
-        self._admission.ended(slot)
+        self.active -= 1
+        self.unpaid -= slot.unpaid
+        self._admission.ended(slot)  # which gives turns to what can be served now
         if slot.gives_way:  # those that are woken by this have their turn before it
             for ring in (self._rings[KNOWN], self._rings[URGENT]):
                 if destination.name in ring:
                     ring.move_to_end(destination.name)
         destination.active -= 1
-        self.active -= 1
-        self.unpaid -= slot.unpaid
         if slot.is_newcomer:
             destination.has_newcomer = False
         if slot.established:

@@ -15,9 +15,10 @@ from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.constraint import Binding, Limit
+from zonemta_py.schedule.gates import Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
-from zonemta_py.schedule.places import Place, Places
+from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import BY_SYSTEM, preferred, ranked, source_name
@@ -32,7 +33,10 @@ def is_limited(way: Way) -> bool:
 
 
 class SimulatedAdmission:
-    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail."""
+    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail.
+
+    ``can_start``: whether the zone's own limits allow a worker now.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class SimulatedAdmission:
         zone: Zone,
         egress: SimulatedEgress,
         ready: Callable[[str], bool],
+        can_start: Callable[[], bool],
         mail: SimulatedMail,
     ) -> None:
         self._name = name
@@ -47,7 +52,7 @@ class SimulatedAdmission:
         self._egress = egress
         self._mail = mail
         self._table = DestinationTable(zone)
-        self._places = Places(egress.gates, ready, egress.waits)
+        self._places = Places(egress.gates, ready, can_start, egress.waits)
         self._sessions: dict[WorkerSlot, SimulatedSession] = {}
 
     # ---- Admission
@@ -116,7 +121,7 @@ class SimulatedAdmission:
         ):
             return True  # those that wait at a gate are woken there
         gates = self._egress.gates
-        gate = gates.get(*self._place(way.leaving_from(slot.pool)))
+        gate = gates.get(self._place(way.leaving_from(slot.pool)))
         if gate is not None and gate.waiting:
             return True
         return gates.wait_for_session(way.provider, slot.permit.address)

@@ -20,7 +20,7 @@ from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.controller import Key, ShapingChange, slowed_warmup
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import NO_ADDRESS_LIMITS, Permit
+from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, ShapingEngine
 from zonemta_py.schedule.sources import common_families, source_name, usable
 
@@ -65,10 +65,8 @@ class SimulatedEgress(Allowance):
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
         self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
         self._armed_ms: int | None = None
-        self._addresses = {
-            source_name(each): each.limits for pool in settings.pools.values() for each in pool
-        }
-        self.permits.configure(lambda name: self.table.settings(name).limits, self._addresses)
+        addresses = {source_name(each): each.limits for pool in settings.pools.values() for each in pool}
+        self.permits.configure(lambda name: self.table.settings(name).limits, addresses)
         self.engine.configure(
             settings.controller, ShapingRules(settings.rules), lambda name: self.table.settings(name).limits
         )  # fmt: skip
@@ -174,8 +172,7 @@ class SimulatedEgress(Allowance):
     # ---- time
 
     def _on_room(self, provider: str, address: str) -> None:
-        if self._addresses.get(address, NO_ADDRESS_LIMITS) != NO_ADDRESS_LIMITS:
-            self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
+        self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
         self.gates.room_at(provider)
 
     def _arm(self) -> None:

@@ -16,6 +16,7 @@ from zonemta_py.pipeline.rules.simulated_world import SentTransaction, Simulated
 from zonemta_py.schedule.controller import OF_SENDER, Key
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import FREE
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
@@ -36,7 +37,9 @@ class SimulatedZone:
         self._world = world
         self._clock = world.clock
         self._mail = SimulatedMail(zone, world.egress.pools)
-        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake, self._mail)
+        self._admission = SimulatedAdmission(
+            name, zone, world.egress, self._wake, self._can_start, self._mail
+        )
         self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._admission)
         self._table = self._scheduler.table
         self._policies = [make_policy(each.retry) for each in self._table.zones]
@@ -124,6 +127,9 @@ class SimulatedZone:
             self._scheduler.ready(destination.name, self._clock.now_s)
         self._start_workers()
 
+    def _can_start(self) -> bool:
+        return self._wait_s()[0] <= 0 and self._scheduler.can_start(self._clock.now_s)
+
     def _wake(self, name: str) -> bool:
         """A destination may be served again; returns whether it has mail."""
         if not self._mail.has(name):
@@ -200,8 +206,12 @@ class SimulatedZone:
         clock.at(clock.now_s + time_s, partial(self._answered, worker, waiting, key))
 
     def _leave(self, slot: WorkerSlot, *, has_mail: bool) -> None:
+        had_permit = slot.permit is not FREE
         self._scheduler.ended(slot, self._clock.now_s, has_mail=has_mail)
-        self._start_workers()
+        if had_permit:
+            self._clock.soon(self._start_workers)  # after other zones, which this has woken
+        else:
+            self._start_workers()
 
     def _answered(self, worker: _Worker, waiting: WaitingMessage, key: Key) -> None:
         self._touch()
