@@ -313,6 +313,9 @@ def test_caps_per_day(spark: "SparkSession", tmp_path: Path) -> None:
     assert not today & after
     fields = {r["address"]: r["fields"]["name"] for e in envelopes(spark, tmp_path / "next") for r in e["recipients"]}  # fmt: skip
     assert all(name == f"G{address.partition('@')[0]}" for address, name in fields.items())
+    shutil.rmtree(tmp_path / "today" / "manifest")  # as if the run had been killed before
+    with pytest.raises(LocalError, match="today: there is no plan here"):
+        plan(spark, tmp_path / "today" / "postponed", tmp_path / "again", message=PERSONAL)
 
 
 def test_a_cap_and_a_time_that_is_in_the_message(spark: "SparkSession", tmp_path: Path) -> None:

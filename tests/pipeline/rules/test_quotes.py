@@ -12,8 +12,8 @@ from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
 CELL_MAX = 1 << 20
 
 
-def spans(text: str) -> bool:
-    return cell_spans_lines(io.StringIO(text, newline=""), ",", '"', CELL_MAX)
+def spans(text: str, comment: str = "") -> bool:
+    return cell_spans_lines(io.StringIO(text, newline=""), ",", '"', CELL_MAX, comment)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,24 @@ def test_cells_that_span_lines(text: str, found: bool) -> None:
 def test_a_quote_that_is_not_closed(text: str, line: int) -> None:
     with pytest.raises(UnclosedQuote, match=f"line {line}: a quote is not closed"):
         spans(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('# it is "open\na,b\n# "\nc,d\n', False),
+        ('#"open\na,"b\n# c"\nd,e\n', True),  # within a row it is no comment
+        ('a,b\n#"\n', False),
+        ('#"\n', False),
+    ],
+)
+def test_comments(text: str, found: bool) -> None:
+    assert spans(text, "#") is found
+
+
+def test_comments_count_as_lines() -> None:
+    with pytest.raises(UnclosedQuote, match="line 4"):
+        spans('#\n\n#"\nc,"d\n# e\n', "#")
 
 
 @given(st.lists(st.lists(st.text('ab,"\n', max_size=4), min_size=2, max_size=3), max_size=6))

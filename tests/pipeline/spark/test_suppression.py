@@ -121,6 +121,23 @@ def test_tables_with_scopes(spark: "SparkSession", tmp_path: Path) -> None:
         assert set(read(spark, source, scopes=("news", "shop"))[0]) == {"a@x.example", "b@x.example"}
 
 
+def test_reasons_of_several_lines(spark: "SparkSession", tmp_path: Path) -> None:
+    """An export of another system; each entry is found, and nothing of a reason is one. A quote that is not closed is an error."""
+    rows = [("entry", "reason"), ("a@x.example", "asked\nb@x.example, too"), ("c@x.example", 'a "word"')]
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    path = tmp_path / "s.csv"
+    path.write_text(f'# the "best\n{text.getvalue()}')
+    for source in (str(path), f"file://{path}"):
+        found, whole = read(spark, source)
+        assert found == dict(rows[1:])
+        assert whole.bad == 0
+    path.write_text('entry,reason\na@x.example,"asked\nb@x.example,bounced\n')
+    for source in (str(path), f"file://{path}"):
+        with pytest.raises(LocalError, match="line 2: a quote is not closed"):
+            read(spark, source)
+
+
 def test_a_directory(spark: "SparkSession", tmp_path: Path) -> None:
     for name, text in (("1", "a@x.example\n"), ("2", "b@x.example\n")):
         (tmp_path / name).write_text(text)

@@ -17,7 +17,7 @@ from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plain_lists import begins_with_rows
-from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest
+from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest, read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
 from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
@@ -90,7 +90,11 @@ def _prepare(spark: SparkSession, request: PlanRequest) -> None:
 
 
 def _open_list(spark: SparkSession, request: PlanRequest, template: Template) -> RecipientList:
-    """Raises LocalError for a list without the columns that are needed, and for an empty one that another plan has not postponed."""
+    """Raises LocalError for a list without the columns that are needed, for an empty one that another plan has not postponed,
+    and for one of a plan that is not complete.
+    """
+    if _may_be_empty(request):
+        _refuse_incomplete(spark, request.source)
     rows = read_list(spark, request.source, request.reader_options)
     columns = [name for name in rows.columns if name != POSITION]
     email = address_column(columns, request.email_column, request.source)
@@ -113,6 +117,13 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
 def _may_be_empty(request: PlanRequest) -> bool:
     """Whether another plan has written the list."""
     return request.source.rstrip("/").endswith(f"/{POSTPONED}")
+
+
+def _refuse_incomplete(spark: SparkSession, postponed: str) -> None:
+    """Raise LocalError if the run that wrote the rows ``postponed`` of a plan was killed before that was complete."""
+    plan = postponed.rstrip("/").rpartition("/")[0]
+    if "envelopes" in (names_in(spark, plan) or ()):
+        read_manifest(spark, plan)
 
 
 def _write_row(spark: SparkSession, path: str, row: tuple[Any, ...], kind: StructType) -> None:

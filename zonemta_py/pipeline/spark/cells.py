@@ -22,6 +22,10 @@ WHOLE = str(1 << 44)  # bytes, more than a file has: then each file is a partiti
 SPLITS = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
 OF_TEXT = ("encoding", "pathGlobFilter", "recursiveFileLookup")  # options that concern lines, too
 
+CellForm = tuple[
+    str, str, int, str
+]  # separator, quote, the most characters of a cell, begin of a comment
+
 _FOUND = StructType(
     [StructField(name, StringType()) for name in ("path", "problem")]
     + [StructField("spans", BooleanType())]
@@ -29,11 +33,11 @@ _FOUND = StructType(
 
 
 def files_span_lines(
-    spark: SparkSession, source: str, options: Mapping[str, str], form: tuple[str, str, int] | None
+    spark: SparkSession, source: str, options: Mapping[str, str], form: CellForm | None
 ) -> bool:
     """Whether a cell of the files in ``source`` contains a line end.
 
-    ``form``: separator, quote and the most characters of a cell; None when only Spark can read these files: then every quoted cell may.
+    ``form``: None when only Spark can read these files: then every quoted cell may.
     Raises LocalError, which names the file, for a quote that is not closed.
     """
     lines = spark.read.options(**{name: value for name, value in options.items() if name in OF_TEXT})
@@ -63,7 +67,7 @@ def _whole_files(spark: SparkSession, rows: DataFrame) -> list[pa.Table]:
             spark.conf.set(name, str(value))
 
 
-def _examine(form: tuple[str, str, int], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _examine(form: CellForm, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = (
         row
         for batch in batches

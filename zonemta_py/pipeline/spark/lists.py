@@ -47,7 +47,7 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
             return analysed(reader.json(source, primitivesAsString=True).select("*", position))
         if kind == "tsv":
             options = {"sep": "\t", **options}
-        spans = _spans_lines(spark, source, options)
+        spans = spans_lines(spark, source, options)
         rows = spark.read.options(**{"escape": '"', **options}).csv(
             source, header=True, multiLine=spans, maxCharsPerColumn=CELL_MAX, enforceSchema=False,
             ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
@@ -116,12 +116,16 @@ def is_compressed(name: str) -> bool:
     return name.lower().rpartition(".")[2] in COMPRESSIONS
 
 
-def _spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -> bool:
-    """Whether a cell may contain a line end: only then must one task read a whole file. Raises LocalError."""
+def spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -> bool:
+    """Whether a cell may contain a line end: only then must one task read a whole file.
+
+    ``options``: of Spark's reader of CSV. Raises LocalError, for a quote that is not closed, too.
+    """
     separator = options.get("sep", options.get("delimiter", ","))
     quote = options.get("quote", '"')
     known = len(separator) == len(quote) == 1 and options.get("escape", '"') == '"'
-    form = (separator, quote, CELL_MAX) if known else None  # of those that Python's reader knows
+    comment = options.get("comment", "")
+    form = (separator, quote, CELL_MAX, comment) if known else None  # that Python's reader knows
     path = Path(source)
     if not path.is_file() or is_compressed(source):
         with spark_errors(source):

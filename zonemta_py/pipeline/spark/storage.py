@@ -6,17 +6,23 @@ the driver is elsewhere: only local directories can be looked at there.
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 
-BLOCK_CHARACTERS = 1 << 20
+BLOCK_BYTES = 1 << 20  # of one call to Java
+RENAMING = (
+    "file",
+    "hdfs",
+    "viewfs",
+)  # schemes of file systems that show a part of a file while it is written
 SUCCESS = "_SUCCESS"  # written by Spark, when all files of a table are there
 
 
@@ -131,51 +137,56 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 def write_lines(spark: SparkSession, path: str, lines: Iterable[str]) -> None:
     """As ``write_text``, for a text that need not be in memory as a whole. Raises LocalError."""
-    if not is_url(path):
-        file = Path(path)
-        partial = file.with_name(f".{file.name}.{os.getpid()}.part")  # another run has its own
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("w", encoding="utf-8", newline="") as text:
-                text.writelines(lines)
-            partial.replace(file)
-        except OSError as exc:
-            raise LocalError(f"{path}: {exc.strerror}") from exc
-        return
-    system, at = _reachable(spark, path)
-    # A stream of an object store makes the object when it is closed, also after an error in ``lines``.
-    with spark_errors(path), TemporaryFile() as whole:
-        for block in _blocks(lines):
-            whole.write(block.encode())
-        whole.seek(0)
-        stream = system.create(at, True)
-        try:
-            while some := whole.read(BLOCK_CHARACTERS):
-                stream.write(bytearray(some))
-        finally:
-            stream.close()
+    _write(spark, path, map(str.encode, lines))
 
 
 def write_bytes(spark: SparkSession, path: str, content: bytes) -> None:
     """Write a file, or replace it. Raises LocalError."""
+    _write(spark, path, [content])
+
+
+def _write(spark: SparkSession, path: str, content: Iterable[bytes]) -> None:
+    """Write a file, or replace it: whatever happens, it is there whole, or as it was. Raises LocalError."""
     if not is_url(path):
         file = Path(path)
         partial = file.with_name(f".{file.name}.{os.getpid()}.part")  # another run has its own
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
+            with partial.open("wb") as binary:
+                binary.writelines(content)
             partial.replace(file)
         except OSError as exc:
             raise LocalError(f"{path}: {exc.strerror}") from exc
         return
     system, at = _reachable(spark, path)
-    with spark_errors(path):
-        stream = system.create(at, True)
+    # A stream of an object store makes the object when it is closed, also after an error in ``content``.
+    with TemporaryFile() as whole, spark_errors(path):
         try:
-            for begin in range(0, len(content), BLOCK_CHARACTERS):
-                stream.write(bytearray(content[begin : begin + BLOCK_CHARACTERS]))
-        finally:
-            stream.close()
+            whole.writelines(content)
+            whole.seek(0)
+        except OSError as exc:
+            raise LocalError(f"{gettempdir()}: {exc.strerror}; {path} was not written") from exc
+        if system.getScheme() not in RENAMING:
+            _copy(whole, system.create(at, True))
+            return
+        java = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]  # see _reachable
+        partial = java.Path(at.getParent(), f".{at.getName()}.{uuid4().hex}.part")
+        _copy(whole, system.create(partial, True))
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        kind = getattr(java, "Options$Rename")
+        overwrite = gateway.new_array(kind, 1)
+        overwrite[0] = kind.OVERWRITE
+        java.FileContext.getFileContext(system.getUri(), system.getConf()).rename(partial, at, overwrite)
+
+
+def _copy(file: IO[bytes], stream: Any) -> None:
+    """Write the rest of ``file`` to a stream of Java, and close that."""
+    try:
+        while some := file.read(BLOCK_BYTES):
+            stream.write(bytearray(some))
+    finally:
+        stream.close()
 
 
 def read_bytes(spark: SparkSession, path: str) -> bytes:
@@ -202,19 +213,6 @@ def open_in_java(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
     system, at = found
     with spark_errors(path):
         return spark._jvm, system.open(at)
-
-
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """The same text in larger pieces: each is a call to Java."""
-    pending: list[str] = []
-    size = 0
-    for line in lines:
-        pending.append(line)
-        size += len(line)
-        if size >= BLOCK_CHARACTERS:
-            yield "".join(pending)
-            pending, size = [], 0
-    yield "".join(pending)
 
 
 def local_path(path: str) -> Path:

@@ -30,7 +30,15 @@ from zonemta_py.pipeline.rules.suppression import (
     split_line,
 )
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.lists import JDBC, TABLE, is_compressed, kinds_of, only_kind, read_list
+from zonemta_py.pipeline.spark.lists import (
+    JDBC,
+    TABLE,
+    is_compressed,
+    kinds_of,
+    only_kind,
+    read_list,
+    spans_lines,
+)
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 from zonemta_py.smtp.address import AddressError
 from zonemta_py.submit.recipients import BLANKS
@@ -39,6 +47,7 @@ HELD_MAX = 1_000_000  # entries that every task keeps in memory
 BAD_ROWS_MAX = 20  # that are reported one by one
 TABLES = ("parquet", "orc", "json", "jsonl", "ndjson")  # suffixes of what is not a text of lines
 OTHER_COLUMNS = ("reason", "until", "scope")
+COMMENT = "#"
 DAY = r"^\d{4}-\d\d-\d\d$"
 
 _STRING = StringType()
@@ -200,8 +209,10 @@ def _first_line(spark: SparkSession, source: str) -> str:
 
 
 def _read_csv(spark: SparkSession, source: str, header: SuppressionHeader) -> DataFrame:
+    spans = spans_lines(spark, source, {"sep": header.delimiter, "comment": COMMENT})
     return spark.read.csv(
-        source, header=True, sep=header.delimiter, comment="#", quote='"', escape='"', enforceSchema=False,
+        source, header=True, sep=header.delimiter, comment=COMMENT, quote='"', escape='"',
+        enforceSchema=False, multiLine=spans,
     )  # fmt: skip
 
 

@@ -89,8 +89,8 @@ def classify_list(email: str, joined: str | None) -> Transform:
         joined_ms = time_ms(joined, rows.schema[joined].dataType) if joined else F.lit(None).cast("long")
         checked = rows.withColumn(JOINED, joined_ms).transform(_checked(email))
         address, reason = F.col("`#checked`.address"), F.col("`#checked`.reason")
-        # Rejected rows have no address: each is a group of its own, or one task would get them all.
-        digest = F.coalesce(F.xxhash64(_key()), F.col(f"`{POSITION}`"))
+        # Rejected rows have no address: each is a group of its own, or one task would get them all. The hash of a null is no null.
+        digest = F.when(reason.isNull(), F.xxhash64(_key())).otherwise(F.col(f"`{POSITION}`"))
         first = Window.partitionBy(digest, _key()).orderBy(f"`{POSITION}`")
         kind = F.when(reason.isNotNull(), REJECTED).when(F.col("`#nth`") > 1, DUPLICATE)
         why = F.when(F.col("`#nth`") > 1, EARLIER)
