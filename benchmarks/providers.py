@@ -271,7 +271,7 @@ def missed(row: dict[str, Any]) -> list[str]:
         over = {**each["violations"], **row["violations_with_block"][name]}
         if over:
             found.append(f"{name}: over its limits: {over}")
-        if each["share_of_rates"] < SHARE_MIN:
+        if each["share_of_rates"] is not None and each["share_of_rates"] < SHARE_MIN:
             found.append(f"{name}: {each['share_of_rates']} % of its rates were used")
     return found
 

@@ -33,6 +33,7 @@ from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest,
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.submission import EnvelopeSubmitter, key_windows
+from zonemta_py.pipeline.transforms.outcomes import last_rows
 from zonemta_py.pipeline.transforms.pack import TURNS
 
 ROUND_ROWS_MIN = 10_000  # recipients of the first round
@@ -243,13 +244,7 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
     ledger, begun_ms = read_ledger(spark, plan), recorded_begin_ms(spark, plan)
     counts: dict[tuple[str, bool, bool], int] = {}
     if ledger is not None and begun_ms is not None:
-        # The last row of a recipient counts, unless it is deferred and an earlier one is not.
-        last = ledger.groupBy("key", "address").agg(
-            F.max_by(
-                F.struct("state", "repeated", is_earlier(begun_ms).alias("earlier")),
-                F.struct((F.col("state") != DEFERRED), "run"),
-            ).alias("last")
-        )
+        last = ledger.transform(last_rows("state", "repeated", is_earlier(begun_ms).alias("earlier")))
         rows = last.groupBy("last.state", "last.repeated", "last.earlier").count().collect()
         counts = {(row["state"], row["repeated"], row["earlier"]): row["count"] for row in rows}
     by_state = {

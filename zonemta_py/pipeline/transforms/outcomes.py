@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.events.schema import FINAL
@@ -11,6 +11,16 @@ from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED
 WAITING, UNSENT = "waiting", "unsent"
 SUBMISSION = {REFUSED: "refused by the relay", DEFERRED: "deferred by the relay"}
 OUTCOMES = (*FINAL, WAITING, *SUBMISSION.values(), UNSENT)
+
+
+def last_rows(*columns: str | Column) -> Callable[[DataFrame], DataFrame]:
+    """``key``, ``address`` and ``last`` of every recipient in a ledger: the ``columns`` of its last row, unless that is deferred and an earlier one is not."""
+
+    def transform(ledger: DataFrame) -> DataFrame:
+        order = F.struct(F.col("state") != DEFERRED, "run")
+        return ledger.groupBy("key", "address").agg(F.max_by(F.struct(*columns), order).alias("last"))
+
+    return transform
 
 
 def plan_outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame], DataFrame]:
@@ -25,9 +35,7 @@ def plan_outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[Data
             return planned.select(
                 "key", "address", F.lit(UNSENT).alias("outcome"), F.lit("").alias("detail")
             )
-        submitted = ledger.groupBy("key", "address").agg(
-            F.max_by(F.struct("state", "reply", "messages"), F.struct(F.col("state") != DEFERRED, "run")).alias("last")
-        )  # fmt: skip
+        submitted = ledger.transform(last_rows("state", "reply", "messages"))
         finals = (
             submitted.select("key", "address", F.explode("last.messages").alias("message"))
             .join(
