@@ -33,6 +33,7 @@ from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
+from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.shaping import ReplyAbout
 from zonemta_py.schedule.warmup import EPOCH, Warming, WarmupState
 
@@ -252,7 +253,8 @@ async def test_the_day_of_a_warm_up_after_the_clock_was_set(
         assert isinstance(found, Refusal)
         assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, DAY_MS - now_ms % DAY_MS)
         tried = list[str]()
-        egress.gates.wait("z", "big", "d.example", lambda name: not tried.append(name), found, 0)
+        places = Places(egress.gates, lambda name: not tried.append(name), lambda: True)
+        places.wait("d.example", ("z:default", "big"), found, 0)
         await egress.forget_old()
         assert tried == []
         clock.ms = right_ms
