@@ -241,9 +241,7 @@ class Gates:
             if self._wake(gate, address, is_chained=is_chained):
                 if gate.waiter.can_serve():
                     return
-                gate.for_address = (
-                    ""  # it keeps its turn until its zone can serve it; others have the room
-                )
+                gate.for_address = ""  # it keeps its turn until then, and others have the room
 
     def wait_for_session(self, provider: str, address: str) -> bool:
         """Whether something waits for a session to end, at any gate of ``provider`` or first in line for ``address``."""
