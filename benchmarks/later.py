@@ -56,7 +56,7 @@ async def main(recipients: int) -> None:
         used_s = time.process_time() - began_s
         print(f"CPU in {wait_s:.0f} s of waiting: {used_s * 1000:.0f} ms")
         window = queue.windows.zone("default")
-        while not window.size:
+        while not window.destinations():
             await asyncio.sleep(0.001)
         print(f"first recipient ready {clock.now_ms() - due_ms} ms after its time")
         while next(queue.store.keys(DUE, end_of(DUE)), None) is not None:

@@ -15,11 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
-from zonemta_py.config.load import parse_config
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.pipeline.envelope import PlannedEnvelope, SubmitOptions
 from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
-from zonemta_py.pipeline.rules.scenarios import ConfigScenario
+from zonemta_py.pipeline.rules.scenarios import scenarios
 from zonemta_py.pipeline.spark.event_log import open_log
 from zonemta_py.pipeline.spark.session import open_session
 from zonemta_py.pipeline.submission import EnvelopeSubmitter
@@ -110,7 +109,7 @@ async def deliver(directory: Path, text: str) -> float:
     last_ms = max(
         event["time_ms"] for event in events if event["event"] in ("delivered", "bounced", "expired")
     )
-    return (last_ms - first_ms) / 1000
+    return float(last_ms - first_ms) / 1000
 
 
 def main() -> None:
@@ -125,9 +124,10 @@ def main() -> None:
         asyncio.run(deliver(directory / "recorded", RECORDED))
         for number, text in enumerate(SETTINGS):
             real_s = asyncio.run(deliver(directory / str(number), text))
-            config = parse_config(f"zones: {{default: {{{zone_of(text)}}}}}", Path("zonemta.yaml"))
+            configuration = f"zones: {{default: {{{zone_of(text)}}}}}"
             request = SimulateRequest(
-                open_log(spark, str(directory / "recorded" / "events")), [ConfigScenario(0, (), config)]
+                open_log(spark, str(directory / "recorded" / "events")),
+                scenarios(configuration, Path("zonemta.yaml"), ()),
             )
             predicted_s = simulate_scenarios(spark, request, lambda text: None)[0]["completed_s"]
             error = predicted_s / real_s - 1
