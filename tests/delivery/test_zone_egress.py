@@ -40,16 +40,11 @@ class Zone:
         queue.windows.set_pools(mail_pools(config))
         self.egress = Egress(queue, config)
         zone = config.zones["default"]
-        self.admission = ZoneEgress(
-            "default", zone, self.egress, self._resolve, self.ready, self.can_start
-        )
+        self.admission = ZoneEgress("default", zone, self.egress, self._resolve, self.ready)
         self.scheduler = Scheduler(zone, 0.0, lambda _: None, admission=self.admission)
 
     async def _resolve(self, domain: str) -> MxAnswer:
         raise AssertionError(f"{domain} is known")
-
-    def can_start(self) -> bool:
-        return self.scheduler.can_start(clock.monotonic_s())
 
     def ready(self, destination: str) -> bool:
         has_mail = self.queue.windows.zone("default").has_mail(destination)

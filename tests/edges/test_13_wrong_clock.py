@@ -253,7 +253,7 @@ async def test_the_day_of_a_warm_up_after_the_clock_was_set(
         assert isinstance(found, Refusal)
         assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, DAY_MS - now_ms % DAY_MS)
         tried = list[str]()
-        places = Places(egress.gates, lambda name: not tried.append(name), lambda: True)
+        places = Places(egress.gates, lambda name: not tried.append(name))
         places.wait("d.example", ("z:default", "big"), found, 0)
         await egress.forget_old()
         assert tried == []

@@ -77,10 +77,6 @@ class ProviderSimulation:
         self.gates.room_at(provider)
         self.gates.room_of(address)
 
-    def can_serve(self) -> bool:
-        """See ``Waiter``."""
-        return True
-
     def wake(self, destination: str, place: Place) -> bool:
         """A gate gives the turn to ``destination``."""
         self.wakes += 1

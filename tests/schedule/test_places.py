@@ -1,5 +1,10 @@
 """Where destinations wait: one whose mail leaves from two pools waits at two gates, and holds up nothing at either."""
 
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.gates import GATE_TURNS, TIMERS_MIN, Gates, Place
 from zonemta_py.schedule.paths import Refusal
@@ -18,10 +23,9 @@ class Stand:
     def __init__(self, *with_mail: str, gates: Gates | None = None) -> None:
         self.with_mail = set(with_mail)
         self.woken: list[str] = []
-        self.can_serve = True
-        self.counted: dict[str, int] = {"big": 0}
+        self.counted = Counter[str]()
         self.gates = gates or Gates(lambda: None)
-        self.places = Places(self.gates, self.ready, lambda: self.can_serve, self.count)
+        self.places = Places(self.gates, self.ready, self.count)
 
     def ready(self, destination: str) -> bool:
         if destination in self.with_mail:
@@ -191,8 +195,9 @@ def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None
         limited.places.wait(name, LIMITED, FULL, 0)
     for name in ("c", "d"):
         other.places.wait(name, ONE, FULL, 0)
-    limited.can_serve = False
     limited.gates.room_of(ADDRESS)
+    assert (limited.woken, other.woken) == (["a"], [])
+    limited.places.pass_rooms()
     assert (limited.woken, other.woken) == (["a"], ["c"])
     for name, following in ("c", "d"), ("d", "c"), ("c", "d"):
         other.places.granted(name, ONE)
@@ -201,7 +206,6 @@ def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None
         assert other.awake(ONE) == following
     assert limited.woken == ["a"], "it is not woken again and again"
     assert limited.gates.waiting_for(ADDRESS) == 2, "one at each gate, beside those that have a turn"
-    limited.can_serve = True
     assert limited.places.may_try("a", LIMITED)
     limited.places.granted("a", LIMITED)
     assert limited.awake(LIMITED) == "b", "the next one has its turn"
@@ -236,3 +240,84 @@ def test_gates_share_the_room_of_an_address_in_turn() -> None:
         stand.places.wait(name, place, FULL, 0)
     assert {served.count(name) for name in "abc"} == {2}
     assert {served.count(name) for name in "de"} == {3}
+
+
+class Addresses:
+    """Two zones with three destinations each at two addresses of ours, which have no room at first. A zone that is full starts nothing."""
+
+    def __init__(self) -> None:
+        gates = Gates(lambda: None)
+        self.gates = gates
+        self.zones = {zone: Stand(*(f"{zone}{n}" for n in range(3)), gates=gates) for zone in "pq"}
+        self.full: set[str] = set()
+        self.free = {"127.0.0.1": 0, "127.0.0.2": 0}
+
+    def place(self, name: str) -> Place:
+        return f"{name[0]}:one", "small" if name[1] == "0" else "big"
+
+    def attempt(self, name: str) -> None:
+        """A worker would start: it uses the first address with room, or waits for both."""
+        place, places = self.place(name), self.zones[name[0]].places
+        if name[0] in self.full or not places.may_try(name, place):
+            return
+        found = next((each for each, free in self.free.items() if free), None)
+        if found is None:
+            at = tuple((each, UNKNOWN) for each in self.free)
+            places.wait(name, place, FULL._replace(at=at), 0)
+        else:
+            self.free[found] -= 1
+            places.granted(name, place)
+
+    def settle(self) -> None:
+        """What the loop does: what has a turn tries, and a zone that can start nothing passes on what it is offered."""
+        for _ in range(50):
+            turns = [gate.awake for gate in self.gates.all() if gate.awake]
+            for name in turns:
+                self.attempt(name)
+            for zone in self.full:
+                self.zones[zone].places.pass_rooms()
+            if turns == [gate.awake for gate in self.gates.all() if gate.awake]:
+                return
+        raise AssertionError("it does not end")
+
+    def check(self) -> None:
+        """A gate stands in line unless it has a turn, and no room is left for which a zone waits that can serve."""
+        for gate in self.gates.all():
+            for address, _ in gate.refusal.at if gate.refusal is not None else ():
+                line = self.gates._lines[address]
+                assert (gate in line.gates) != (gate in line.with_turn)
+                assert gate.awake or gate in line.gates
+        waiting = {name[0] for stand in self.zones.values() for name, _, _ in stand.places.waiting()}
+        assert not any(self.free.values()) or waiting <= self.full
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("attempt"), st.sampled_from([f"{zone}{n}" for zone in "pq" for n in range(3)])
+            ),
+            st.tuples(st.just("end"), st.sampled_from(["127.0.0.1", "127.0.0.2"])),
+            st.tuples(st.sampled_from(["full", "free"]), st.sampled_from("pq")),
+        ),
+        max_size=40,
+    )
+)
+def test_room_of_an_address_reaches_what_can_use_it(steps: list[tuple[str, str]]) -> None:
+    stage = Addresses()
+    for stand in stage.zones.values():
+        for name in sorted(stand.with_mail):
+            stage.attempt(name)
+    for step, what in steps:
+        match step:
+            case "attempt":
+                stage.attempt(what)
+            case "end":
+                stage.free[what] += 1
+                stage.gates.room_of(what)
+            case "full":
+                stage.full.add(what)
+            case "free":
+                stage.full.discard(what)
+        stage.settle()
+        stage.check()

@@ -19,25 +19,16 @@ from zonemta_py.schedule.sources import ranked, read_part
 
 
 class ZoneEgress:
-    """The ``Admission`` of a zone. ``ready`` is called with a destination that may be served now.
-
-    ``can_start``: whether the zone's own limits allow a worker now.
-    """
+    """The ``Admission`` of a zone. ``ready`` is called with a destination that may be served now."""
 
     def __init__(
-        self,
-        name: str,
-        zone: Zone,
-        egress: Egress,
-        resolve: Resolve,
-        ready: Callable[[str], bool],
-        can_start: Callable[[], bool],
+        self, name: str, zone: Zone, egress: Egress, resolve: Resolve, ready: Callable[[str], bool]
     ) -> None:
         self._name = name
         self._egress = egress
         self._resolve = resolve
         self._ready = ready
-        self._places = Places(egress.gates, ready, can_start)
+        self._places = Places(egress.gates, ready)
         # Destinations without a session that may open none: where they wait, and until when.
         self._no_session: dict[str, tuple[Place, int]] = {}
         self.ways = Ways(zone, egress)
@@ -134,6 +125,10 @@ class ZoneEgress:
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
         self._places.pass_turns(destination)
+
+    def none_starts(self) -> None:
+        """See ``Admission``."""
+        self._places.pass_rooms()
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""

@@ -50,9 +50,7 @@ class ZoneWorkers:
         self._context = context
         self._loop = asyncio.get_running_loop()
         due_in_s = next_token_in_s(context.queue, name)
-        self._egress = ZoneEgress(
-            name, zone, context.egress, self._resolve, self._ready_again, self._can_start
-        )
+        self._egress = ZoneEgress(name, zone, context.egress, self._resolve, self._ready_again)
         now_s = clock.monotonic_s()
         self.scheduler = Scheduler(zone, now_s, self._on_room, due_in_s, self._egress)
         self._make_agent = make_agent
@@ -102,9 +100,6 @@ class ZoneWorkers:
             self.scheduler.ready(destination, clock.monotonic_s(), answers=answers)
             self._loop.call_soon(self.start_workers)  # not now: each that starts wakes the next one
         return has_mail
-
-    def _can_start(self) -> bool:
-        return self.scheduler.can_start(clock.monotonic_s())
 
     def configure(self, zone: Zone) -> None:
         """Use new settings after a reload. Sessions opened under the old ones end with their transaction."""
@@ -158,14 +153,11 @@ class ZoneWorkers:
         """Start as many workers as limits and mail allow; at the zone's rate limit, later."""
         while not self._stopping:
             now_s = clock.monotonic_s()
-            if self.scheduler.bucket is not None:
-                wait_s = self.scheduler.rate_wait_s(now_s)
-                if wait_s > 0:
-                    if self._timer is None:
-                        self._timer = self._loop.call_later(wait_s, self._on_timer)
-                    return
             slot = self.scheduler.next(now_s)
             if slot is None:
+                wait_s = self.scheduler.rate_wait_s(now_s)
+                if wait_s > 0 and self._timer is None:
+                    self._timer = self._loop.call_later(wait_s, self._on_timer)
                 return
             task = self._loop.create_task(self._work(slot))
             self._tasks.add(task)

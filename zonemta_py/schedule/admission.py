@@ -26,6 +26,9 @@ class Admission(Protocol):
     def passed(self, destination: str) -> None:
         """It may not be served now, for another reason: the next one has its turn."""
 
+    def none_starts(self) -> None:
+        """No other worker can start now: what is offered to the zone, others have."""
+
     def empty(self, destination: str) -> None:
         """It has no mail."""
 
@@ -51,6 +54,9 @@ class Unlimited:
 
     def passed(self, destination: str) -> None:
         """There are no turns."""
+
+    def none_starts(self) -> None:
+        """Nothing is offered."""
 
     def empty(self, destination: str) -> None:
         """Nothing waits."""

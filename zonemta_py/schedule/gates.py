@@ -31,9 +31,6 @@ class Waiter(Protocol):
     def wake(self, destination: str, place: Place) -> bool:
         """It has its turn at ``place``; returns whether it has mail."""
 
-    def can_serve(self) -> bool:
-        """Whether the zone's own limits allow that it is served now."""
-
 
 class Gate:
     """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
@@ -239,9 +236,14 @@ class Gates:
             gate, _ = line.gates.popitem(last=False)
             line.with_turn.add(gate)
             if self._wake(gate, address, is_chained=is_chained):
-                if gate.waiter.can_serve():
-                    return
-                gate.for_address = ""  # it keeps its turn until then, and others have the room
+                return
+
+    def pass_room(self, place: Place) -> None:
+        """The gate cannot use the room of an address now: it keeps its turn, and others have the room."""
+        gate = self._gates.get(place)
+        if gate is not None and gate.for_address:
+            address, gate.for_address = gate.for_address, ""
+            self.room_of(address, is_chained=gate.is_chained)
 
     def wait_for_session(self, provider: str, address: str) -> bool:
         """Whether something waits for a session to end, at any gate of ``provider`` or first in line for ``address``."""

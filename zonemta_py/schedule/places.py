@@ -18,21 +18,19 @@ def ignore_change(provider: str, change: int) -> None:
 class Places:
     """The places of one zone's destinations. ``ready``: a destination may be served; returns whether it has mail.
 
-    ``can_serve``: whether the zone's own limits allow that now. ``on_change`` is called with a provider and by how many
-    more (or, negative, fewer) destinations wait there.
+    ``on_change`` is called with a provider and by how many more (or, negative, fewer) destinations wait there.
     """
 
     def __init__(
         self,
         gates: Gates,
         ready: Callable[[str], bool],
-        can_serve: Callable[[], bool],
         on_change: Callable[[str, int], None] = ignore_change,
     ) -> None:
         self._gates = gates
         self._ready = ready
-        self.can_serve = can_serve
         self._on_change = on_change
+        self._offered: set[Place] = set()  # that have the room of an address
         self._of: dict[str, tuple[Place, ...]] = {}  # by destination; tuples are small
 
     def __len__(self) -> int:
@@ -82,11 +80,15 @@ class Places:
     def wait(self, destination: str, place: Place, refusal: Refusal, now_ms: int) -> None:
         """It waits at ``place`` until ``refusal`` may be over."""
         self._add(destination, place)
+        self._offered.discard(place)
         self._gates.wait(place, destination, self, refusal, now_ms)
 
     def wake(self, destination: str, place: Place) -> bool:
         """See ``Waiter``."""
         if self._ready(destination):
+            gate = self._gates.get(place)
+            if gate is not None and gate.for_address:
+                self._offered.add(place)
             return True
         self._remove(destination, place)
         return False
@@ -94,6 +96,7 @@ class Places:
     def granted(self, destination: str, place: Place) -> None:
         """It got what it waited for at ``place``."""
         if self._remove(destination, place):
+            self._offered.discard(place)
             self._gates.granted(place, destination)
 
     def granted_all(self, destination: str) -> None:
@@ -106,6 +109,12 @@ class Places:
         for place in self._of.get(destination, ()):
             if place not in places and self._remove(destination, place):
                 self._gates.emptied(place, destination)
+
+    def pass_rooms(self) -> None:
+        """The zone can serve nothing now: other zones have the room of addresses that is offered here."""
+        offered, self._offered = self._offered, set()
+        for place in offered:
+            self._gates.pass_room(place)
 
     def pass_turns(self, destination: str) -> None:
         """It does not use the turns that it has: it leaves those gates, and the next ones have them."""

@@ -120,16 +120,20 @@ class Scheduler:
         """Whether one more message may look for a session: few enough do so without a token."""
         return self.bucket is None or self.unpaid < self.bucket.ahead_max
 
-    def can_start(self, now_s: float) -> bool:
+    def next(self, now_s: float) -> WorkerSlot | None:
+        """A new worker for the destination that is served next, or None."""
+        slot = self._next(now_s) if self._can_start(now_s) else None
+        if slot is None:
+            self._admission.none_starts()
+        return slot
+
+    def _can_start(self, now_s: float) -> bool:
         """Whether the limits of the zone itself allow another worker now."""
         if self.active >= self.zone.connections:
             return False
         return self.bucket is None or (self.has_token_ahead() and self.bucket.wait_s(now_s) <= 0)
 
-    def next(self, now_s: float) -> WorkerSlot | None:
-        """A new worker for the destination that is served next, or None."""
-        if not self.can_start(now_s):
-            return None
+    def _next(self, now_s: float) -> WorkerSlot | None:
         for ring in self._order:
             waiting = self._rings[ring]
             while waiting and self._has_room(ring):

@@ -33,10 +33,7 @@ def is_limited(way: Way) -> bool:
 
 
 class SimulatedAdmission:
-    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail.
-
-    ``can_start``: whether the zone's own limits allow a worker now.
-    """
+    """Of the zone ``name``. ``ready`` is called with a destination that may be served; it returns whether it has mail."""
 
     def __init__(
         self,
@@ -44,7 +41,6 @@ class SimulatedAdmission:
         zone: Zone,
         egress: SimulatedEgress,
         ready: Callable[[str], bool],
-        can_start: Callable[[], bool],
         mail: SimulatedMail,
     ) -> None:
         self._name = name
@@ -52,7 +48,7 @@ class SimulatedAdmission:
         self._egress = egress
         self._mail = mail
         self._table = DestinationTable(zone)
-        self._places = Places(egress.gates, ready, can_start, egress.waits)
+        self._places = Places(egress.gates, ready, egress.waits)
         self._sessions: dict[WorkerSlot, SimulatedSession] = {}
 
     # ---- Admission
@@ -94,6 +90,10 @@ class SimulatedAdmission:
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
         self._places.pass_turns(destination)
+
+    def none_starts(self) -> None:
+        """See ``Admission``."""
+        self._places.pass_rooms()
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""

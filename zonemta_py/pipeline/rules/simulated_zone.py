@@ -37,9 +37,7 @@ class SimulatedZone:
         self._world = world
         self._clock = world.clock
         self._mail = SimulatedMail(zone, world.egress.pools)
-        self._admission = SimulatedAdmission(
-            name, zone, world.egress, self._wake, self._can_start, self._mail
-        )
+        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake, self._mail)
         self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._admission)
         self._table = self._scheduler.table
         self._policies = [make_policy(each.retry) for each in self._table.zones]
@@ -102,6 +100,7 @@ class SimulatedZone:
         while True:
             wait_s, limit = self._wait_s()
             if wait_s > 0:
+                self._admission.none_starts()
                 self._limited_by = limit
                 if self._timer_s is None:
                     self._timer_s = self._clock.now_s + wait_s
@@ -126,9 +125,6 @@ class SimulatedZone:
         if self._mail.has(destination.name):
             self._scheduler.ready(destination.name, self._clock.now_s)
         self._start_workers()
-
-    def _can_start(self) -> bool:
-        return self._wait_s()[0] <= 0 and self._scheduler.can_start(self._clock.now_s)
 
     def _wake(self, name: str) -> bool:
         """A destination may be served again; returns whether it has mail."""
