@@ -475,6 +475,30 @@ async def test_zones_that_share_a_session_have_it_in_turn(
     )
 
 
+async def test_a_zone_that_waits_for_its_own_rate_does_not_keep_a_session_of_an_address(
+    directory: Path,
+) -> None:
+    """It has mail for two providers in line for that, and may send one message: its other turn waits, the other zone does not."""
+    async with staged(directory) as stage:
+        slow = [{"at": "dot", "stall": "20ms"}]  # so that mail waits in both zones
+        for name in ("big", "other", "third"):
+            await stage.provider(name, [f"{name}.example"], rules=slow)
+        config = shaped(
+            stage, (0, 0), {"big": {}, "other": {}, "third": {}},
+            pools={"default": [{"address": ADDRESSES[0], "limits": {"sessions": 1}}]},
+            zones={"default": {"connections_per_domain": 1}, "second": {"rate": "12/m"}},
+            routing=[{"sender_domain": "second.example", "zone": "second"}],
+        )  # fmt: skip
+        async with relaying(config) as relay:
+            for number in range(20):
+                await relay.enqueue("s@sender.example", [f"a{number}@big.example"], TEXT)
+            for name in ("other", "third"):
+                await relay.enqueue("s@second.example", [f"b@{name}.example"], TEXT)
+            await empty(relay)
+    zones = [each["zone"] for each in logged_events(directory, "delivered")]
+    assert (len(zones), zones[-1]) == (22, "second")
+
+
 async def test_an_idle_session_with_another_host_is_no_room(directory: Path) -> None:
     """A domain that needs a new session waits until one is allowed, and is not tried again and again meanwhile."""
     async with staged(directory) as stage:
