@@ -112,6 +112,8 @@ class Places:
 
     def pass_rooms(self) -> None:
         """The zone can serve nothing now: other zones have the room of addresses that is offered here."""
+        if not self._offered:  # the scheduler asks after each start
+            return
         offered, self._offered = self._offered, set()
         for place in offered:
             self._gates.pass_room(place)

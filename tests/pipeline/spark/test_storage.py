@@ -52,6 +52,7 @@ def test_a_file_that_cannot_be_made_whole_stays(
     with pytest.raises(LocalError, match=rf"{gettempdir() if root else path}: No space left") as caught:
         storage.write_lines(spark, path, lines())
     assert path in str(caught.value)
+    assert {each.name for each in tmp_path.iterdir() if not each.name.endswith(".crc")} == {"t"}
 
     def killed(file: IO[bytes], stream: Any) -> None:
         stream.write(bytearray(file.read(10)))

@@ -57,7 +57,7 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
     written = write_tables(
         request, listed, suppression, progress, scope=scope, personal=template.personal
     )
-    if not written.rows_read and not _may_be_empty(request):
+    if not written.rows_read and not _is_postponed(request):
         raise LocalError(f"{request.source}: the list is empty")
     manifest = PlanManifest(
         version=VERSION,
@@ -93,7 +93,7 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
     """Raises LocalError for a list without the columns that are needed, for an empty one that another plan has not postponed,
     and for one of a plan that is not complete.
     """
-    if _may_be_empty(request):
+    if _is_postponed(request):
         _refuse_incomplete(spark, request.source)
     rows = read_list(spark, request.source, request.reader_options)
     columns = [name for name in rows.columns if name != POSITION]
@@ -109,12 +109,12 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
         raise LocalError(
             f"{request.source}: no column {request.send_at_column}; columns: {', '.join(columns)}"
         )
-    if not _may_be_empty(request) and not begins_with_rows(request.source) and rows.isEmpty():
+    if not _is_postponed(request) and not begins_with_rows(request.source) and rows.isEmpty():
         raise LocalError(f"{request.source}: the list is empty")
     return RecipientList(rows, email, merge_fields)
 
 
-def _may_be_empty(request: PlanRequest) -> bool:
+def _is_postponed(request: PlanRequest) -> bool:
     """Whether another plan has written the list."""
     return request.source.rstrip("/").endswith(f"/{POSTPONED}")
 

@@ -7,6 +7,7 @@ the driver is elsewhere: only local directories can be looked at there.
 import os
 import shutil
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any
@@ -156,6 +157,8 @@ def _write(spark: SparkSession, path: str, content: Iterable[bytes]) -> None:
                 binary.writelines(content)
             partial.replace(file)
         except OSError as exc:
+            with suppress(OSError):
+                partial.unlink()  # the disk may be full
             raise LocalError(f"{path}: {exc.strerror}") from exc
         return
     system, at = _reachable(spark, path)
@@ -169,11 +172,11 @@ def _write(spark: SparkSession, path: str, content: Iterable[bytes]) -> None:
         if system.getScheme() not in RENAMING:
             _copy(whole, system.create(at, True))
             return
-        java = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]  # see _reachable
+        gateway = spark.sparkContext._gateway
+        assert spark._jvm is not None and gateway is not None  # see _reachable
+        java = spark._jvm.org.apache.hadoop.fs
         partial = java.Path(at.getParent(), f".{at.getName()}.{uuid4().hex}.part")
         _copy(whole, system.create(partial, True))
-        gateway = spark.sparkContext._gateway
-        assert gateway is not None
         kind = getattr(java, "Options$Rename")
         overwrite = gateway.new_array(kind, 1)
         overwrite[0] = kind.OVERWRITE
@@ -237,6 +240,7 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
     context = getattr(spark, "_jsc", None) if hasattr(spark, "_jvm") else None
     if context is None:
         return None
+    assert spark._jvm is not None  # beside a context
     with spark_errors(path):
-        at = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]  # not None beside a context
+        at = spark._jvm.org.apache.hadoop.fs.Path(path)
         return at.getFileSystem(context.hadoopConfiguration()), at
