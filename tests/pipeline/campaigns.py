@@ -14,7 +14,7 @@ from zonemta_py.sink.script import Rule
 from zonemta_py.sink.server import Sink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from zonemta_py.pipeline.jobs.report import ReportRequest
     from zonemta_py.pipeline.jobs.send import SendCounts
@@ -51,6 +51,11 @@ def content(spark: "SparkSession", path: str) -> str:
     from zonemta_py.pipeline.spark.storage import read_bytes
 
     return read_bytes(spark, path).decode()
+
+
+def sorted_rows(table: "DataFrame") -> list[str]:
+    """The rows of a small table, as text in an order that does not depend on its files."""
+    return sorted(str(row) for row in table.collect())
 
 
 def copy(spark: "SparkSession", source: Path, target: str) -> None:

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pipeline.object_store import JARS, class_path, object_root
+from tests.pipeline.object_store import ROOTS, class_path, object_root
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# With one tier Java reserves 48 MiB for compiled code, which the code that Spark generates in all tests exceeds.
+# With one tier Java reserves 48 MiB for compiled code, which the code that Spark generates in all tests exceeds. Hadoop starts a
+# chmod for each file of this machine: a fork starts it sooner than Java's helper program.
 FAST_START = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xss4m"
-    " -Dderby.stream.error.file=/dev/null"
+    " -Djdk.lang.Process.launchMechanism=VFORK -Dderby.stream.error.file=/dev/null"
 )
 
 
@@ -43,7 +44,7 @@ def spark() -> "Iterator[SparkSession]":
     session.stop()
 
 
-@pytest.fixture(params=["path", "s3a" if JARS.is_dir() else "file"])
+@pytest.fixture(params=ROOTS)
 def root(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path) -> str:
     """An empty place: a directory of this machine, or a URL: in an object store where the client of S3 is installed."""
     if request.param == "s3a":

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JARS = Path(sys.prefix) / "share" / "s3a"  # setup-tools writes them
+ROOTS = ("path", "s3a" if JARS.is_dir() else "file")  # parameters of the fixture ``root``
 # The client is that of Hadoop 3.3, and Spark's defaults are those of a newer one: times with a unit, and classes of
 # another SDK. A region: else the client looks for that of the machine that it runs on.
 SETTINGS = {
@@ -24,6 +25,7 @@ SETTINGS = {
     "connection.establish.timeout": "5000",
     "connection.ttl": "300000",
     "multipart.purge.age": "86400",
+    "directory.marker.retention": "keep",  # as a newer client: no request for each directory above a file
 }
 
 

@@ -182,7 +182,7 @@ def test_a_run_that_is_killed(
         move(session, source, target)
 
     def write(name: str, begin: int, end: int) -> None:
-        each = [delivered(n, time_ms=HOUR_BEGINS_MS + n * HOUR_MS) for n in range(begin, end)]
+        each = [delivered(n, time_ms=HOUR_BEGINS_MS + n // 3 * HOUR_MS) for n in range(begin, end)]
         write_segment(written, name, each)
         copy(spark, written, events)
 

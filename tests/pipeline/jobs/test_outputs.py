@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.campaigns import no_progress, open_log, plan, write_list
+from tests.pipeline.object_store import ROOTS
 from tests.pipeline.segments import accepted, delivered, write_segment
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.clock import now_ms
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     Job = Callable[..., Any]
 
 JOBS = ("reconcile", "anomaly", "simulate")
+# All write by ``RowsOutput``: one of them shows that it does so anywhere.
+JOBS_AND_ROOTS = [*(("reconcile", root) for root in ROOTS), *((job, ROOTS[0]) for job in JOBS[1:])]
 
 
 def write(spark: "SparkSession", path: str, content: bytes) -> None:
@@ -74,7 +77,7 @@ def job(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path_factory:
     return run
 
 
-@pytest.mark.parametrize("job", JOBS, indirect=True)
+@pytest.mark.parametrize(("job", "root"), JOBS_AND_ROOTS, indirect=True)
 def test_an_output_that_exists(spark: "SparkSession", root: str, job: "Job") -> None:
     output = f"{root}/out"
     first = job(output)
@@ -111,7 +114,7 @@ def test_a_table(spark: "SparkSession", tmp_path: Path, job: "Job") -> None:
         spark.sql("DROP SCHEMA outputs CASCADE")
 
 
-@pytest.mark.parametrize("job", JOBS, indirect=True)
+@pytest.mark.parametrize(("job", "root"), JOBS_AND_ROOTS, indirect=True)
 def test_what_a_killed_run_left_is_replaced(spark: "SparkSession", root: str, job: "Job") -> None:
     output = f"{root}/out"
     job(output)

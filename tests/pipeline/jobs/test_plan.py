@@ -384,7 +384,9 @@ def test_times_of_sending(spark: "SparkSession", tmp_path: Path) -> None:
         plan(spark, listed, tmp_path / "other", send_at_column="when")
 
 
-@pytest.mark.parametrize("changes", [{}, {"case_sensitive": True}, {"caps": {"gmail.com": 30}}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"case_sensitive": True, "selection": Selection("june", caps={"gmail.com": 30})}]
+)
 def test_blocks_change_nothing(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -395,8 +397,6 @@ def test_blocks_change_nothing(
     rows += [["É@x.example", ""], ["é@x.example", ""], ["nothing", ""], *rows[:50]]
     listed = write_list(tmp_path / "list.csv", rows)
     (tmp_path / "s.txt").write_text("r6@gmail.com\n@xn--9ca.example\n")
-    if "caps" in changes:
-        changes = {"selection": Selection("june", caps=changes["caps"])}
     found = []
     for name in ("plain", "tasks", "joined", "blocks", "rows"):
         held_max = 0 if name == "joined" else 1_000_000  # above it Spark joins the entries

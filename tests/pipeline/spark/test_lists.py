@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zstandard
 
+from tests.pipeline.campaigns import write_list
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
@@ -184,3 +185,15 @@ def test_an_option_of_the_reader(spark: "SparkSession", tmp_path: Path) -> None:
     path.write_text('email,name\na@x.example,"A \\" B"\n')
     [row] = lists.read_list(spark, str(path), {"escape": "\\"}).collect()
     assert row["name"] == 'A " B'
+
+
+def test_tasks_of_a_list_with_line_ends_in_quotes(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task reads it; what follows has more of them only where the list is long."""
+    path = write_list(tmp_path / "l.csv", [[f"{n}@x.example", "two\nlines"] for n in range(200)])
+    assert lists.read_list(spark, str(path), {}).rdd.getNumPartitions() == 1
+    monkeypatch.setattr("zonemta_py.pipeline.spark.lists.PARTITION_BYTES", 1000)
+    rows = lists.read_list(spark, str(path), {})
+    assert rows.rdd.getNumPartitions() == path.stat().st_size // 1000
+    assert rows.count() == 200

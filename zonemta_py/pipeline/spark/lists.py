@@ -11,12 +11,16 @@ from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
 from zonemta_py.pipeline.spark.cells import files_span_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
+from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.storage import names_in
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS, address_column_in
 
 CELL_MAX = 1 << 20  # characters of a CSV cell
-PARTITIONS = 64  # of a list that one task had to read
+PARTITIONS_MAX, PARTITION_BYTES = (
+    64,
+    256 << 10,
+)  # of a list that one task had to read, which may be compressed
 JSON = ("jsonl", "json", "ndjson")
 KINDS = frozenset((*JSON, "parquet", "orc", "csv", "tsv", "txt"))
 COMPRESSIONS = ("gz", "bz2", "zst")
@@ -53,10 +57,16 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
             ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
         )  # fmt: skip
         numbered = analysed(rows.select("*", position))
-        # One task reads such a file; the work after it is spread over all tasks.
-        return numbered.repartition(PARTITIONS) if spans else numbered
+        return _spread(spark, source, numbered) if spans else numbered
     except AnalysisException as exc:
         raise LocalError(f"{source}: {error_line(str(exc))}") from exc
+
+
+def _spread(spark: SparkSession, source: str, rows: DataFrame) -> DataFrame:
+    """Rows of files that one task each has to read: the work after it is for more tasks, unless it is little."""
+    size_bytes = local_size_bytes(spark, source)
+    parts = PARTITIONS_MAX if size_bytes is None else min(PARTITIONS_MAX, size_bytes // PARTITION_BYTES)
+    return rows.repartition(parts) if parts > 1 else rows
 
 
 def _read_database(spark: SparkSession, url: str, options: Mapping[str, str]) -> DataFrame:
