@@ -1,7 +1,8 @@
 """Policies alone, and in a relay: keys, processes, large bodies."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_splitting_keeps_every_recipient(addresses: list[str]) -> None:
 
 def test_lookups() -> None:
     """An alias, a separate message with VERP and fields; the others stay together."""
-    book = {
+    book: dict[str, Mapping[str, Any]] = {
         "a@x.example": {"alias": "b@y.example"},
         "v@x.example": {"verp": "bounces.example"},
         "h@x.example": {"add_headers": {"X-One": "1", "X-Two": "2"}},
@@ -242,7 +243,7 @@ def spoil(one: Envelope) -> None:
     """Says in the recipient what it does to the envelope."""
     match one.recipients[0].partition("@")[0]:
         case "text":
-            one.header = "Subject: x\r\n"
+            one.header = "Subject: x\r\n"  # type: ignore[assignment]
         case "open":
             one.header = b"Subject: x"
         case "body":
@@ -288,6 +289,6 @@ async def test_a_name_that_is_no_policy(
         with pytest.raises(ConfigError, match=problem):
             Relay(stage.config(policies=[name]))
         with pytest.raises(ConfigError, match="a list of functions"):
-            Relay(stage.config(), policies=split_by_domain)
+            Relay(stage.config(), policies=split_by_domain)  # type: ignore[arg-type]
         async with Relay(stage.config(processes=ONE_PROCESS), backoff=[60, 120]) as relay:
             assert relay.config.zones["default"].retry.delays == (60, 120)

@@ -26,6 +26,12 @@ LATER = re.compile(r"([a-z-]+(?:(?:, | and )[a-z-]+)*): in a later version")
 UNBOUNDED = 10**9
 
 
+def compose(text: str) -> yaml.Node:
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert node is not None
+    return node
+
+
 def specifications(kind: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
     """(dotted key, field, type) of every key; names of zones and pools and list indexes are left out."""
     hints = typing.get_type_hints(kind)
@@ -73,7 +79,7 @@ def reference_comments() -> dict[str, str]:
     text = REFERENCE.read_text()
     lines = text.split("\n")
     found = {}
-    for key, node in reference_values(yaml.compose(text, Loader=yaml.SafeLoader)):
+    for key, node in reference_values(compose(text)):
         after = lines[node.end_mark.line][node.end_mark.column :]
         found[key] = after.partition("#")[2].strip()
     return found
@@ -173,7 +179,7 @@ def test_a_false_comment_is_found(key: str, comment: str) -> None:
 
 def test_the_page_has_the_defaults() -> None:
     """The second column is the value in the reference file."""
-    values = dict(reference_values(yaml.compose(REFERENCE.read_text(), Loader=yaml.SafeLoader)))
+    values = dict(reference_values(compose(REFERENCE.read_text())))
     wrong = []
     for key, (default, _) in documented().items():
         if default.startswith("`") and key.rpartition(".")[0] not in EMPTY_BY_DEFAULT:

@@ -19,5 +19,5 @@ async def _transact(self: SmtpSession, mail: Any, before_dot: Any) -> Any:
 
 
 if __name__ == "__main__":
-    SmtpSession.transact = _transact
+    SmtpSession.transact = _transact  # type: ignore[assignment]
     main()

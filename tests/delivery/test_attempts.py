@@ -37,7 +37,8 @@ def test_one_attempt_for_each_answer(kind: type[SmtpSession], final: bool) -> No
     """LMTP delivers; SMTP passes the responsibility on, and a report says *relayed*."""
     session = cast(SmtpSession, Session(kind))
     made = attempts_of(TransactionResult([OK, NO, OK, None]), ENDPOINT, session, 0.0)
-    assert made[0] is made[2] is not None
+    assert made[0] is not None
+    assert made[0] is made[2]
     assert made[3] is None
     assert (made[0].code, made[0].mx_ip, made[0].source_ip) == (250, "192.0.2.1", "192.0.2.9")
     assert (made[0].tls, made[0].dsn, made[0].final) == (True, True, final)

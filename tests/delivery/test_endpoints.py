@@ -190,7 +190,7 @@ def choices(*last_parts: int) -> list[str | None]:
     """The addresses of 9,000 messages, with a pool of these addresses of one weight."""
     pool = [PoolAddress(f"127.0.0.{part}") for part in last_parts]
     found = [choose_source(pool, f"message {number}", "", "192.0.2.1") for number in range(9000)]
-    return [source and source.address for source in found]
+    return [source.address if source else None for source in found]
 
 
 def test_an_address_more_takes_its_share_and_no_more() -> None:

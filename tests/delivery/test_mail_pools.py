@@ -71,5 +71,9 @@ def test_what_a_reload_changes(directory: Path) -> None:
     assert before == pools(directory)
     assert before != pools(directory, several=(B, "192.0.2.4"))
     assert before != pools(directory, zones={**ZONES, "moved": {}})
-    one = {"pools": {"default": [{"address": A}]}, "zones": {"default": {}}, "tenants": {}}
+    one: dict[str, Any] = {
+        "pools": {"default": [{"address": A}]},
+        "zones": {"default": {}},
+        "tenants": {},
+    }
     assert pools(directory, **one) is ONE_POOL

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.schema import Resolver
 from zonemta_py.config.units import Seconds
+from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.delivery.dns_channel import DnsChannel
 from zonemta_py.delivery.dns_channel import Records as DnsAnswer
@@ -122,7 +124,7 @@ async def test_answers_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     from zonemta_py.delivery import mx
 
     now = [100.0]
-    monkeypatch.setattr(mx.clock, "monotonic_s", lambda: now[0])
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now[0])
     async with resolving(ttl_s=0) as (resolver, server):  # the library keeps other answers itself
         await resolver.resolve("bare.example")
         now[0] += mx.TTL_MIN_S - 1
@@ -148,7 +150,7 @@ def test_order() -> None:
 
 async def test_the_hosts_of_a_domain_are_looked_up_at_once() -> None:
     """One that does not answer does not delay the others by more than its own time limit."""
-    records = {f"mx{n}.many.example": SILENT for n in range(5)}
+    records: dict[str, Any] = {f"mx{n}.many.example": SILENT for n in range(5)}
     records["mx5.many.example"] = {"A": ["127.0.0.5"]}
     records["many.example"] = {"MX": [f"10 mx{n}.many.example." for n in range(6)]}
     async with resolving() as (resolver, server):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.units import Percent, Seconds
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.outcome import (
@@ -25,7 +25,7 @@ from zonemta_py.queue.format.records import FORMAT, DeliveryOptions, Meta, Origi
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.transitions import deferred
-from zonemta_py.schedule.retry import make_policy
+from zonemta_py.schedule.retry import RetryContext, make_policy
 from zonemta_py.smtp.classify import Phase, Verdict
 from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS, UNSET
 
@@ -33,7 +33,10 @@ ACCEPTED_MS = 1_800_000_000_000
 MESSAGE = f"{ACCEPTED_MS:012x}000000abcdef"
 HOUR_MS = 3_600_000
 RETRY = Retry(
-    delays=(Seconds(60), Seconds(600)), jitter=10, give_up_after=Seconds(3600), warn_after=Seconds(1800)
+    delays=(Seconds(60), Seconds(600)),
+    jitter=Percent(10),
+    give_up_after=Seconds(3600),
+    warn_after=Seconds(1800),
 )
 RULES = RetryRules(RETRY, make_policy(RETRY))
 META = Meta(FORMAT, "s@sender.example", b"", ("default",), False, False, "", Origin("", "", "", "", ""))
@@ -145,9 +148,9 @@ def test_the_reason_when_a_function_gives_up(policy: str, now_ms: int, kind: Out
 
 
 def test_what_a_policy_sees() -> None:
-    seen = []
+    seen: list[RetryContext] = []
 
-    def policy(context: object) -> float:
+    def policy(context: RetryContext) -> float:
         seen.append(context)
         return ACCEPTED_MS + 5000.0
 

@@ -194,7 +194,8 @@ def decoded(part: Any) -> str:
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.floats(0, 100)), max_size=60))
 def test_what_waits_is_due_once(steps: list[tuple[int, bool, float]]) -> None:
     """A minute after the first failure, and at the end of a receiver's hour; never earlier."""
-    pending, now_s, since = PendingReports(), 0.0, {}
+    pending, now_s = PendingReports(), 0.0
+    since: dict[tuple[str, str], float] = {}
     for number, is_note, step_s in steps:
         now_s += step_s
         for what in pending.take_due(now_s):

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -51,7 +53,7 @@ TENANTS = {
     "acme": TenantSettings(users=("ann",), domains=("acme.example",)),
     "globex": TenantSettings(users=("bob",), domains=("globex.example",)),
 }
-FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
+FAST: dict[str, Any] = {"retry_interval_s": 0.01, "max_attempts": 1}
 
 
 async def put(
@@ -118,9 +120,11 @@ async def test_calls_out_of_order_raise_03(directory: Path) -> None:
             errors.append(str(caught.value))
         list(message.recipients())
         await message.finish(Disposition.DELIVERED)
-        for call in (message.next_recipient, message.next_line, message.rewind, lambda: message.info):
+        finished: list[Callable[[], object]]
+        finished = [message.next_recipient, message.next_line, message.rewind, lambda: message.info]
+        for call_finished in finished:
             with pytest.raises(WrongOrder, match="is finished"):
-                call()
+                call_finished()
         with pytest.raises(WrongOrder):
             message.dispose("u@b.example", Disposition.FAILED)
         with pytest.raises(WrongOrder):

@@ -26,7 +26,7 @@ from zonemta_py.dequeue import (
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.flush import flush
 
-FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
+FAST: dict[str, Any] = {"retry_interval_s": 0.01, "max_attempts": 1}
 
 
 def in_flight(queue: Queue) -> list[bytes]:
@@ -67,7 +67,7 @@ async def test_a_backoff_function_that_fails(directory: Path, backoff: Any) -> N
 
 async def test_a_reason_that_is_an_exception(directory: Path) -> None:
     async def routine(message: AsyncMessage) -> None:
-        await message.finish(Disposition.DEFERRED, ValueError("the disk is full"))  # as many will
+        await message.finish(Disposition.DEFERRED, ValueError("the disk is full"))  # type: ignore[arg-type]  # as many will
 
     async with opened(directory) as queue:
         await put(queue)
@@ -159,7 +159,7 @@ async def test_cancelled_while_mail_is_skipped(directory: Path, turns: int) -> N
 async def test_a_routine_that_exits(directory: Path) -> None:
     """sys.exit() ends the routine, not the thread that others wait for."""
 
-    def routine(message: Message) -> None:
+    def routine(message: object) -> None:
         sys.exit(3)
 
     async with opened(directory) as queue:
@@ -177,7 +177,7 @@ async def test_a_routine_that_hangs(directory: Path) -> None:
 
     async with opened(directory) as queue:
         message = await put(queue)
-        late = {"wait_timeout_s": 0.2, **FAST}
+        late: dict[str, Any] = {"wait_timeout_s": 0.2, **FAST}
         assert await asyncio.to_thread(dequeue, queue, ZONE, routine, lambda _: None, **late) == 1
     go_on.set()
     async with opened(directory) as queue:
@@ -296,8 +296,8 @@ async def test_the_wrong_kind_of_routine(directory: Path) -> None:
     async with opened(directory) as queue:
         await put(queue)
         with pytest.raises(BadArgument, match="use adequeue"):
-            await asyncio.to_thread(dequeue, queue, ZONE, coroutine)
-        await run(queue, lambda message: None)
+            await asyncio.to_thread(dequeue, queue, ZONE, coroutine)  # type: ignore[arg-type]
+        await run(queue, lambda message: None)  # type: ignore[arg-type, return-value]
         assert [row["state"] for row in rows(queue)] == ["deferred"]
         with pytest.raises(WrongThread, match="an event loop runs in this thread"):
             dequeue(directory, ZONE, print)

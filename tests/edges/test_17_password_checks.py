@@ -10,6 +10,7 @@ from tests.kit.deadlines import until
 from tests.kit.listener import ListenerUnderTest, listening
 from tests.kit.queue import events
 from tests.kit.smtp_client import RawClient
+from zonemta_py.core.networks import network_of
 from zonemta_py.intake import authentication
 from zonemta_py.intake.authentication import (
     BLOCKED,
@@ -18,7 +19,6 @@ from zonemta_py.intake.authentication import (
     WAITING_MAX,
     WRONG,
     PasswordChecks,
-    network_of,
 )
 from zonemta_py.intake.users import Users, hash_password
 

@@ -35,7 +35,7 @@ async def dual_stack(directory: Path) -> AsyncIterator[Stage]:
         await stage.provider("big", ["d.example"])
         six = Sink(keep=True)
         await six.start("::1", stage.port)
-        records = dict(stage.names.records)
+        records: dict[str, Any] = dict(stage.names.records)
         records["mx.big.example"] |= {"AAAA": ["::1"]}
         stage.names.records = records
         try:
@@ -148,7 +148,7 @@ async def test_a_blocked_recipient_whose_other_address_is_suspended(directory: P
 async def test_slow_answers(directory: Path, processes: tuple[int, int]) -> None:
     """A receiver that takes a while for each answer gets no more than its rate and its sessions, and everything."""
     rules = [{"at": "dot", "stall": PERIOD}]
-    limits = {"rate": [f"10/{PERIOD}"], "sessions_per_address": 4}
+    limits: dict[str, Any] = {"rate": [f"10/{PERIOD}"], "sessions_per_address": 4}
     async with staged(directory) as stage:
         big = await stage.provider("big", ["d.example"], rules=rules, **limits, slack=SLACK)
         async with relaying(shaped(stage, processes, {"big": limits})) as relay:
@@ -171,7 +171,7 @@ async def test_a_domain_that_moves(directory: Path, monkeypatch: pytest.MonkeyPa
         async with relaying(config) as relay:
             await fill(relay, ["d.example"], 1)
             await empty(relay)
-            records = dict(stage.names.records)
+            records: dict[str, Any] = dict(stage.names.records)
             records["d.example"] = {"MX": ["10 mx.new.example."]}
             stage.names.records = records
             await fill(relay, ["d.example"], 1, "between")

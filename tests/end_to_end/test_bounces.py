@@ -21,7 +21,7 @@ NEVER = Rule(Step.RCPT, recipient="never*", reply="451 4.7.1 not now")
 
 
 def parsed(message: Received) -> EmailMessage:
-    return cast(EmailMessage, message_from_bytes(message.data, policy=policy.SMTP))
+    return message_from_bytes(message.data, policy=policy.SMTP)
 
 
 def groups(message: Received) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ import yaml
 
 from tests.kit.deadlines import until
 from tests.kit.relay import empty, relaying, sound, staged
+from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.queue.upkeep.inspect import recipient_rows
 from zonemta_py.schedule.gates import Gates
 
@@ -28,6 +29,7 @@ async def test_a_pause_ends_for_all(directory: Path) -> None:
         )
         async with relaying(config) as relay:
             workers = relay._delivery.views["default"]
+            assert isinstance(workers, ZoneWorkers)
             await relay.enqueue("s@sender.example", ["first@d0.example"], TEXT)
             await until(lambda: len(big.accepted) == 1, "the first message")
             egress = workers._egress._egress

@@ -58,7 +58,7 @@ async def test_sessions_of_a_provider(directory: Path, processes: tuple[int, int
     """Domains that share a host share its sessions, from each address and from all, idle ones included."""
     domains = [f"d{n}.example" for n in range(8)]
     async with staged(directory) as stage:
-        limits = {"sessions": 4, "sessions_per_address": 3, "messages_per_session": 5}
+        limits: dict[str, Any] = {"sessions": 4, "sessions_per_address": 3, "messages_per_session": 5}
         big = await stage.provider("big", domains, **limits)
         free = await stage.provider("free", ["free.example"])
         async with relaying(shaped(stage, processes, {"big": limits})) as relay:
@@ -86,7 +86,7 @@ async def test_rates_of_a_provider(directory: Path, processes: tuple[int, int]) 
     """No period of the length of a rate has more messages. That most of it is used: ``test_permits``, on a virtual clock."""
     domains = [f"d{n}.example" for n in range(5)]
     async with staged(directory) as stage:
-        limits = {"rate": [f"10/{PERIOD}"]}
+        limits: dict[str, Any] = {"rate": [f"10/{PERIOD}"]}
         big = await stage.provider("big", domains, **limits, slack=SLACK)
         async with relaying(shaped(stage, processes, {"big": limits})) as relay:
             await fill(relay, domains, 60)
@@ -138,7 +138,7 @@ async def test_new_sessions_of_a_provider(directory: Path, processes: tuple[int,
     """Sessions that are open are used while no new one may be opened."""
     domains = [f"d{n}.example" for n in range(3)]
     async with staged(directory) as stage:
-        limits = {"connect_rate": ["2/s"], "messages_per_session": 10}
+        limits: dict[str, Any] = {"connect_rate": ["2/s"], "messages_per_session": 10}
         big = await stage.provider("big", domains, ["mx.big.example"], **limits)
         async with relaying(shaped(stage, processes, {"big": limits})) as relay:
             await fill(relay, domains, 60)
@@ -149,7 +149,7 @@ async def test_new_sessions_of_a_provider(directory: Path, processes: tuple[int,
 @pytest.mark.parametrize("limits", [{"sessions": 40}, {}], ids=["limits", "free"])
 @pytest.mark.parametrize("processes", PROCESSES)
 async def test_addresses_share_the_sessions(
-    directory: Path, processes: tuple[int, int], limits: dict[str, int]
+    directory: Path, processes: tuple[int, int], limits: dict[str, Any]
 ) -> None:
     """By weight. The bound on connections only excludes one for each second message; ``test_schedule`` has the draws."""
     async with staged(directory) as stage:
@@ -246,7 +246,7 @@ async def test_a_blocked_address_is_left_at_once(
 @pytest.mark.parametrize("limits", [{"sessions_per_address": 2}, {}], ids=["limits", "free"])
 @pytest.mark.parametrize("processes", PROCESSES)
 async def test_a_greylisted_recipient_keeps_its_address(
-    directory: Path, processes: tuple[int, int], limits: dict[str, int]
+    directory: Path, processes: tuple[int, int], limits: dict[str, Any]
 ) -> None:
     """A server of which the list knows address, sender and recipient takes the second attempt."""
     async with staged(directory) as stage:

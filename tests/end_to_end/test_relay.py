@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from email import message_from_bytes, policy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -115,7 +115,7 @@ async def test_mixed_verdicts_and_one_report(directory: Path) -> None:
             assert sorted(a.tally.by_recipient) == ["later@a.example", "yes@a.example"]
             assert (report.sender, report.recipients) == ("", ["s@sender.example"])
             parsed = message_from_bytes(report.data, policy=policy.SMTP)
-            parts = list(parsed.iter_parts())
+            parts: list[Any] = list(parsed.iter_parts())
             fields = parts[1].get_payload()[1]
             assert fields["Final-Recipient"] == "rfc822; no@a.example"
             assert fields["Diagnostic-Code"] == "smtp; 550 5.1.1 No such user here"
@@ -167,9 +167,11 @@ async def test_too_old_expires_with_a_report(directory: Path) -> None:
             await empty(relay)
             delayed, failed = (message_from_bytes(m.data, policy=policy.SMTP) for m in reports)
             assert "Delayed" in delayed["Subject"]
-            assert list(delayed.iter_parts())[1].get_payload()[1]["Action"] == "delayed"
-            fields = list(failed.iter_parts())[1].get_payload()[1]
-            assert (fields["Action"], fields["Status"]) == ("failed", "4.4.7")
+            about_delayed, about_failed = (
+                cast(Any, list(each.iter_parts())[1]).get_payload()[1] for each in (delayed, failed)
+            )
+            assert about_delayed["Action"] == "delayed"
+            assert (about_failed["Action"], about_failed["Status"]) == ("failed", "4.4.7")
         assert len(logged_events(directory, "expired")) == 1
         assert len(logged_events(directory, "deferred")) >= 3
 

@@ -1,6 +1,7 @@
 """Events: their JSON, their segments, and that each reaches the log exactly once."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -147,11 +148,10 @@ async def test_a_log_that_cannot_be_written_keeps_events_in_the_queue(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOSPC on the event log: nothing is lost, and it goes on when there is room again."""
-    from zonemta_py.events import segments
     from zonemta_py.queue import outbox as export
 
     monkeypatch.setattr(export, "RETRY_S", 0.05)
-    full, real = [True], segments.os.fsync
+    full, real = [True], os.fsync
 
     def fsync(handle: int) -> None:
         if full[0]:
@@ -159,7 +159,7 @@ async def test_a_log_that_cannot_be_written_keeps_events_in_the_queue(
         real(handle)
 
     async with opened(directory / "queue") as queue:
-        monkeypatch.setattr(segments.os, "fsync", fsync)
+        monkeypatch.setattr(os, "fsync", fsync)
         seen: list[bytes] = []
         settings = Events(directory / "events", Rotate(Size(1 << 20), Seconds(0.2)))
         exporter = Exporter(queue, settings, [seen.append])

@@ -17,6 +17,7 @@ from zonemta_py.admin.requests import HistoryRequest, TailRequest
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events import history as history_module
+from zonemta_py.events import segment_reading
 from zonemta_py.events.history import events_of, in_lines, make_queries
 from zonemta_py.events.index import NAME
 from zonemta_py.events.segments import Segment
@@ -87,7 +88,7 @@ async def test_segments_without_the_key_are_not_read(
                 await send(relay, [f"u{number}@a.example"])
                 await empty(relay)
     read: list[Path] = []
-    original = history_module.frames_of
+    original = segment_reading.frames_of
 
     def frames_of(path: Path) -> bytes:
         read.append(path)

@@ -41,18 +41,18 @@ def test_another_key_in_a_filter_of_one_is_rare() -> None:
 
 
 def test_an_entry_for_each_segment_of_an_hour(tmp_path: Path) -> None:
-    names = []
+    sealed = []
     for seq in (1, 2):
         segment = Segment(tmp_path, "abcdef", seq)
         line = (
             b'{"node":"abcdef","seq":%d,"position":0,"event":"accepted","recipient":"u%d@x.example"}\n'
         )
         segment.append(line % (seq, seq), seq)
-        sealed = segment.seal(1_800_000_000_000)
-        assert sealed is not None
-        names.append(sealed.name)
-    entries = list(read_index(sealed.parent))
-    assert [name for name, _ in entries] == names
+        path = segment.seal(1_800_000_000_000)
+        assert path is not None
+        sealed.append(path)
+    entries = list(read_index(sealed[0].parent))
+    assert [name for name, _ in entries] == [path.name for path in sealed]
     assert [may_have(bits, hash_of(b"u1@x.example")) for _, bits in entries] == [True, False]
 
 

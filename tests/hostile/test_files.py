@@ -61,7 +61,7 @@ def test_compressed_input_is_not_opened(directory: Path) -> None:
 async def test_a_damaged_chunk_is_never_delivered(directory: Path) -> None:
     """Missing, shorter, longer, flipped: QueueCorrupt before the last byte is returned."""
     for spoil in (None, b"x" * 65_535, b"x" * 65_537, b"y" * 65_536):
-        async with opened(directory / f"{spoil and spoil[:1]}{len(spoil or b'')}") as queue:
+        async with opened(directory / f"{(spoil or b'')[:1].hex()}{len(spoil or b'')}") as queue:
             message = await accept(queue, "a@x.example", body=b"x" * 150_000)
             spoil_chunk(queue.store, keys.chunk_key(message, 2), spoil)
             held = lease(queue, "x.example")

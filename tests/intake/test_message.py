@@ -152,14 +152,15 @@ async def test_results(tmp_path: Path) -> None:
     async with opened(tmp_path / "queue", clock.now_ms, store="memory") as queue:
         first = (await received(queue, KEY + b"\r\nx\r\n")).result
         assert first is not None
-        assert first == (first.id, "", 2, (first.id,))
+        assert tuple(first) == (first.id, "", 2, (first.id,))
         again = (await received(queue, KEY + b"\r\nx\r\n")).result
-        assert again == ("", first.id, 0, ())
+        assert again is not None
+        assert tuple(again) == ("", first.id, 0, ())
         assert again.id == first.id
         third = Rcpt("f@d.example")
         more = (await received(queue, KEY + b"\r\nx\r\n", [*ENVELOPE.recipients, third])).result
         assert more is not None
-        assert more == (more.stored, first.id, 1, (more.stored,))
+        assert tuple(more) == (more.stored, first.id, 1, (more.stored,))
         assert more.stored not in ("", first.id)
 
 

@@ -12,6 +12,7 @@ from tests.kit.deadlines import scaled
 from tests.kit.servers import queue_settings
 from zonemta_py import Config, Queue
 from zonemta_py.config.schema import Events
+from zonemta_py.config.units import Percent
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
 from zonemta_py.queue.active import read_message
@@ -26,7 +27,7 @@ AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
 
 def settings(directory: Path, store: str = "leveldb", **retry: Any) -> Config:
     """A configuration with a zone for programs, without jitter."""
-    zone = Zone(retry=replace(Retry(jitter=0), **retry))
+    zone = Zone(retry=replace(Retry(jitter=Percent(0)), **retry))
     return Config(
         listeners=(),
         hostname="relay.example",

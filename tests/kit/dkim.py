@@ -6,18 +6,19 @@ from pathlib import Path
 import dkim as dkimpy
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from zonemta_py.delivery.dkim import Key
 
 
 def write_key(path: Path, kind: str = "rsa", bits: int = 2048) -> Path:
-    key = {
+    make: dict[str, Callable[[], PrivateKeyTypes]] = {
         "rsa": lambda: rsa.generate_private_key(65537, bits),
         "ed25519": ed25519.Ed25519PrivateKey.generate,
         "ec": lambda: ec.generate_private_key(ec.SECP256R1()),
-    }[kind]()
+    }
     path.write_bytes(
-        key.private_bytes(
+        make[kind]().private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),

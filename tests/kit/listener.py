@@ -17,6 +17,7 @@ from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
+from zonemta_py.config.units import Size
 from zonemta_py.core import clock
 from zonemta_py.intake.listener import Intake, Listener
 from zonemta_py.intake.queue_client import QueueClient
@@ -78,7 +79,7 @@ async def listening(
 ) -> AsyncIterator[ListenerUnderTest]:
     """A listener as ``make_config`` says."""
     config = make_config(directory, listener, rest)
-    config = replace(config, queue=replace(config.queue, directory=directory, min_free_disk=1))
+    config = replace(config, queue=replace(config.queue, directory=directory, min_free_disk=Size(1)))
     async with opened(directory / "queue", clock.now_ms) as queue:
         queue.limits.configure(limit_rules(config.tenants, config.limits))
         [sockets] = await listening_sockets(config.listeners[0].address, 1)

@@ -86,7 +86,7 @@ class Other:
             *(f"--ignore={each}" for each in others if directory in each.parents),
             str(directory),
         ]
-        self._place = {"cwd": Path.cwd(), "env": dict(os.environ)}  # a test may change both meanwhile
+        self._cwd, self._environment = Path.cwd(), dict(os.environ)  # a test may change both meanwhile
         self._starting = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
@@ -98,7 +98,7 @@ class Other:
                 return pytest.ExitCode.INTERRUPTED
             with self._output.open("wb") as output:
                 self._process = subprocess.Popen(
-                    self._command, stdout=output, stderr=output, **self._place
+                    self._command, stdout=output, stderr=output, cwd=self._cwd, env=self._environment
                 )
         return self._process.wait()
 

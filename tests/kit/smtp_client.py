@@ -28,7 +28,7 @@ class RawClient:
 
     async def reply(self) -> str:
         """The next reply, lines joined by newlines; empty when the connection has ended."""
-        lines = []
+        lines: list[str] = []
         while True:
             try:
                 line = await asyncio.wait_for(self._reader.readline(), scaled(REPLY_S))

@@ -1,13 +1,14 @@
 """13. A mail host that is this relay under another name."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.relay import empty, logged_events, relaying, send, staged
 from tests.peers.scripts import peers
 
-NEVER = {"connections_per_domain": 1, "retry": {"delays": ["1h"], "give_up_after": "2h"}}
+NEVER: dict[str, Any] = {"connections_per_domain": 1, "retry": {"delays": ["1h"], "give_up_after": "2h"}}
 
 
 async def test_the_best_host_is_this_relay(directory: Path) -> None:

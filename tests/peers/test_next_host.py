@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.peers.scripts import SENDERS, peers
 from zonemta_py.queue.upkeep.flush import flush
 
 CONNECTIONS = 5
-NEVER = {
+NEVER: dict[str, Any] = {
     "connections_per_domain": CONNECTIONS,
     "retry": {"delays": ["1h"], "give_up_after": "2h"},
 }  # a second attempt would be too late

@@ -1,6 +1,7 @@
 """4. A peer that takes a number of recipients gets that number, at once; a full mailbox is no limit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,10 @@ from tests.kit.relay import logged_events
 from tests.peers.scripts import SENDERS, Peers, peers
 
 RECIPIENTS = [f"r{number:02}" for number in range(35)]
-ONE_ATTEMPT = {"connections_per_domain": 1, "retry": {"delays": ["1h"], "give_up_after": "2h"}}
+ONE_ATTEMPT: dict[str, Any] = {
+    "connections_per_domain": 1,
+    "retry": {"delays": ["1h"], "give_up_after": "2h"},
+}
 
 
 def transactions(made: Peers) -> list[int]:

@@ -7,9 +7,10 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import problems
-from tests.kit.relay import empty, read_history, received, relaying, send, staged
+from tests.kit.relay import empty, received, relaying, send, staged
 from tests.peers.scripts import SENDERS
 from zonemta_py.delivery import pending_reports
+from zonemta_py.events.accounting import read_history
 from zonemta_py.queue.format.keys import DIGEST, end_of
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step

@@ -11,7 +11,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import Stage, logged_events
 from tests.peers.scripts import DOMAIN, SENDERS, BreaksOnPipelining, peers
 
-NEVER = {"retry": {"delays": ["1h"], "give_up_after": "2h"}}
+NEVER: dict[str, Any] = {"retry": {"delays": ["1h"], "give_up_after": "2h"}}
 
 
 def item(**values: Any) -> dict[str, Any]:

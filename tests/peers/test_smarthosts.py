@@ -12,7 +12,7 @@ from tests.peers.scripts import DOMAIN, SENDERS, peers
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.queue.upkeep.flush import flush
 
-NEVER = {"retry": {"delays": ["1h"], "give_up_after": "2h"}}
+NEVER: dict[str, Any] = {"retry": {"delays": ["1h"], "give_up_after": "2h"}}
 
 
 def hosts_in_order(stage: Stage) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def submit_options(*targets: str, **changes: Any) -> SubmitOptions:
     return SubmitOptions(**settings)
 
 
-def send(spark: "SparkSession", directory: Path, options: SubmitOptions) -> "SendCounts":
+def send(spark: "SparkSession", directory: Path | str, options: SubmitOptions) -> "SendCounts":
     """Submit the plan in ``directory``."""
     from zonemta_py.pipeline.jobs.send import send_plan
 
@@ -118,13 +118,15 @@ def write_sent_plan(
     spark: "SparkSession", directory: Path | str, sender: str, rows: list[tuple[Any, ...]]
 ) -> str:
     """A plan of version 1 with a ledger of ``rows``; returns its directory."""
+    from pyspark.sql.types import StructType
+
     from zonemta_py.pipeline.spark import tables
 
     count, campaign = len(rows), rows[0][0]
     manifest = (1, campaign, sender, False, 1, 0, count, count, 0, 0, 0, len({row[1] for row in rows}))
-    of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
+    of_version_1 = StructType(tables.MANIFEST.fields[: len(manifest)])
     spark.createDataFrame([manifest], of_version_1).write.parquet(f"{directory}/manifest")
-    of_version_1 = tables.StructType(tables.LEDGER.fields[: len(rows[0])])
+    of_version_1 = StructType(tables.LEDGER.fields[: len(rows[0])])
     spark.createDataFrame(rows, of_version_1).write.parquet(f"{directory}/ledger/run=1")
     return str(directory)
 

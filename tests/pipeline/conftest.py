@@ -33,6 +33,7 @@ def spark() -> "Iterator[SparkSession]":
     session = open_session(
         "local[2,4]",
         "1g",
+        light=False,
         **{
             "spark.sql.shuffle.partitions": "2",
             "spark.driver.extraJavaOptions": FAST_START,

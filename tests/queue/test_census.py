@@ -204,7 +204,8 @@ async def test_after_ten_thousand_operations_crashes_and_takeovers(tmp_path: Pat
             case 4 if messages:
                 await queue.operator.hold(rng.choice(messages))
             case 5 if messages:
-                await rng.choice([queue.operator.release, queue.operator.delete])(rng.choice(messages))
+                operation = rng.choice((queue.operator.release, queue.operator.delete))
+                await operation(rng.choice(messages))
             case 6:
                 await queue.background.stop()
                 await queue.commits.close()

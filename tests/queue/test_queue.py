@@ -303,7 +303,8 @@ async def test_a_client_that_hangs_up_during_the_commit(directory: Path) -> None
 
 async def test_facts_are_numbered_for_ever(directory: Path) -> None:
     """(node, seq, position) identifies an event, also across restarts."""
-    clock, seen = Clock(), set()
+    clock = Clock()
+    seen: set[object] = set()
     for _ in range(3):
         async with opened(directory, clock) as queue:
             await accept(queue, "a@x.example", "b@x.example")

@@ -106,7 +106,7 @@ async def test_more_domains_than_the_window_holds(directory: Path) -> None:
         domains = [f"d{n}.example" for n in range(300)]
         for domain in domains:
             await accept(queue, f"a@{domain}")
-        done = set()
+        done: set[str] = set()
         while len(done) < len(domains):
             assert ready, f"{len(done)} of {len(domains)} and nothing is announced"
             held = queue.lease("default", ready.pop(0), 10)

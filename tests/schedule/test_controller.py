@@ -189,7 +189,7 @@ ATTEMPTS = st.lists(
 @given(ATTEMPTS, st.lists(st.integers(0, 400_000), max_size=20))
 def test_bounds_and_replay(attempts: list[tuple[int, str]], timers: list[int]) -> None:
     """Between the floor and the ceiling, always; and what timers do beside does not change the result."""
-    settings_ = {"interval": Seconds(60.0), "attempts": 5}
+    settings_: dict[str, Any] = {"interval": Seconds(60.0), "attempts": 5}
     live, replayed = controller(**settings_), controller(**settings_)
     now_ms, changes, again, timer_ms = BEGIN_MS, [], [], BEGIN_MS
     waiting = list(timers)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -204,7 +205,7 @@ def test_a_worker_draws_its_address_again() -> None:
         (float("inf"), FALLBACK_S), (float("nan"), FALLBACK_S), ("5m", FALLBACK_S), (10**12, FALLBACK_S), ({}, FALLBACK_S),
     ],
 )  # fmt: skip
-def test_a_function_of_the_user(answer: object, delay_s: float | None) -> None:
+def test_a_function_of_the_user(answer: Any, delay_s: float | None) -> None:
     """A valid time counts, no sooner than in a second; anything else gives the fallback and an error."""
     errors: list[str] = []
     policy = guarded(from_backoff(lambda recipient, attempts: answer), errors.append)

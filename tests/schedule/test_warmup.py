@@ -100,13 +100,13 @@ def test_a_number_is_never_exceeded(operations: list[Any]) -> None:
             allowance.finish(permit, seen, 0, now_ms)
             sent[day] += seen
         elif operation == "take":
-            permit = allowance.take("google", [PoolAddress("192.0.2.1")], now_ms)
+            answer = allowance.take("google", [PoolAddress("192.0.2.1")], now_ms)
             room = None if most is None else most - sent[day] - sum(number for _, number in underway)
-            assert isinstance(permit, Permit) == (room is None or room > 0)
-            if isinstance(permit, Permit):
-                granted = allowance.recipients_max(permit, numbers[0], now_ms)
+            assert isinstance(answer, Permit) == (room is None or room > 0)
+            if isinstance(answer, Permit):
+                granted = allowance.recipients_max(answer, numbers[0], now_ms)
                 assert granted == (numbers[0] if room is None else min(numbers[0], room))
-                underway.append((permit, granted))
+                underway.append((answer, granted))
     for number, most in enumerate(SCHEDULE.daily):
         assert sent[number] <= most
 

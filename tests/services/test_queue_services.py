@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from email.message import Message as Mail
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,7 +29,7 @@ from tests.kit.smtp_client import RawClient
 from zonemta_py import Bounce, Envelope, NotAccepted, Parcel, Relay, Reply, RetryContext
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.dequeue import AsyncMessage, Disposition
-from zonemta_py.policies import Forward, Lookup, split_by_domain, split_by_recipient
+from zonemta_py.policies import Client, Forward, Lookup, split_by_domain, split_by_recipient
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.sink.nameserver import SERVFAIL
@@ -326,7 +326,7 @@ async def test_bounces_can_be_routed_changed_and_suppressed_10(directory: Path) 
         if bounce.to.startswith("odd"):
             raise ValueError("a defect of the function's")
         if bounce.to.startswith("text"):
-            return bounce._replace(body="not octets")
+            return bounce._replace(body="not octets")  # type: ignore[arg-type]
         return bounce._replace(header=b"X-Ours: yes\r\n" + bounce.header)
 
     async with staged(directory) as stage:
@@ -391,7 +391,7 @@ async def test_a_transport_that_raises_defers_12(directory: Path) -> None:
 
 async def test_policies_split_forward_and_add_fields_13(directory: Path) -> None:
     """Split by domain or recipient, forwarded by the first matching rule, looked up; fields are added once."""
-    book = {
+    book: dict[str, Mapping[str, Any]] = {
         "list@d.example": {"alias": "everybody@d.example"},
         "v@d.example": {"verp": "b.example", "add_headers": {"X-Seen": "yes"}},
     }
@@ -434,7 +434,12 @@ def test_splitting_of_envelopes_13() -> None:
         def __init__(self, address: str) -> None:
             self.address = address
 
-    envelope = Envelope("s@a", [Asked(a) for a in ("X@A.com", "y@a.COM", "z@b")], b"", None)
+    envelope = Envelope(
+        "s@a",
+        [Asked(a) for a in ("X@A.com", "y@a.COM", "z@b")],
+        b"",
+        Client("192.0.2.1", "h", "", "ESMTP"),
+    )
     by_domain = split_by_domain(envelope)
     assert [each.recipients for each in by_domain] == [["X@A.com", "y@a.COM"], ["z@b"]]
     assert [each.recipients for each in split_by_recipient(envelope)] == [
@@ -571,7 +576,7 @@ async def test_reports_parse_as_rfc_3464_20(directory: Path) -> None:
         status = next(
             part for part in report.walk() if part.get_content_type() == "message/delivery-status"
         )
-        about_message = status.get_payload()[0]
+        about_message = cast(Any, status).get_payload()[0]
         assert isinstance(about_message, Mail)
         assert about_message["Reporting-MTA"] == "dns; relay.example"
         (about,) = per_recipient(report)

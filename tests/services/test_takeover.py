@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -98,7 +99,7 @@ async def test_another_relay_takes_over_after_a_kill_14(directory: Path, kind: s
 @pytest.mark.parametrize("kind", SHARED)
 async def test_what_was_used_of_a_limit_is_taken_over(directory: Path, kind: str) -> None:
     """Of the hour's ten messages the killed relay had sent all: what it leaves waits, and other mail of its leaves."""
-    rate = {"rate": ["10/h"]}
+    rate: dict[str, Any] = {"rate": ["10/h"]}
     providers = {"providers": {"big": {"mx": ["*.big.example"], "limits": rate}}}
     (directory / "providers.yaml").write_text(yaml.safe_dump(providers))
     async with staged(directory) as stage:

@@ -19,7 +19,8 @@ def shown(relay: Relay) -> dict[str, Any]:
     egress = relay._delivery.egress
     [way] = [row for row in way_rows(egress) if (row["provider"], row["address"]) == ("google", NEW)]
     [warmup] = warmup_rows(egress)
-    pace = (way["pace_sessions"], way["paused_until_ms"] - egress.now_ms())
+    paused_until_ms: Any = way["paused_until_ms"]
+    pace = (way["pace_sessions"], paused_until_ms - egress.now_ms())
     return {"pace": pace, **{key: warmup[key] for key in ("step", "allowed", "sent", "late_days")}}
 
 

@@ -18,7 +18,8 @@ def within(times_s: list[float], now_s: float, period_s: float) -> int:
 @given(GAPS, st.integers(1, 8), st.integers(20, 1500), st.integers(0, 19))
 def test_full_is_what_counting_finds(gaps: list[int], number: int, period: int, slack: int) -> None:
     rate, slack_s = Rate(number, period * TICK_S), slack * TICK_S
-    window, accepted, now_s = EventTimes(), [], 1000.0
+    window, now_s = EventTimes(), 1000.0
+    accepted: list[float] = []
     for gap in gaps:
         now_s += gap * TICK_S
         full = within(accepted, now_s, rate.per_s - slack_s) >= number

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.kit.deadlines import time_limit, until
 from tests.kit.relay import empty, relaying, send, sound, staged
+from zonemta_py.sink.sink_limits import LimitName
 
 DOMAINS = ["d1.example", "d2.example", "d3.example"]
 NO_CONTROLLER = {"controller": {"enabled": False}}
@@ -44,7 +45,7 @@ async def test_a_relay_without_limits_is_found_out(directory: Path) -> None:
                 await send(relay, [f"{number}@{DOMAINS[number % 3]}"])
             await empty(relay)
         [account] = bigmail.clients.values()
-        assert account.violations["rate"] == len(bigmail.violations) > 0
+        assert account.violations[LimitName.RATE] == len(bigmail.violations) > 0
         assert account.messages == 12
         assert account.accepted.most_within(1.0) == 5
         assert free.violations == []

@@ -26,7 +26,7 @@ DOMAINS = ("one.example", "two.example", "three.example")
 
 
 def test_the_records() -> None:
-    one = SinkLimits("one", ("127.0.0.21", "::1"), domains=(Word("D.example"),))
+    one = SinkLimits("one", (Word("127.0.0.21"), Word("::1")), domains=(Word("D.example"),))
     assert name_records([one, SinkLimits("two")]) == {
         "mx.one.example": {"A": ["127.0.0.21"], "AAAA": ["::1"]},
         "mx.two.example": {"A": ["127.0.0.1"]},

@@ -75,7 +75,8 @@ def test_logins_that_do_not_wait_are_not_shown() -> None:
         b"AUTH LOGIN\r\nbmV3cw==\r\nc2VjcmV0\r\nNOOP\r\n",
         b"AUTH PLAIN\r\nAGFubgBwYXNz\r\nNOOP\r\n",
     ):
-        lines, found = DialogueLines(), []
+        lines = DialogueLines()
+        found: list[str] = []
         found += lines.client(login)
         for _ in range(login.count(b"\n") - 2):
             found += [*lines.server(b"334 \r\n"), *lines.client(b"")]

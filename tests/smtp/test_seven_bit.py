@@ -2,6 +2,7 @@
 
 from email import message_from_bytes, policy
 from email.message import EmailMessage
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,10 @@ def parts_of(header: bytes, body: bytes) -> list[tuple[str, bytes]]:
     """Type and decoded content of each part; line ends as LF."""
     message = message_from_bytes(header + b"\r\n" + body)
     return [
-        (part.get_content_type(), (part.get_payload(decode=True) or b"").replace(b"\r\n", b"\n"))
+        (
+            part.get_content_type(),
+            cast(bytes, part.get_payload(decode=True) or b"").replace(b"\r\n", b"\n"),
+        )
         for part in message.walk()
         if not part.is_multipart()
     ]

@@ -16,6 +16,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.storage.open import open_store
 from zonemta_py.storage.redis import RedisStore
 from zonemta_py.storage.remote import RemoteBodyStore
+from zonemta_py.storage.s3 import S3Store
 
 AT_ONCE_S = 0.5  # for calls that take microseconds; one request would take as long as the server sleeps
 
@@ -133,6 +134,7 @@ def _is_written(store: RemoteBodyStore) -> bool:
     """Whether the server has the second batch of ``store``."""
     if isinstance(store, RedisStore):
         return int(store._client.run(store._client.commands.get(store._where.written))) == 2
+    assert isinstance(store, S3Store)
     return store._seq == 3  # the first one is empty
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from zonemta_py.core import clock
 from zonemta_py.smtp.dialogue_lines import DialogueLines
 from zonemta_py.transports import tracing
 from zonemta_py.transports.tracing import TraceLine, Tracer, normal_target
@@ -73,13 +74,13 @@ def test_nothing_follows_the_end(tracer: Tracer, lines: list[TraceLine]) -> None
 
 def test_a_flood_is_cut(tracer: Tracer, lines: list[TraceLine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "LINES_PER_S", 5)
-    monkeypatch.setattr(tracing.clock, "now_ms", lambda: 1_000)
+    monkeypatch.setattr(clock, "now_ms", lambda: 1_000)
     session = tracer.incoming("192.0.2.1", DialogueLines())
     session.client(b"NOOP\r\n" * 20)
     assert len(lines) == 5
     tracer.hand_on(lines[0])  # of another process, which has its own limit
     assert len(lines) == 6
-    monkeypatch.setattr(tracing.clock, "now_ms", lambda: 2_000)
+    monkeypatch.setattr(clock, "now_ms", lambda: 2_000)
     session.client(b"NOOP\r\n")
     assert [line.text for line in lines[6:]] == ["15 lines were left out", "NOOP"]
 

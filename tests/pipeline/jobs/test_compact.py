@@ -164,10 +164,15 @@ def test_a_run_that_is_killed(
     An object store moves a file by a copy: ``copied`` is a kill before the original is removed.
     """
     from zonemta_py.pipeline.jobs import compact as module
-    from zonemta_py.pipeline.spark.storage import names_in, read_bytes, write_bytes
+    from zonemta_py.pipeline.spark.storage import (
+        move,
+        names_in,
+        read_bytes,
+        write_bytes,
+        write_text,
+    )
 
     written, events, output = tmp_path / "written", f"{root}/events", f"{root}/lake"
-    move, write_text = module.move, module.write_text
 
     def write_killed(session: "SparkSession", path: str, text: str) -> None:
         if path.endswith(moment):

@@ -130,13 +130,13 @@ def test_a_commit_that_is_not_atomic(
 ) -> None:
     """Some rows are there: nothing is appended until they are gone, by the way that docs/pipeline.md names."""
     from zonemta_py.pipeline.jobs import compact as module
+    from zonemta_py.pipeline.spark.run_table import append_once
 
     def append_some(session: Any, table: str, run: str, rows: Any, **options: Any) -> None:
         some = rows.where("seq < 2")
-        original(session, table, run, some, **{**options, "count": 2})
+        append_once(session, table, run, some, **{**options, "count": 2})
         raise Killed
 
-    original = module.append_once
     add_events(tmp_path, range(5))
     monkeypatch.setattr(module, "append_once", append_some)
     with pytest.raises(Killed):

@@ -392,6 +392,7 @@ def test_blocks_change_nothing(
 ) -> None:
     """Rows that Spark distributes one by one have the same kinds and reasons as those in blocks, also of a list that tasks read."""
     from zonemta_py.pipeline.jobs import plan_tables as module
+    from zonemta_py.pipeline.spark.plain_lists import plain_list
 
     rows = [[f"{'R' if n % 5 else 'r'}{n % 700}@{('gmail.com', 'x.example', 'é.example')[n % 3]}", f"{n}"] for n in range(2000)]  # fmt: skip
     rows += [["É@x.example", ""], ["é@x.example", ""], ["nothing", ""], *rows[:50]]
@@ -403,7 +404,7 @@ def test_blocks_change_nothing(
         monkeypatch.setattr("zonemta_py.pipeline.spark.suppression.HELD_MAX", held_max)
         monkeypatch.setattr(module, "BY_TASKS_BYTES_MIN", 0 if name == "tasks" else 1 << 30)
         if name == "plain":
-            assert module.plain_list(Path(listed), ",", ["email", "name"], "email") is not None
+            assert plain_list(Path(listed), ",", ["email", "name"], "email") is not None
         if name == "blocks":
             monkeypatch.setattr(module, "_plain", lambda *_: None)
         if name == "rows":

@@ -209,11 +209,11 @@ def test_a_run_that_is_killed_while_it_replaces_tables(
     An object store moves a file by a copy: ``copied`` is a kill before the original is removed.
     """
     from zonemta_py.pipeline.jobs import report as module
+    from zonemta_py.pipeline.spark.storage import move as original
     from zonemta_py.pipeline.spark.storage import names_in, read_bytes, write_bytes
 
     written, events, output = tmp_path / "written", f"{root}/events", f"{root}/report"
     request = module.ReportRequest(events, (), output)
-    original = module.move
     moved: list[str] = []
 
     def move(session: "SparkSession", source: str, target: str) -> None:

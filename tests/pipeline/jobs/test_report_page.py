@@ -50,7 +50,9 @@ def tables(**rows: list[tuple[Any, ...]]) -> "Mapping[str, pa.Table]":
     """The required tables, empty unless they are named, and those that are named."""
     import pyarrow as pa
 
-    required = {name: [] for name in ("rates", "hours", "days", "replies", "anomalies")}
+    required: dict[str, list[Any]] = {
+        name: [] for name in ("rates", "hours", "days", "replies", "anomalies")
+    }
     found = {}
     for name, values in {**required, **rows}.items():
         columns = COLUMNS[name].split()

@@ -306,11 +306,12 @@ async def test_times_of_sending(
 ) -> None:
     """The relay holds a message until its time, by HOLDUNTIL or by X-Not-Before."""
     from zonemta_py.pipeline import submission
+    from zonemta_py.transports.pipelining import SmtpSession
 
     if not releases:
-        offers = submission.SmtpSession.offers
+        offers = SmtpSession.offers
         monkeypatch.setattr(
-            submission.SmtpSession,
+            SmtpSession,
             "offers",
             lambda self, name: name != "futurerelease" and offers(self, name),
         )

@@ -19,7 +19,7 @@ FRAMES, LINES, TORN = 10, 400, 100  # lines and torn lines of each frame
 def write_torn(directory: Path) -> tuple[Path, bytes]:
     """A segment of an earlier version with 1,000 torn lines in groups of four, and what it was before."""
     random = Random(3)
-    found = []
+    found, path = [], directory
     for is_torn in (True, False):
         segment = Segment(directory, "abcdef", 1)
         for begin in range(0, FRAMES * LINES, LINES):
@@ -30,8 +30,9 @@ def write_torn(directory: Path) -> tuple[Path, bytes]:
             for n in random.sample(range(1, LINES - 1), TORN) if is_torn else ():
                 lines[n] = _torn(lines[n], random)
             segment.append(b"".join(line + b"\n" for line in lines), 1 + (begin + LINES - 1) // 4)
-        path = segment.seal(HOUR_BEGINS_MS)
-        assert path is not None
+        sealed = segment.seal(HOUR_BEGINS_MS)
+        assert sealed is not None
+        path = sealed
         found.append(of_earlier_version(path.read_bytes()))
         path.unlink()
     path.write_bytes(found[0])

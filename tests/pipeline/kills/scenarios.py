@@ -77,6 +77,7 @@ class Send:
         self.arguments = ["send", str(self.output), "--relay", self.here.target]
 
     async def check(self, printed: dict[str, Any] | None) -> None:
+        assert printed is not None
         counts = tuple(
             printed[name] for name in ("accepted", "refused", "deferred", "unsent", "earlier")
         )
@@ -125,7 +126,7 @@ class Compact(_OfEvents):
 class Report(_OfEvents):
     """Each report has another output, since one that is complete is not replaced."""
 
-    job = ("report",)
+    job: tuple[str, ...] = ("report",)
 
     @property
     def name(self) -> str:

@@ -18,8 +18,8 @@ def chart(*sums: AttemptCounts) -> BarChart:
 def bars(found: BarChart, name: str) -> list[tuple[int, int, int, int]]:
     """Left, top, width and height of each bar of a part."""
     path = next((part.path for part in found.parts if part.name == name), "")
-    found = re.findall(r"M(\d+) (\d+)h(\d+)v(\d+)h-\d+z", path)
-    return [(int(left), int(top), int(width), int(height)) for left, top, width, height in found]
+    bars = re.findall(r"M(\d+) (\d+)h(\d+)v(\d+)h-\d+z", path)
+    return [(int(left), int(top), int(width), int(height)) for left, top, width, height in bars]
 
 
 def test_parts_are_on_top_of_each_other() -> None:

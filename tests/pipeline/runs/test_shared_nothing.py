@@ -161,7 +161,7 @@ if __name__ == "__main__":
     from zonemta_py.pipeline.spark.session import open_session
 
     of_store = {f"spark.hadoop.{name}": value for name, value in json.loads(sys.argv[3]).items()}
-    session = open_session(sys.argv[1], "512m", **SMALL, **of_store)
+    session = open_session(sys.argv[1], "512m", light=False, **SMALL, **of_store)
     print(
         json.dumps(_jobs(session, sys.argv[2], sys.argv[4]) | _sent(session, sys.argv[2], sys.argv[5]))
     )

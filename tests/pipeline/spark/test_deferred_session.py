@@ -180,12 +180,12 @@ def test_a_segment_that_is_removed_meanwhile(
     sessions: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from zonemta_py.pipeline.spark import segment_files
+    from zonemta_py.pipeline.spark.listing import local_files
 
     paths = write_log(tmp_path / "events")
-    listed = segment_files.local_files
 
     def files(*arguments: Any) -> dict[str, int] | None:
-        found = listed(*arguments)
+        found = local_files(*arguments)
         paths[1].unlink(missing_ok=True)
         return found
 

@@ -39,12 +39,13 @@ def test_a_second_run(spark: "SparkSession", tmp_path: Path) -> None:
 @pytest.mark.parametrize("output", [None, "table:a.b", "file:///nowhere/at/all"])
 def test_outputs_without_a_lock(spark: "SparkSession", output: str | None) -> None:
     """They are those of a database or of Spark's file systems; a job may have none."""
+    from zonemta_py.pipeline.spark.output_lock import locks_output
 
-    @lock.locks_output
+    @locks_output
     def job(spark: "SparkSession", request: Request) -> int:
         return job_of_another(spark, request)
 
-    @lock.locks_output
+    @locks_output
     def job_of_another(spark: "SparkSession", request: Request) -> int:
         return 7
 

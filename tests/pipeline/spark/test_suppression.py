@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import io
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,11 @@ def read(
 
     found = read_suppression(spark, [str(each) for each in sources], scopes, TODAY, options)
     assert found is not None
-    held = found.held.to_pylist() if found.held is not None else found.rows.collect()
+    if found.held is not None:
+        held = found.held.to_pylist()
+    else:
+        assert found.rows is not None
+        held = found.rows.collect()
     found.release()
     rows = {row["entry"]: row["reason"] for row in held}
     assert len(rows) == len(held)
@@ -83,7 +88,9 @@ def test_a_file_with_a_header(spark: "SparkSession", tmp_path: Path) -> None:
 )
 def test_a_compressed_file(spark: "SparkSession", tmp_path: Path, suffix: str, scheme: str) -> None:
     """Its header is seen, so that columns and last days count; one that is cut is an error."""
-    compress = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}[suffix]
+    compressions: dict[str, Callable[[bytes], bytes]]
+    compressions = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}
+    compress = compressions[suffix]
     path = tmp_path / f"s.csv.{suffix}"
     parts = [f"id,email,reason,until\n1,a@x.example,{'why ' * 100},\n", "2,b@x.example,,2020-01-01\n"]
     path.write_bytes(b"".join(compress(part.encode()) for part in parts))

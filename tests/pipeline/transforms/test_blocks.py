@@ -1,6 +1,7 @@
 """Rows that are distributed in blocks."""
 
 from itertools import chain, pairwise
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ blocks = pytest.importorskip("zonemta_py.pipeline.transforms.blocks")
 ROWS = 5000
 
 
-def batches(begin: int, end: int) -> list[pa.RecordBatch]:
+def batches(begin: int, end: int) -> list[Any]:
     """Rows of ``normalise_rows``: each address is there twice, in another case, and each tenth row has none."""
     numbers = range(begin, end)
     address = [None if n % 10 == 9 else f"{'R' if n % 2 else 'r'}{n // 2}@x.example" for n in numbers]

@@ -1,6 +1,7 @@
 """Files by the hour of the events."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ SCHEMA = pa.schema([("seq", pa.int64()), ("time_ms", pa.int64()), ("recipient", 
 NONE = "__HIVE_DEFAULT_PARTITION__"
 
 
-def rows(times_ms: list[int | None], first: int = 0) -> pa.Table:
+def rows(times_ms: list[int | None], first: int = 0) -> Any:
     numbers = list(range(first, first + len(times_ms)))
     return pa.table([numbers, times_ms, [f"r{n}" for n in numbers]], schema=SCHEMA)
 

@@ -11,7 +11,7 @@ ADDRESSES = ("delivered", "bounced", "waiting", "refused", "deferred", "retried"
 def envelopes(spark: "SparkSession") -> "DataFrame":
     from zonemta_py.pipeline.spark import tables
 
-    recipients = [(f"{name}@x.example", {}) for name in ADDRESSES]
+    recipients: list[tuple[str, dict[str, str]]] = [(f"{name}@x.example", {}) for name in ADDRESSES]
     return spark.createDataFrame([("k", 0, 0, "default", "x", recipients, None)], tables.ENVELOPE)
 
 
