@@ -14,7 +14,7 @@ from zonemta_py.schedule.allowance import together
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import REST_MS, Permit, Permits
-from zonemta_py.schedule.rate_windows import UNKNOWN, RateUse, RateWindows
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT, RateUse, RateWindows
 
 MESSAGES = st.lists(st.integers(0, 12), min_size=1, max_size=8)
 PERIODS = (0.5, 1.0, 2.0, 60.0)
@@ -335,7 +335,7 @@ def test_a_rate_is_spread_over_its_period() -> None:
 def test_of_several_addresses_the_first_that_may_be_used_says_why() -> None:
     """Whatever the order in which they were drawn; one that waits for a session has no time."""
     found = [
-        Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, "full"),
+        Refusal(Limit.PROVIDER_SESSIONS, UNTIL_EVENT, "full"),
         Refusal(Limit.PAUSE, 9_000, "paused"),
         Refusal(Limit.ADDRESS_RATE, 5_000, "rate", at=(("a", 5_000),)),
     ]
@@ -343,7 +343,7 @@ def test_of_several_addresses_the_first_that_may_be_used_says_why() -> None:
         whole = together(order)
         assert (whole.limit, whole.until_ms, whole.reason) == (Limit.ADDRESS_RATE, 5_000, "rate")
         assert (whole.at, whole.others_ms) == ((("a", 5_000),), 9_000)
-    assert together(found[:1]).until_ms == UNKNOWN
+    assert together(found[:1]).until_ms == UNTIL_EVENT
 
 
 def test_a_limit_that_was_lowered_ends_sessions_that_are_in_use() -> None:

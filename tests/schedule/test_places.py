@@ -9,12 +9,12 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.gates import GATE_TURNS, TIMERS_MIN, Gates, Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.places import Places
-from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 
 ONE, TWO = ("zone:one", "big"), ("zone:two", "big")
 LIMITED = ("limited:one", "big")
 ADDRESS = "127.0.0.1"
-REFUSAL = Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, "full")
+REFUSAL = Refusal(Limit.PROVIDER_SESSIONS, UNTIL_EVENT, "full")
 
 
 class Stand:
@@ -175,8 +175,8 @@ def test_timers_of_what_does_not_wait_any_more_are_forgotten() -> None:
 
 def test_what_waits_for_the_session_of_an_address_at_another_provider() -> None:
     stand = Stand("d")
-    at = (("127.0.0.1", UNKNOWN),)
-    full = Refusal(Limit.ADDRESS_SESSIONS, UNKNOWN, "full", at, for_session=True)
+    at = (("127.0.0.1", UNTIL_EVENT),)
+    full = Refusal(Limit.ADDRESS_SESSIONS, UNTIL_EVENT, "full", at, for_session=True)
     stand.places.wait("d", ONE, full, 0)
     assert stand.gates.wait_for_session("other", "127.0.0.1")
     assert not stand.gates.wait_for_session("other", "127.0.0.2")
@@ -184,7 +184,7 @@ def test_what_waits_for_the_session_of_an_address_at_another_provider() -> None:
     assert not stand.gates.wait_for_session("other", "127.0.0.1")
 
 
-FULL = Refusal(Limit.ADDRESS_SESSIONS, UNKNOWN, "full", ((ADDRESS, UNKNOWN),), for_session=True)
+FULL = Refusal(Limit.ADDRESS_SESSIONS, UNTIL_EVENT, "full", ((ADDRESS, UNTIL_EVENT),), for_session=True)
 
 
 def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None:
@@ -262,7 +262,7 @@ class Addresses:
             return
         found = next((each for each, free in self.free.items() if free), None)
         if found is None:
-            at = tuple((each, UNKNOWN) for each in self.free)
+            at = tuple((each, UNTIL_EVENT) for each in self.free)
             places.wait(name, place, FULL._replace(at=at), 0)
         else:
             self.free[found] -= 1

@@ -27,7 +27,7 @@ from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.providers import Providers
-from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import source_name, usable
 from zonemta_py.schedule.warmup import WarmupState
@@ -197,7 +197,7 @@ class Egress(Allowance):
 
     def _suspended(self, kind: str, name: str, found: Suspension) -> Refusal:
         reason = f": {found.reason}" if found.reason else ""
-        until_ms = UNKNOWN
+        until_ms = UNTIL_EVENT
         if found.until_ms:  # of the calendar; the clock may have been set back a moment ago
             until_ms = max(self.steady_ms(found.until_ms), self.now_ms() + SUSPENDED_MIN_MS)
         return Refusal(Limit.OPERATOR, until_ms, f"{kind} {name} is suspended{reason}")

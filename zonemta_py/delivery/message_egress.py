@@ -20,7 +20,7 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import OF_SENDER
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
-from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
 from zonemta_py.schedule.sources import BY_SYSTEM, preferred, source_name
@@ -64,7 +64,9 @@ class MessageEgress:
             return None
         usable = self._ways.sources(way)
         if not usable and egress.is_disabled(pool):
-            return Refusal(Limit.NO_SOURCE, UNKNOWN, f"every address of the pool '{pool}' is disabled")
+            return Refusal(
+                Limit.NO_SOURCE, UNTIL_EVENT, f"every address of the pool '{pool}' is disabled"
+            )
         if not usable:  # the agent says of the attempt what is missing
             is_own = family != "both" and pool == way.own_pool
             return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
@@ -163,7 +165,7 @@ class MessageEgress:
         has_choice = bool(kept) or len(sources) < len(every)
         if has_choice and egress.refuses_for_long(provider, kept or sources, now_ms):
             return self._choose_any(slot, provider, every, now_ms)
-        return refused or Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
+        return refused or Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
 
     def _choose_any(
         self, slot: WorkerSlot, provider: str, sources: list[PoolAddress], now_ms: int
@@ -181,7 +183,7 @@ class MessageEgress:
     def again_ms(self, refusal: Refusal) -> int:
         """When a message for which no address had room is tried again (unix ms)."""
         now_ms = clock.now_ms()
-        if refusal.until_ms == UNKNOWN:
+        if refusal.until_ms == UNTIL_EVENT:
             return now_ms + AGAIN_MS
         return now_ms + max(1000, min(refusal.until_ms - self._egress.now_ms(), 3_600_000))
 

@@ -13,7 +13,7 @@ from zonemta_py.schedule.gates import Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.places import Places
-from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import ranked, read_part
 
@@ -86,7 +86,7 @@ class ZoneEgress:
                 return None
         if not sources and egress.is_disabled(way.pool):
             reason = f"every address of the pool '{way.pool}' is disabled"
-            self._wait(destination, place, Refusal(Limit.NO_SOURCE, UNKNOWN, reason))
+            self._wait(destination, place, Refusal(Limit.NO_SOURCE, UNTIL_EVENT, reason))
             return None
         if not sources:  # the attempt fails, so that the sender hears of it in time
             self._places.granted(destination, place)

@@ -10,7 +10,7 @@ from zonemta_py.config.sending import PoolAddress
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit, Permits, Stored
-from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS, Warming, WarmUp
 
@@ -76,7 +76,7 @@ class Allowance:
                 return permit
             refusals.append(permit)
         if not refusals:
-            return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
+            return Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
         return together(refusals)
 
     def take_wanted(
@@ -149,12 +149,12 @@ def together(refusals: Sequence[Refusal]) -> Refusal:
     """
     at = tuple(place for each in refusals for place in each.at)
     others = [each for each in refusals if not each.at]
-    first = min(refusals, key=lambda each: inf if each.until_ms == UNKNOWN else each.until_ms)
+    first = min(refusals, key=lambda each: inf if each.until_ms == UNTIL_EVENT else each.until_ms)
     for_session = any(each.for_session for each in refusals)
     return first._replace(at=at, others_ms=_first(others), for_session=for_session)
 
 
 def _first(refusals: Sequence[Refusal]) -> int:
     """When the first of them is over."""
-    times = (each.until_ms for each in refusals if each.until_ms != UNKNOWN)
-    return min(times, default=UNKNOWN)
+    times = (each.until_ms for each in refusals if each.until_ms != UNTIL_EVENT)
+    return min(times, default=UNTIL_EVENT)

@@ -14,7 +14,7 @@ from itertools import chain, count, islice
 from typing import Protocol
 
 from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 
 # Permits that a gate gets before the other gates of its provider, which may have another pool: each change may cost the
 # session of another address.
@@ -138,7 +138,7 @@ class Gates:
             if address in self._lines:
                 self._lines[address].put_first(gate)
         until_ms = refusal.others_ms if refusal.at else refusal.until_ms
-        if until_ms != UNKNOWN:
+        if until_ms != UNTIL_EVENT:
             self._set_timer(gate, until_ms)
         if address and all(each != address for each, _ in refusal.at):
             self.room_of(address)  # it has not used the room
@@ -149,7 +149,7 @@ class Gates:
         for address, until_ms in refusal.at:
             line = self._lines.setdefault(address, _Line(address))
             line.join(gate)
-            if until_ms != UNKNOWN:
+            if until_ms != UNTIL_EVENT:
                 self._set_timer(line, until_ms)
             left.discard(address)
         for address in left:

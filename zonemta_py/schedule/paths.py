@@ -7,13 +7,13 @@ from zonemta_py.config.plain import rate_text
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Pace, rate_of
-from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT, RateWindows
 
 KEPT_MS = 60_000  # mail that wants an address takes another one if it has to wait longer, but for the end of a session
 
 
 class Refusal(NamedTuple):
-    """Which limit refuses, until when (ms; UNKNOWN: until an event), and why, in words.
+    """Which limit refuses, until when (ms; or UNTIL_EVENT), and why, in words.
 
     ``at``: which addresses of ours have no room for any provider, and until when; then ``others_ms`` is until when the
     other limits refuse.
@@ -23,13 +23,13 @@ class Refusal(NamedTuple):
     until_ms: int
     reason: str
     at: tuple[tuple[str, int], ...] = ()
-    others_ms: int = UNKNOWN
+    others_ms: int = UNTIL_EVENT
     for_session: bool = False  # it ends when a session does, of any mail
     is_of_one: bool = False  # it says nothing of other destinations that wait for the same
 
     def is_for_long(self, now_ms: int) -> bool:
         """Whether mail that wants this address takes another one; an operator's suspension may have no end."""
-        if self.until_ms == UNKNOWN:
+        if self.until_ms == UNTIL_EVENT:
             return self.limit is Limit.OPERATOR
         return self.until_ms > now_ms + KEPT_MS
 
@@ -119,7 +119,7 @@ class Path:
             lowered = ceiling.sessions is not None and most == ceiling.sessions != self.sessions_max
             limit = Limit.CONTROLLER if lowered else self._named(Limit.PROVIDER_SESSIONS)
             reason = f"{self.sessions} of {most} sessions with {self} are in use"
-            return self._refusal(limit, UNKNOWN, reason)._replace(for_session=True)
+            return self._refusal(limit, UNTIL_EVENT, reason)._replace(for_session=True)
         windows, limit = self.messages, Limit.PROVIDER_RATE
         wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
         if not wait_ms and ceiling.messages is not None:

@@ -10,7 +10,7 @@ from zonemta_py.config.providers import NO_LIMITS, ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Path, Refusal
-from zonemta_py.schedule.rate_windows import UNKNOWN, RateUse, RateWindows
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT, RateUse, RateWindows
 from zonemta_py.schedule.warmup import Warming
 
 Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, length (ms), slot, use
@@ -264,14 +264,14 @@ def _displaces(pair: Path, whole: Path, now_ms: int) -> Refusal | None:
     most = whole.most()
     if most is None or whole.open < most:
         return None
-    sharing, until_ms = 1, UNKNOWN
+    sharing, until_ms = 1, UNTIL_EVENT
     for each in whole.members:
         if each is pair:
             continue
         rests_ms = each.used_ms + REST_MS
         if each.sessions or now_ms < rests_ms:
             sharing += 1
-        if not each.sessions and now_ms < rests_ms and (until_ms == UNKNOWN or rests_ms < until_ms):
+        if not each.sessions and now_ms < rests_ms and (until_ms == UNTIL_EVENT or rests_ms < until_ms):
             until_ms = rests_ms
     if pair.sessions < max(1, most // sharing):
         return None

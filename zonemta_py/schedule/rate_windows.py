@@ -16,7 +16,7 @@ from zonemta_py.core.sliding_window import SlidingWindow
 
 ANSWER_MIN_MS = 500
 STORED_S = 60
-UNKNOWN = -1  # an event opens it, not a time
+UNTIL_EVENT = -1  # in place of a time in ms: until something happens, such as the end of a session
 SPREAD_S = 60  # rates with a period of at most this are spread, if they have
 SPREAD_MIN = 10  # as many events; so that what was missed is made up for,
 FASTER = 1.25  # times as fast as the rate,

@@ -36,10 +36,8 @@ from zonemta_py.pipeline.transforms.plan_files import ENVELOPES, LEFT_OUT, PlanF
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 
-SLOT_ROWS_MIN, SLOT_BYTES_MIN = (
-    1000,
-    32_768,
-)  # recipients, or bytes of the list where those are not counted first; less makes fewer slots
+# Of a slot; less makes fewer slots. By bytes of the list where recipients are not counted first.
+SLOT_ROWS_MIN, SLOT_BYTES_MIN = 1000, 32_768
 BUCKETS_MIN, BUCKET_BYTES = 32, 4 << 20  # of the list, which may be compressed
 
 
@@ -228,7 +226,7 @@ def _write_by_spark(
 
 
 def _write_postponed(request: PlanRequest, listed: RecipientList, packed: DataFrame) -> None:
-    """Write the recipients over the caps, if there are any, as a list for another plan."""
+    """Write the recipients over the caps as a list for another plan; it may have no rows."""
     columns = [F.col("address").alias(listed.email)]
     columns += [
         F.col("fields")[name].alias(name) for name in listed.merge_fields if name != listed.email

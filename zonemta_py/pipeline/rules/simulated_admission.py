@@ -19,7 +19,7 @@ from zonemta_py.schedule.gates import Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.places import Places
-from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import BY_SYSTEM, preferred, ranked, source_name
 
@@ -200,12 +200,12 @@ class SimulatedAdmission:
                 slot.permit = permit
                 return permit.address
             refused = refused or permit
-        return refused or Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
+        return refused or Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
 
     def again_s(self, refusal: Refusal) -> float:
         """When a message for which no address had room is tried again."""
         clock = self._egress.clock
-        if refusal.until_ms == UNKNOWN:
+        if refusal.until_ms == UNTIL_EVENT:
             return clock.now_s + AGAIN_MS / 1000
         return clock.now_s + max(1.0, min((refusal.until_ms - clock.now_ms) / 1000, 3600.0))
 

@@ -32,7 +32,8 @@ POSITION = "#position"  # an added column: orders the rows as the list does
 def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataFrame:
     """The rows of ``source``, with POSITION: a file or a directory of files of one kind, ``table:NAME``, or ``jdbc:…``.
 
-    Raises LocalError when Spark cannot read it or a quote is not closed, ConfigError for an unknown suffix.
+    Raises LocalError when Spark cannot open it or a quote is not closed, ConfigError for an unknown suffix. Rows are read
+    later: what is wrong with them is an error of the job that reads them (``spark_errors``).
     """
     reader = spark.read.options(**options)
     position = F.monotonically_increasing_id().alias(POSITION)

@@ -33,13 +33,13 @@ def prepare_output(
     """Remove what a run that did not end left in ``output``, and with ``overwrite`` what one that did.
 
     ``parts``: the names that the job writes there; ``last``: the file that is written last. Raises LocalError when the
-    output is complete and not to be replaced, and when there is anything else in the directory.
+    output is complete and not to be replaced, and when anything else is in the directory, unless its name begins with
+    ``_`` or ``.``.
     """
     directory, _, name = last.rpartition("/")
     if is_url(output) and not directory and name != SUCCESS:
-        _reachable(
-            spark, output
-        )  # a single file is not written by Spark: better an error now than after the tables
+        # The last file is not written by Spark: better an error now than after the tables.
+        _reachable(spark, output)
     found = names_in(spark, output) or set()
     others = sorted(name for name in found - set(parts) if not name.startswith(("_", ".")))
     if others:
