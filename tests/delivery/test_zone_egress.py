@@ -49,7 +49,8 @@ class Zone:
     def ready(self, destination: str) -> bool:
         has_mail = self.queue.windows.zone("default").has_mail(destination)
         if has_mail:
-            self.scheduler.ready(destination, clock.monotonic_s())
+            answers = self.admission.provider_answers(destination)
+            self.scheduler.ready(destination, clock.monotonic_s(), answers=answers)
         return has_mail
 
     def learn(self, domain: str, *, has_ipv6: bool = True) -> None:
@@ -78,6 +79,21 @@ class Zone:
     def names(self) -> list[tuple[str, str | None]]:
         """The destinations and pools of the workers that may start now."""
         return [(slot.destination.name, slot.pool) for slot in self.start()]
+
+    def fail(self) -> None:
+        """The worker that may start next opens no session; its destination may be tried again at once."""
+        slot = self.scheduler.next(clock.monotonic_s())
+        assert slot is not None
+        name = slot.destination.name
+        assert self.scheduler.next_lease(slot, clock.monotonic_s())
+        lease = self.queue.lease("default", name, 1, slot.pool)
+        assert lease is not None
+        self.scheduler.leased(slot, clock.monotonic_s(), more=False)
+        self.scheduler.failed(slot.destination, 0.0, clock.monotonic_s(), "no session")
+        self.queue.release(lease)
+        self.egress.release(slot)
+        self.scheduler.ended(slot, clock.monotonic_s(), has_mail=True)
+        self.scheduler.empty(name)
 
     def end(self, slot: WorkerSlot, *, has_mail: bool) -> None:
         self.scheduler.session_ended(slot)
@@ -286,3 +302,72 @@ async def test_the_day_that_is_slowed_is_that_of_the_calendar(directory: Path) -
         egress.shaper.replies([about], egress.now_ms())
         [warming] = egress.warmup.all()
         assert warming.state.slowed_day == (egress.now_ms() + ahead_ms) // DAY_MS
+
+
+async def test_another_pool_does_not_slow_a_warm_up(directory: Path) -> None:
+    warmup = [{"address": A, "begins": "2026-01-01", "daily": [9] * 3000}]
+    (directory / "warmup.yaml").write_text(yaml.safe_dump(warmup))
+    rule = {"name": "p", "class": "greylisted", "action": "pool", "pool": "other", "for": "1h"}
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": [rule]}))
+    shaping = {"file": str(directory / "shaping.yaml"), "shipped": False}
+    warm = {"file": str(directory / "warmup.yaml")}
+    async with zone_of(directory, {}, warmup=warm, shaping=shaping) as zone:
+        egress = zone.egress
+        about = ReplyAbout("big", A, "default", "d.example", "greylisted", 451, "4.7.1", "later")
+        events, _ = egress.shaper.replies([about], egress.now_ms())
+        assert egress.shaper.engine.reroutes
+        assert len(events) == 1
+        [warming] = egress.warmup.all()
+        assert not warming.state.slowed_day
+
+
+async def test_no_new_session_from_an_address_is_waited_for(directory: Path) -> None:
+    """An idle session with another host of the provider does not help: the limit of the address says until when."""
+    pools = {"default": [{"address": A, "limits": {"connect_rate": "1/h"}}]}
+    async with zone_of(directory, {"sessions": 5, "connect_rate": "100/h"}, pools=pools) as zone:
+        egress = zone.egress
+        await zone.mail("g.example", "u")
+        [slot] = zone.start()
+        egress.permits.begin(slot.permit, egress.now_ms(), 1)
+        egress.end(slot.permit, 1, 0)
+        zone.end(slot, has_mail=False)
+        egress.permits.set_idle("big", A, 1)
+        await zone.mail("d.example", "u")
+        [slot] = zone.start()
+        assert slot.permit.connects == 0
+        egress.end(slot.permit, 0, 0)
+        zone.admission.not_permitted(slot)
+        zone.end(slot, has_mail=True)
+        assert egress.gates.due_ms is not None
+        assert egress.gates.due_ms > egress.now_ms() + 3_000_000
+
+
+async def test_a_destination_that_failed_holds_up_none_of_a_provider_that_answers(
+    directory: Path,
+) -> None:
+    """It has the turn at the gate while all places for destinations that fail are taken."""
+    async with zone_of(directory, {"sessions": 1}, zones={"default": {"connections": 9}}) as zone:
+        scheduler, dead = zone.scheduler, [f"dead{number}.example" for number in range(4)]
+        zone.learn("x.example")
+        for name in dead:
+            zone.egress.learn(name, MxAnswer((f"mx.{name}",), True, True))
+        for name in ("x.example", *dead):
+            await accept(zone.queue, f"u@{name}", user="u")
+            zone.ready(name)
+            zone.fail()
+        await zone.mail("g0.example", "u")
+        [first] = zone.start()
+        zone.egress.permits.begin(first.permit, zone.egress.now_ms(), 1)
+        zone.ready("x.example")
+        assert scheduler.next(clock.monotonic_s()) is None, "it waits at the gate"
+        for name in dead:
+            zone.ready(name)
+        slot = scheduler.next(clock.monotonic_s())
+        assert slot is not None
+        assert slot.destination.name in dead
+        assert scheduler.next(clock.monotonic_s()) is None, "the others have no place"
+        await zone.mail("g1.example", "u")
+        assert zone.start() == []
+        zone.end(first, has_mail=False)
+        zone.egress.release(first)
+        assert zone.names() == [("x.example", "")]

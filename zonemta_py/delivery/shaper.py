@@ -150,8 +150,8 @@ class Shaper:
             puts.append(pace_put(key, self.controller.paces.get(key)))
         for change in changes:
             _log(change)
-            if change.is_raise:
-                continue
+            if change.is_raise or change.what == POOL:
+                continue  # another pool leaves the pace of the address as it is
             for each in self._warmup.of(change.address, change.provider):
                 if each.slow(self._calendar_ms(change.time_ms)):
                     puts.append(warmup_put(each))

@@ -213,8 +213,8 @@ class ZoneEgress:
         way = self.ways.of(slot.destination.name)
         if way is not None:
             now_ms = self._egress.now_ms()
-            path = self._egress.permits.path(way.provider, slot.permit.address)
-            until_ms = path.connects.wait_ms(now_ms) if path.connects is not None else now_ms + 20
+            waits = [each.connects.wait_ms(now_ms) for each in slot.permit.paths if each.connects]
+            until_ms = max(waits, default=now_ms + 20)
             place = self._place(way.leaving_from(slot.pool))
             self._wait_for_connect(slot.destination.name, place, until_ms or now_ms + 1)
 

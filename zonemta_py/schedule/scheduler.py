@@ -83,9 +83,10 @@ class Scheduler:
     # ---- destinations with mail
 
     def ready(self, name: str, now_s: float, *, urgent: bool = False, answers: bool = False) -> None:
-        """The destination has mail. ``urgent``: serve it next; ``answers``: its provider does."""
+        """The destination has mail. ``urgent``: serve it next; ``answers``: its provider does, so that one which has failed
+        keeps no turn of others there while it waits for a place among those that fail."""
         destination, rings = self._destinations.get(name), self._rings
-        if destination is not None and destination.failing:
+        if destination is not None and destination.failing and not answers:
             rings[FAILING].setdefault(name, now_s)
         elif answers or self._is_known(name, destination, now_s):
             rings[KNOWN].setdefault(name, now_s)

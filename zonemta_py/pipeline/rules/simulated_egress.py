@@ -149,7 +149,7 @@ class SimulatedEgress(Allowance):
             if change.what == POOL:
                 for each in self.engine.reroutes.values():
                     self.clock.at_ms(each.until_ms, self._end_reroutes)
-            if change.is_raise:
+            if change.is_raise or change.what == POOL:
                 continue
             for warming in self.warmup.of(change.address, change.provider):
                 if warming.slow(change.time_ms):
