@@ -177,6 +177,15 @@ def test_an_operator_ends_it() -> None:
     assert made.end(KEY, BEGIN_MS + 1, "operator") is None
 
 
+def test_the_end_of_no_pace_changes_nothing() -> None:
+    """It came up by itself a moment before. There is no event of it, so a replay counts on."""
+    made, replayed = controller(), controller()
+    for each in (made, replayed):
+        replies(each, ["", "", "policy"], BEGIN_MS)
+    assert made.end(KEY, BEGIN_MS + 3, "operator") is None
+    assert list(made.counts(BEGIN_MS + 4)) == list(replayed.counts(BEGIN_MS + 4)) != []
+
+
 ATTEMPTS = st.lists(
     st.tuples(
         st.integers(0, 120_000), st.sampled_from(["", "", "", "blocked", "rate_limited", "policy"])

@@ -188,14 +188,12 @@ class Controller:
         return ShapingChange(now_ms, *key, PAUSE, before, f"paused until {until_ms}", cause)
 
     def end(self, key: Key, now_ms: int, cause: str) -> ShapingChange | None:
-        """Forget the pace, as an operator asks for it."""
+        """Forget the pace, as an operator asks for it; None: there is none, and counts go on, as in a replay."""
         pace = self.paces.pop(key, None)
+        if pace is None:
+            return None
         self._seen.pop(key, None)
-        return (
-            None
-            if pace is None
-            else ShapingChange(now_ms, *key, PACE, str(pace), FULL, cause, is_raise=True)
-        )
+        return ShapingChange(now_ms, *key, PACE, str(pace), FULL, cause, is_raise=True)
 
     def due_ms(self, key: Key) -> int | None:
         """When the pace comes up by a step."""
