@@ -243,7 +243,7 @@ def spoil(one: Envelope) -> None:
     """Says in the recipient what it does to the envelope."""
     match one.recipients[0].partition("@")[0]:
         case "text":
-            one.header = "Subject: x\r\n"  # type: ignore[assignment]
+            one.header = "Subject: x\r\n"  # type: ignore[assignment]  # a mistake
         case "open":
             one.header = b"Subject: x"
         case "body":
@@ -289,6 +289,6 @@ async def test_a_name_that_is_no_policy(
         with pytest.raises(ConfigError, match=problem):
             Relay(stage.config(policies=[name]))
         with pytest.raises(ConfigError, match="a list of functions"):
-            Relay(stage.config(), policies=split_by_domain)  # type: ignore[arg-type]
+            Relay(stage.config(), policies=split_by_domain)  # type: ignore[arg-type]  # a mistake
         async with Relay(stage.config(processes=ONE_PROCESS), backoff=[60, 120]) as relay:
             assert relay.config.zones["default"].retry.delays == (60, 120)

@@ -19,5 +19,5 @@ async def _transact(self: SmtpSession, mail: Any, before_dot: Any) -> Any:
 
 
 if __name__ == "__main__":
-    SmtpSession.transact = _transact  # type: ignore[assignment]
+    SmtpSession.transact = _transact  # type: ignore[assignment]  # it takes any message
     main()

@@ -67,7 +67,7 @@ async def test_a_backoff_function_that_fails(directory: Path, backoff: Any) -> N
 
 async def test_a_reason_that_is_an_exception(directory: Path) -> None:
     async def routine(message: AsyncMessage) -> None:
-        await message.finish(Disposition.DEFERRED, ValueError("the disk is full"))  # type: ignore[arg-type]  # as many will
+        await message.finish(Disposition.DEFERRED, ValueError("the disk is full"))  # type: ignore[arg-type]  # a mistake that many will make
 
     async with opened(directory) as queue:
         await put(queue)
@@ -296,8 +296,8 @@ async def test_the_wrong_kind_of_routine(directory: Path) -> None:
     async with opened(directory) as queue:
         await put(queue)
         with pytest.raises(BadArgument, match="use adequeue"):
-            await asyncio.to_thread(dequeue, queue, ZONE, coroutine)  # type: ignore[arg-type]
-        await run(queue, lambda message: None)  # type: ignore[arg-type, return-value]
+            await asyncio.to_thread(dequeue, queue, ZONE, coroutine)  # type: ignore[arg-type]  # the mistake
+        await run(queue, lambda message: None)  # type: ignore[arg-type, return-value]  # the mistake
         assert [row["state"] for row in rows(queue)] == ["deferred"]
         with pytest.raises(WrongThread, match="an event loop runs in this thread"):
             dequeue(directory, ZONE, print)

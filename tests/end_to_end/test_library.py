@@ -119,7 +119,7 @@ async def test_what_smtp_clients_say_with_parameters(directory: Path) -> None:
                 with pytest.raises(NotAccepted, match="501 5"):
                     await relay.enqueue("s@a.example", ["u@d.example"], b"x", **wrong)
             with pytest.raises(TypeError, match="unexpected keyword argument 'nofity'"):
-                await relay.enqueue("s@a.example", ["u@d.example"], b"x", nofity="NEVER")  # type: ignore[call-arg]
+                await relay.enqueue("s@a.example", ["u@d.example"], b"x", nofity="NEVER")  # type: ignore[call-arg]  # a mistake
 
 
 async def test_every_id_of_a_split_message(directory: Path) -> None:

@@ -109,7 +109,7 @@ async def test_metrics_tell_what_happened(directory: Path) -> None:
             async with client.get("/metrics", headers=accept) as response:
                 text = await response.text()
             assert text.endswith("# EOF\n")
-            families = open_metrics(text)  # type: ignore[no-untyped-call]
+            families = open_metrics(text)  # type: ignore[no-untyped-call]  # it has no annotations
             assert {family.name for family in families} > {"zonemta_outcomes", "zonemta_info"}
 
 

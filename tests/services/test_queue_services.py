@@ -326,7 +326,7 @@ async def test_bounces_can_be_routed_changed_and_suppressed_10(directory: Path) 
         if bounce.to.startswith("odd"):
             raise ValueError("a defect of the function's")
         if bounce.to.startswith("text"):
-            return bounce._replace(body="not octets")  # type: ignore[arg-type]
+            return bounce._replace(body="text")  # type: ignore[arg-type]  # a mistake, as a user may make it
         return bounce._replace(header=b"X-Ours: yes\r\n" + bounce.header)
 
     async with staged(directory) as stage:

@@ -83,8 +83,10 @@ class Scheduler:
     # ---- destinations with mail
 
     def ready(self, name: str, now_s: float, *, urgent: bool = False, answers: bool = False) -> None:
-        """The destination has mail. ``urgent``: serve it next; ``answers``: its provider does, so that one which has failed
-        keeps no turn of others there while it waits for a place among those that fail."""
+        """The destination has mail. ``urgent``: serve it next; ``answers``: its provider does.
+
+        One that has failed at a provider that answers would keep the turn of others there, if it waited for a place in FAILING.
+        """
         destination, rings = self._destinations.get(name), self._rings
         if destination is not None and destination.failing and not answers:
             rings[FAILING].setdefault(name, now_s)

@@ -385,7 +385,7 @@ def test_times_of_sending(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"case_sensitive": True, "selection": Selection("june", caps={"gmail.com": 30})}]
+    "changes", [{}, {"case_sensitive": True}, {"selection": Selection("june", caps={"gmail.com": 30})}]
 )
 def test_blocks_change_nothing(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
