@@ -26,7 +26,7 @@ from zonemta_py.delivery.endpoints import Endpoint, EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.outcome import verdict_of
 from zonemta_py.delivery.peers import Peers
-from zonemta_py.delivery.request import DeliveryResult
+from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.delivery.session_opener import SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent
@@ -320,6 +320,25 @@ async def test_the_next_host_is_tried(directory: Path) -> None:
         assert codes(result) == [250]
         assert result.attempts[0] is not None
         assert result.attempts[0].mx == "mx.a.example"
+
+
+async def test_a_connection_that_opened_no_session_counts_though_other_hosts_are_left(
+    directory: Path,
+) -> None:
+    """The order permits one; who counts connections must hear of it. Then the other host is asked first."""
+    one = EgressOrder("big", None, None, 1, 0, "both", (-1, -1))
+    async with sending(directory) as made:
+        made.stage.names.records = {
+            **made.stage.names.records,
+            "two.example": {"MX": ["10 down.example.", "20 mx.a.example."]},
+            "down.example": {"A": ["127.0.1.8"]},
+        }
+        none = codec.replace(one, connects=0)
+        for order, tried in ((none, False), (one, True)):
+            result = await made.deliver("x@two.example", order=order)
+            assert (result.not_permitted, result.tried) == (True, tried)
+        result = await made.deliver("x@two.example", order=one)
+        assert codes(result) == [250]
 
 
 async def test_no_session(directory: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.kit.deadlines import until
 from tests.kit.queue import accept, opened, settle
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
@@ -15,10 +16,13 @@ from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.mail_pools import mail_pools
+from zonemta_py.delivery.message_egress import MessageEgress
+from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
@@ -371,3 +375,92 @@ async def test_a_destination_that_failed_holds_up_none_of_a_provider_that_answer
         zone.end(first, has_mail=False)
         zone.egress.release(first)
         assert zone.names() == [("x.example", "")]
+
+
+async def test_one_that_may_open_no_session_passes_its_turn_to_one_that_has_an_idle_one(
+    directory: Path,
+) -> None:
+    limits = {"sessions_per_address": 2, "rate": "1/200ms", "connect_rate": "1/h"}
+    async with zone_of(directory, limits) as zone:
+        egress = zone.egress
+
+        def sent(slot: WorkerSlot, opened: int) -> None:
+            egress.permits.begin(slot.permit, egress.now_ms(), opened)
+            egress.end(slot.permit, 1, 0)
+            zone.end(slot, has_mail=False)
+
+        await zone.mail("g0.example", "u")
+        [slot] = zone.start()
+        sent(slot, 1)
+        egress.permits.set_idle("big", A, 1)
+        found: list[WorkerSlot] = []
+
+        def starts() -> bool:
+            found.extend(zone.start())
+            return bool(found)
+
+        await zone.mail("d.example", "u")
+        await until(starts, "the rate allows a message")
+        slot = found.pop()
+        for name in ("g1.example", "g2.example"):
+            await zone.mail(name, "u")
+        egress.end(slot.permit, 0, 0)
+        zone.admission.not_permitted(slot)
+        zone.end(slot, has_mail=True)
+        for name in ("g1.example", "g2.example"):
+            await until(starts, name)
+            slot = found.pop()
+            assert slot.destination.name == name
+            sent(slot, 0)
+        [(name, _, reason)] = zone.admission.waiting()
+        assert (name, reason) == ("d.example", "no new session is allowed")
+        binding = zone.scheduler.binding("d.example", clock.monotonic_s())
+        assert binding is not None
+        assert binding.until_s > clock.monotonic_s() + 3000
+
+
+@pytest.mark.parametrize("what", ["zone:default", "provider:big"])
+async def test_what_is_resumed_does_not_wait_behind_dead_destinations(
+    directory: Path, what: str
+) -> None:
+    """They have places for destinations that have not answered only; what is known leaves with the others."""
+    zones = {"default": {"connections": 30}}
+    async with zone_of(directory, {}, zones=zones) as zone:
+        await zone.mail("known.example", "u")
+        [slot] = zone.start()
+        zone.end(slot, has_mail=False)
+        await zone.queue.suspended.suspend(what, "test")
+        zone.egress.changed()
+        for name in [f"dead{number}.example" for number in range(20)]:
+            await zone.mail(name, "u")
+        await zone.mail("known.example", "u")
+        assert zone.scheduler.next(clock.monotonic_s()) is None
+        await zone.queue.suspended.resume(what, None)
+        zone.egress.changed()
+        started = []
+        while (found := zone.scheduler.next(clock.monotonic_s())) is not None:
+            started.append(found.destination.name)
+        assert "known.example" in started
+        assert len(started) == zone.scheduler.trying_max + 1
+        assert zone.admission.waiting() == []
+        assert zone.scheduler.binding("dead0.example", clock.monotonic_s()) is not None
+
+
+async def test_a_connection_that_opened_no_session_counts_for_the_rate_of_new_ones(
+    directory: Path,
+) -> None:
+    async with zone_of(directory, {"connect_rate": "1/h"}) as zone:
+        await zone.mail("d.example", "u")
+        slot = zone.scheduler.next(clock.monotonic_s())
+        assert slot is not None
+        assert slot.permit.connects == 1
+        lease = zone.queue.lease("default", "d.example", 1, slot.pool)
+        assert lease is not None
+        messages = MessageEgress(zone.egress, zone.admission.ways)
+        assert messages.end(slot, lease, DeliveryResult([], not_permitted=True, tried=True))
+        zone.queue.release(lease)
+        zone.admission.not_permitted(slot)
+        zone.scheduler.ended(slot, clock.monotonic_s(), has_mail=True)
+        refused = zone.egress.permits.refusal("big", A, zone.egress.now_ms())
+        assert refused is not None
+        assert refused.limit is Limit.PROVIDER_CONNECT_RATE

@@ -31,6 +31,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.verifications import VerificationResult
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.gates import Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.places import Places
@@ -254,7 +255,7 @@ async def test_the_day_of_a_warm_up_after_the_clock_was_set(
         assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, DAY_MS - now_ms % DAY_MS)
         tried = list[str]()
         places = Places(egress.gates, lambda name: not tried.append(name))
-        places.wait("d.example", ("z:default", "big"), found, 0)
+        places.wait("d.example", Place("z:default", "big"), found, 0)
         await egress.forget_old()
         assert tried == []
         clock.ms = right_ms

@@ -102,6 +102,16 @@ async def test_a_relay_that_refuses(directory: Path) -> None:
         }  # fmt: skip
 
 
+async def test_a_sender_that_is_refused(directory: Path) -> None:
+    """The reply is about none of the recipients, so another run submits them again; this one does not."""
+    async with staged(directory) as stage:
+        await stage.receiver("r.example", Rule(Step.MAIL, reply="530 5.7.0 who are you"))
+        submitter = EnvelopeSubmitter(submit_options(f"127.0.1.1:{stage.port}"))
+        rows = await submitter.settle(personal(2))
+        await submitter.aclose()
+        assert [(row.state, row.code) for row in rows] == [("deferred", 530)] * 2
+
+
 async def test_with_a_password_over_tls(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """STARTTLS and AUTH; with a wrong password every recipient has a result with the reply."""
     cert, key, context = certificate(directory)

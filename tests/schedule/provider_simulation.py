@@ -84,6 +84,10 @@ class ProviderSimulation:
             self.ready.append(destination)
         return bool(self.left[destination])
 
+    def release(self, destination: str, place: Place) -> None:
+        """A gate has no turns any more for ``destination``."""
+        self.wake(destination, place)
+
     def run(self, until_ms: float = inf) -> int:
         """Until nothing happens any more, or ``until_ms``; returns the virtual milliseconds that it took."""
         while True:
@@ -110,13 +114,13 @@ class ProviderSimulation:
             destination = self.ready.popleft()
             provider = self.provider_of[destination]
             if not self.left[destination]:
-                self.gates.emptied((ZONE, provider), destination)
+                self.gates.emptied(Place(ZONE, provider), destination)
                 continue
             found = self._take(provider)
             if isinstance(found, Refusal):
-                self.gates.wait((ZONE, provider), destination, self, found, self.now_ms)
+                self.gates.wait(Place(ZONE, provider), destination, self, found, self.now_ms)
                 continue
-            self.gates.granted((ZONE, provider), destination)
+            self.gates.granted(Place(ZONE, provider), destination)
             self.left[destination] -= 1
             self._begin(destination, found, 1)
             if self.left[destination]:

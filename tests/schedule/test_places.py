@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gates import GATE_TURNS, TIMERS_MIN, Gates, Place
+from zonemta_py.schedule.gates import GATE_TURNS, RELEASED_AT_ONCE, TIMERS_MIN, Gates, Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 
-ONE, TWO = ("zone:one", "big"), ("zone:two", "big")
-LIMITED = ("limited:one", "big")
+ONE, TWO = Place("zone:one", "big"), Place("zone:two", "big")
+LIMITED = Place("limited:one", "big")
 ADDRESS = "127.0.0.1"
 REFUSAL = Refusal(Limit.PROVIDER_SESSIONS, UNTIL_EVENT, "full")
 
@@ -155,6 +155,45 @@ def test_pools_share_the_sessions_of_a_provider() -> None:
     assert first.count("b") > 0
 
 
+def test_one_that_is_refused_alone_passes_its_turn_and_waits_for_its_own_time() -> None:
+    """The time of the gate stays that of its limit."""
+    stand = Stand("a", "b")
+    stand.refuse("a", ONE)
+    stand.refuse("b", ONE)
+    stand.gates.room_at("big")
+    assert stand.awake(ONE) == "a"
+    alone = Refusal(Limit.PROVIDER_CONNECT_RATE, 500, "no session")
+    stand.places.wait_apart("a", ONE, alone, 0)
+    assert stand.awake(ONE) == "b"
+    assert stand.places.is_apart("a", ONE)
+    gate = stand.places.gate("a", ONE)
+    assert gate is not None
+    assert gate.refusal == alone
+    stand.places.keep("a", [ONE])
+    stand.gates.room_at("big")
+    assert stand.woken == ["a", "b"], "room at the provider is none for it"
+    stand.gates.run_due(500)
+    assert stand.woken == ["a", "b", "a"]
+    assert not stand.places.is_apart("a", ONE)
+    assert stand.counted == {"big": 1}
+
+
+def test_what_an_operator_resumes_leaves_at_once_and_in_slices() -> None:
+    names = [f"d{number}" for number in range(RELEASED_AT_ONCE + 3)]
+    stand, place = Stand(*names), Place("zone", "", "zone:zone")
+    for name in names:
+        stand.places.wait(name, place, Refusal(Limit.OPERATOR, 1000, "stopped"), 0)
+    gate = stand.gates.get(place)
+    assert gate is not None
+    stand.gates.put_off(gate, Refusal(Limit.OPERATOR, 700, "stopped"))
+    stand.gates.run_due(700)
+    assert len(stand.woken) == RELEASED_AT_ONCE
+    stand.gates.run_due(701)
+    assert stand.woken == names
+    assert stand.gates.get(place) is None
+    assert len(stand.places) == 0
+
+
 def names_awake(stand: Stand) -> list[tuple[str, Place]]:
     return [(stand.awake(place), place) for place in (ONE, TWO) if stand.awake(place)]
 
@@ -253,7 +292,7 @@ class Addresses:
         self.free = {"127.0.0.1": 0, "127.0.0.2": 0}
 
     def place(self, name: str) -> Place:
-        return f"{name[0]}:one", "small" if name[1] == "0" else "big"
+        return Place(f"{name[0]}:one", "small" if name[1] == "0" else "big")
 
     def attempt(self, name: str) -> None:
         """A worker would start: it uses the first address with room, or waits for both."""

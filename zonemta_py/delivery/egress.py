@@ -63,7 +63,7 @@ def _named_file(key: str) -> Iterator[None]:
 
 FREE_MAX = 100_000
 CLOCK_SET_MS = 1000
-SUSPENDED_MIN_MS = 100  # before mail tries again whether a suspension has ended
+SUSPENDED_MIN_MS = 1000  # before mail tries again whether a suspension has ended
 
 
 class Egress(Allowance):
@@ -124,7 +124,15 @@ class Egress(Allowance):
         self._free.clear()
         self._arm()
         for gate in self.gates.all():
-            self.gates.room_at(gate.provider)
+            if not gate.place.cause:
+                self.gates.room_at(gate.provider)
+                continue
+            kind, _, name = gate.place.cause.partition(":")
+            stopped = self.stopped((kind, name))
+            if stopped is not None:
+                self.gates.put_off(gate, stopped[1])
+            else:
+                self.gates.release(gate, self.now_ms())
 
     def _shaped(self, providers: Collection[str]) -> None:
         """Paces or pools of ``providers`` have changed."""

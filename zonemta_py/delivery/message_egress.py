@@ -213,7 +213,9 @@ class MessageEgress:
             for each in result.attempts
             if each is not None and each.code and each.phase != Phase.CONNECT
         )
-        opened = int(result.failure is not None)  # a session that was not opened may have been tried
+        opened = int(
+            result.failure is not None or result.tried
+        )  # a connection counts, whatever came of it
         return self._egress.end(slot.permit, sent, opened)
 
     def lost(self, slot: WorkerSlot, lease: Lease, *, is_sent: bool) -> None:

@@ -43,7 +43,11 @@ class SmtpResources:
 
 
 class NotPermitted(DestinationFailed):
-    """A session is needed, and the order of the request permits none."""
+    """A session is needed, and the order of the request permits no more connections. ``tried``: it has used those that it permits."""
+
+    def __init__(self, *, tried: bool) -> None:
+        super().__init__(0, "4.4.1", "no further session is permitted now")
+        self.tried = tried
 
 
 class TooSlow(DestinationFailed):
@@ -122,7 +126,7 @@ class SessionOpener:
         )
         if failure is not None and all(tried):
             return failure
-        return NotPermitted(0, "4.4.1", "no further session is permitted now")
+        return NotPermitted(tried=failure is not None)
 
     def _failed_to_open(
         self, endpoint: Endpoint, request: DeliveryRequest, zone: Zone, failure: DestinationFailed

@@ -73,8 +73,8 @@ class SmtpAgent:
                 zone, request.domain, request.message, request.tenant, request.order, request.prefers
             )
             session, endpoint, reused = await self._session(endpoints, request, zone)
-        except NotPermitted:
-            return replace(await self._answer(request, DeliveryResult([])), not_permitted=True)
+        except NotPermitted as exc:
+            return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
         except DestinationFailed as exc:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
             failed = no_session(request, exc, progress.began_s, has_idle=has_idle)
@@ -105,7 +105,7 @@ class SmtpAgent:
                 endpoints = _without(endpoints, endpoint)
             try:
                 if request.order is not None and request.order.connects >= 0:
-                    raise NotPermitted(0, "4.4.1", "no further session is permitted now")
+                    raise NotPermitted(tried=False)
                 session, endpoint = await self._opener.open(endpoints, request, zone)
             except NotPermitted:
                 return await self._answer(request, progress.result())

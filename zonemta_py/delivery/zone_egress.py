@@ -29,14 +29,11 @@ class ZoneEgress:
         self._resolve = resolve
         self._ready = ready
         self._places = Places(egress.gates, ready)
-        # Destinations without a session that may open none: where they wait, and until when.
-        self._no_session: dict[str, tuple[Place, int]] = {}
         self.ways = Ways(zone, egress)
 
     def configure(self, zone: Zone) -> list[str]:
         """Use other settings. Returns the destinations that waited at gates, and do not any more."""
         self.ways.configure(zone)
-        self._no_session.clear()  # the rate of new sessions may be another one
         return self._places.leave_all()
 
     # ---- Admission
@@ -54,7 +51,7 @@ class ZoneEgress:
             ("zone", self._name), ("provider", way.provider), ("domain", destination)
         )
         if stopped is not None:
-            place = f"{self._name}:", stopped[0]
+            place = Place(self._name, "", stopped[0])
             self._places.keep(destination, [place])
             self._wait(destination, place, stopped[1])
             return None
@@ -75,15 +72,9 @@ class ZoneEgress:
         if egress.is_free(way.pool, way.provider):
             self._places.granted(destination, place)
             return FREE
-        if not self._places.may_try(destination, place):
+        if self._places.is_apart(destination, place) or not self._places.may_try(destination, place):
             return None
         now_ms, sources = egress.now_ms(), self.ways.sources(way)
-        refused_at, until_ms = self._no_session.get(destination, (None, 0))
-        if refused_at == place:  # an idle session with another host of its provider does not help it
-            del self._no_session[destination]
-            if until_ms > now_ms:
-                self._wait_for_connect(destination, place, until_ms)
-                return None
         if not sources and egress.is_disabled(way.pool):
             reason = f"every address of the pool '{way.pool}' is disabled"
             self._wait(destination, place, Refusal(Limit.NO_SOURCE, UNTIL_EVENT, reason))
@@ -100,7 +91,7 @@ class ZoneEgress:
         return permit
 
     def _place(self, way: Way) -> Place:
-        return f"{self._name}:{way.gate}", way.provider
+        return Place(f"{self._name}:{way.gate}", way.provider)
 
     def waiting(self) -> list[tuple[str, str, str]]:
         """The destinations that wait for a permit: for mail that leaves from which part of which pool, and why."""
@@ -108,11 +99,12 @@ class ZoneEgress:
         found: list[tuple[str, str, str]] = []
         for destination, place, refusal in self._places.waiting():
             way = self.ways.of(destination)
-            is_whole = place[0] == f"{self._name}:"  # whatever the pool
+            shared = place._replace(cause="")
+            is_whole = not place.provider  # whatever the pool
             found += [
                 (destination, pool, refusal.reason)
                 for pool in window.pools_of(destination) or ONLY_USUAL
-                if is_whole or (way and self._place(way.leaving_from(pool)) == place)
+                if is_whole or (way and self._place(way.leaving_from(pool)) == shared)
             ]
         return found
 
@@ -132,7 +124,6 @@ class ZoneEgress:
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
-        self._no_session.pop(destination, None)
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -198,7 +189,7 @@ class ZoneEgress:
                 return Binding(Limit.PROVIDER_LOOK_UP, now_s, 0.0, "its provider is being looked up")
             return None
         kinds = ("zone", self._name), ("provider", way.provider), ("domain", destination)
-        places = [(f"{self._name}:", f"{kind}:{name}") for kind, name in kinds]
+        places = [Place(self._name, "", f"{kind}:{name}") for kind, name in kinds]
         places.append(self._place(way.leaving_from(pool)))
         gates = (self._places.gate(destination, place) for place in places)
         gate = next((gate for gate in gates if gate is not None), None)
@@ -214,15 +205,11 @@ class ZoneEgress:
         if way is not None:
             now_ms = self._egress.now_ms()
             waits = [each.connects.wait_ms(now_ms) for each in slot.permit.paths if each.connects]
-            until_ms = max(waits, default=now_ms + 20)
+            until_ms = max(waits, default=now_ms + 20) or now_ms + 1
+            refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, "no new session is allowed")
             place = self._place(way.leaving_from(slot.pool))
-            self._wait_for_connect(slot.destination.name, place, until_ms or now_ms + 1)
-
-    def _wait_for_connect(self, destination: str, place: Place, until_ms: int) -> None:
-        self._no_session[destination] = place, until_ms
-        reason = "no new session is allowed"
-        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason, is_of_one=True)
-        self._wait(destination, place, refusal)
+            # An idle session with another host of its provider does not help it.
+            self._places.wait_apart(slot.destination.name, place, refusal, now_ms)
 
     def provider_answers(self, destination: str) -> bool:
         """Whether a message was sent to its provider lately."""

@@ -25,6 +25,7 @@ from zonemta_py.pipeline.envelope import (
 )
 from zonemta_py.pipeline.rules.submission_keys import relays_of
 from zonemta_py.smtp.address import needs_smtputf8
+from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.commands import KEY_WINDOW
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.merge import Template
@@ -106,13 +107,13 @@ class EnvelopeSubmitter:
         return results
 
     async def settle(self, envelopes: Iterable[PlannedEnvelope]) -> list[SubmissionResult]:
-        """Submit all ``envelopes``, and again what is deferred, until ``patience_s`` has passed."""
+        """Submit all ``envelopes``, and again what is deferred by a temporary reply, until ``patience_s`` has passed."""
         waiting, began_s, pause_s = list(envelopes), clock.monotonic_s(), PAUSE_S
         results: list[SubmissionResult] = []
         while True:
             found = await self.send(waiting)
-            results += [result for result in found if result.state != DEFERRED]
-            deferred = [result for result in found if result.state == DEFERRED]
+            deferred = [result for result in found if result.state == DEFERRED and result.code < 500]
+            results += [result for result in found if result.state != DEFERRED or result.code >= 500]
             if not deferred or clock.monotonic_s() - began_s >= self._options.patience_s:
                 return results + deferred
             await asyncio.sleep(pause_s)
@@ -206,7 +207,9 @@ class _EnvelopeSubmission:
         return failing_for_s >= self._options.patience_s or clock.monotonic_s() >= self._until_s
 
     async def _transact(self, pending: list[str]) -> tuple[list[str], Reply]:
-        """Run one transaction. Returns the addresses without a final reply, and the last 4xx reply, with code 0 if none.
+        """Run one transaction. Returns the addresses without a final reply, and the last reply to others, with code 0 if none.
+
+        A reply to MAIL is about the client, the sender or the size, so no recipient is refused by it for good.
 
         Raises DestinationFailed and SessionLost.
         """
@@ -223,7 +226,7 @@ class _EnvelopeSubmission:
         for address, answer in zip(addresses, result.answers, strict=True):
             if answer is None:
                 left.append(address)
-            elif answer[1].positive or answer[1].permanent:
+            elif answer[1].positive or (answer[1].permanent and answer[0] is not Phase.MAIL):
                 reply = answer[1]
                 replies[(reply.code, reply.status, reply.text)].append(address)
             else:

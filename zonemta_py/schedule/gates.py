@@ -5,13 +5,15 @@ which they came. Room at the provider, or the time of the limit, gives the turn 
 gives it to the next. Gates that wait for an address of ours stand in line for it: room at the address gives the first one
 its turn, and goes on to the next until the address has none. A gate whose zone cannot serve it now keeps its turn, and the
 room goes on. So the work is bounded by permits and events, whatever waits.
+
+What waits for something that ends for all of it, such as a suspension by an operator, has no turns: all leave when it is over.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
@@ -21,8 +23,15 @@ from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 GATE_TURNS = 8
 TIMERS_MIN = 1000  # timers that are kept, whatever waits
 LINE_FRONT = 8  # gates of a line that are looked at
+RELEASED_AT_ONCE = 1000  # destinations
 
-Place = tuple[str, str]  # of a gate: the zone and the addresses, and the provider
+
+class Place(NamedTuple):
+    """Where destinations wait. ``zone``: with the addresses; ``cause``: what ends for all of them, as ``zone:NAME``; empty: room."""
+
+    zone: str
+    provider: str
+    cause: str = ""
 
 
 class Waiter(Protocol):
@@ -30,6 +39,9 @@ class Waiter(Protocol):
 
     def wake(self, destination: str, place: Place) -> bool:
         """It has its turn at ``place``; returns whether it has mail."""
+
+    def release(self, destination: str, place: Place) -> None:
+        """It waits at ``place`` no more."""
 
 
 class Gate:
@@ -57,7 +69,7 @@ class Gate:
     @property
     def provider(self) -> str:
         """The provider that it is about."""
-        return self.place[1]
+        return self.place.provider
 
     def end_turn(self) -> str:
         """It has had its turn; returns the address whose room it could use."""
@@ -106,9 +118,9 @@ class Gates:
     def __contains__(self, provider: object) -> bool:
         return provider in self._by_provider
 
-    def get(self, place: Place) -> Gate | None:
+    def get(self, place: Place | None) -> Gate | None:
         """The gate, if something waits there."""
-        return self._gates.get(place)
+        return None if place is None else self._gates.get(place)
 
     def join(self, place: Place, destination: str) -> bool:
         """``destination`` waits behind the others; False: none waits."""
@@ -126,7 +138,8 @@ class Gates:
         if gate is None:
             gate = self._gates[place] = Gate(place, waiter)
             gate.since_ms = now_ms
-            self._by_provider.setdefault(gate.provider, OrderedDict())[place] = gate
+            if not place.cause:
+                self._by_provider.setdefault(gate.provider, OrderedDict())[place] = gate
         address = ""
         gate.waiting.setdefault(destination)
         is_first = gate.awake == destination and gate.is_chained
@@ -224,6 +237,21 @@ class Gates:
                 if not gates:
                     del self._by_provider[gate.provider]
 
+    def put_off(self, gate: Gate, refusal: Refusal) -> None:
+        """What all wait for at ``gate`` ends at another time."""
+        gate.refusal = refusal
+        if refusal.until_ms != UNTIL_EVENT:
+            self._set_timer(gate, refusal.until_ms)
+
+    def release(self, gate: Gate, now_ms: int) -> None:
+        """What all wait for at ``gate`` is over: they leave, some at a time."""
+        for _ in range(min(RELEASED_AT_ONCE, len(gate.waiting))):
+            destination, _ = gate.waiting.popitem(last=False)
+            gate.waiter.release(destination, gate.place)
+        if gate.waiting:
+            self._set_timer(gate, now_ms + 1)
+        self._drop_if_empty(gate)
+
     def room_at(self, provider: str) -> None:
         """Something has ended at ``provider``."""
         for gate in list(self._by_provider.get(provider, {}).values()):
@@ -273,7 +301,11 @@ class Gates:
             due.timer_ms = 0
             if isinstance(due, _Line):
                 self.room_of(due.address)
-            elif self._gates.get(due.place) is due:
+            elif self._gates.get(due.place) is not due:
+                continue
+            elif due.place.cause:
+                self.release(due, now_ms)
+            else:
                 self._wake(due)
 
     def _wake(self, gate: Gate, address: str = "", *, is_chained: bool = False) -> bool:

@@ -40,7 +40,7 @@ class Places:
         known = self._of.get(destination, ())
         if place not in known:
             self._of[destination] = (*known, place)
-            self._on_change(place[1], 1)
+            self._on_change(place.provider, 1)
 
     def _remove(self, destination: str, place: Place) -> bool:
         known = self._of.get(destination, ())
@@ -51,17 +51,17 @@ class Places:
             self._of[destination] = rest
         else:
             del self._of[destination]
-        self._on_change(place[1], -1)
+        self._on_change(place.provider, -1)
         return True
 
     def may_try(self, destination: str, place: Place) -> bool:
-        """Whether it is its turn at ``place``; if others wait there, it waits behind them, unless what they wait for says nothing of it."""
+        """Whether it is its turn at ``place``; if others wait there, it waits behind them."""
         gate = self._gates.get(place)
         if gate is None or gate.awake == destination:
             return True
         if place in self._of.get(destination, ()):
             return False
-        if gate.refusal is None or gate.refusal.is_of_one or not self._gates.join(place, destination):
+        if not self._gates.join(place, destination):
             return True
         self._add(destination, place)
         return False
@@ -82,6 +82,22 @@ class Places:
         self._add(destination, place)
         self._offered.discard(place)
         self._gates.wait(place, destination, self, refusal, now_ms)
+
+    def wait_apart(self, destination: str, place: Place, refusal: Refusal, now_ms: int) -> None:
+        """It leaves ``place`` until ``refusal`` may be over, which says nothing of others there."""
+        self.wait(destination, _apart(destination, place), refusal, now_ms)
+        if self._remove(destination, place):
+            self._gates.emptied(place, destination)
+
+    def is_apart(self, destination: str, place: Place) -> bool:
+        """Whether what refused it alone at ``place`` is not over."""
+        known = self._of.get(destination)
+        return known is not None and _apart(destination, place) in known
+
+    def release(self, destination: str, place: Place) -> None:
+        """See ``Waiter``."""
+        if self._remove(destination, place):
+            self._ready(destination)
 
     def wake(self, destination: str, place: Place) -> bool:
         """See ``Waiter``."""
@@ -105,9 +121,13 @@ class Places:
             self.granted(destination, place)
 
     def keep(self, destination: str, places: Collection[Place]) -> None:
-        """It waits at no other than ``places``; where it had the turn, the next one has it."""
+        """It waits at no other than ``places``, or apart from them; where it had the turn, the next one has it."""
         for place in self._of.get(destination, ()):
-            if place not in places and self._remove(destination, place):
+            if (
+                place not in places
+                and place._replace(cause="") not in places
+                and self._remove(destination, place)
+            ):
                 self._gates.emptied(place, destination)
 
     def pass_rooms(self) -> None:
@@ -138,8 +158,12 @@ class Places:
         return waited
 
     def gate(self, destination: str, place: Place) -> Gate | None:
-        """The gate at ``place``, if ``destination`` waits there."""
-        return self._gates.get(place) if place in self._of.get(destination, ()) else None
+        """The gate at which ``destination`` waits for ``place``, if it does."""
+        known = self._of.get(destination)
+        if known is None:
+            return None
+        found = (each for each in (place, _apart(destination, place)) if each in known)
+        return self._gates.get(next(found, None))
 
     def waiting(self) -> Iterator[tuple[str, Place, Refusal]]:
         """Each destination that waits, where, and why."""
@@ -148,3 +172,8 @@ class Places:
                 gate = self._gates.get(place)
                 if gate is not None and gate.refusal is not None:
                     yield destination, place, gate.refusal
+
+
+def _apart(destination: str, place: Place) -> Place:
+    """Where ``destination`` waits alone."""
+    return place._replace(cause=f"session:{destination}")

@@ -140,6 +140,22 @@ async def test_deferred_recipients_are_submitted_again(spark: "SparkSession", di
         assert sink.tally.recipients == 60
 
 
+async def test_a_sender_that_is_refused(spark: "SparkSession", directory: Path) -> None:
+    """The run ends and says so, although there is patience; the next one submits all that is left."""
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
+    async with staged(directory) as stage:
+        refused = Rule(Step.MAIL, reply="553 5.7.1 not yours", times=10)
+        sink = await stage.receiver("relay.example", refused)
+        options = submit_options(f"127.0.1.1:{stage.port}", patience_s=600)
+        with pytest.raises(
+            LocalError, match=r"the message or its sender: 127.0.1.1:\d+: 553 5.7.1 not yours; .* resume"
+        ):
+            await asyncio.to_thread(send, spark, plan_path, options)
+        assert sink.tally.recipients == 50
+        sums = await asyncio.to_thread(send, spark, plan_path, options)
+        assert (sums.accepted, sums.refused, sink.tally.recipients) == (60, 0, 60)
+
+
 async def test_a_run_sends_in_rounds(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +277,9 @@ def test_nothing_to_send(spark: "SparkSession", tmp_path: Path) -> None:
         send(spark, tmp_path, submit_options("127.0.0.1:9"))
 
 
-async def test_warnings_of_relays_that_forget(spark: "SparkSession", directory: Path) -> None:
+async def test_warnings_of_relays_that_forget(
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A relay says in EHLO for how long it knows a key; a patience, or a pause between two runs, beyond that is said."""
     from zonemta_py.pipeline.jobs.send import key_warnings
 
@@ -274,6 +292,11 @@ async def test_warnings_of_relays_that_forget(spark: "SparkSession", directory: 
             return await asyncio.to_thread(key_warnings, spark, str(plan_path), options)
 
         assert await warnings(patience_s=600.0) == []
+        monkeypatch.setattr("zonemta_py.pipeline.jobs.send.is_local", lambda session: False)
+        [without] = await warnings(patience_s=600.0)
+        assert without.startswith("without --user")
+        assert await warnings(patience_s=600.0, credentials=("ann", "secret")) == []
+        monkeypatch.undo()
         [long] = await warnings(patience_s=7200.0)
         assert "--patience is 2.0h, and 127.0.0.1:" in long
         await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))

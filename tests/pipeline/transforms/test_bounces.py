@@ -35,21 +35,33 @@ def test_hard_bounces(spark: "SparkSession") -> None:
 
 
 def test_complaints_and_reported_failures(spark: "SparkSession") -> None:
-    """Only reports that match a ledger count."""
+    """Only reports that match a ledger count, and no bounce twice: the relay reports it to the sender, too."""
     from zonemta_py.pipeline.transforms.bounces import complaints, reported_failures
 
     reports = spark.createDataFrame(
         [
-            ("complaint", "a@x.example", 20 * DAY_MS, "", ""),
-            ("complaint", "", 20 * DAY_MS, "", ""),
-            ("complaint", "old@x.example", DAY_MS, "", ""),
-            ("failed", "b@x.example", 20 * DAY_MS, "5.1.1", "no such address"),
-            ("failed", "", 20 * DAY_MS, "5.1.1", "no such address"),
-            ("delayed", "c@x.example", 20 * DAY_MS, "4.4.1", "network"),
+            ("complaint", "a@x.example", "june", 20 * DAY_MS, "", ""),
+            ("complaint", "", "june", 20 * DAY_MS, "", ""),
+            ("complaint", "old@x.example", "june", DAY_MS, "", ""),
+            ("failed", "b@x.example", "june", 20 * DAY_MS, "5.1.1", "no such address"),
+            ("failed", "", "june", 20 * DAY_MS, "5.1.1", "no such address"),
+            ("failed", "Here@x.example", "june", 20 * DAY_MS, "5.1.1", "no such address"),
+            ("failed", "here@x.example", "july", 21 * DAY_MS, "5.1.1", "no such address"),
+            ("delayed", "c@x.example", "june", 20 * DAY_MS, "4.4.1", "network"),
         ],
-        "kind string, address string, time_ms long, status string, reason string",
+        "kind string, address string, campaign string, time_ms long, status string, reason string",
+    )
+    outcomes = spark.createDataFrame(
+        [
+            (address, "june", event, 20 * DAY_MS, "", "")
+            for address, event in (("here@x.example", "bounced"), ("b@x.example", "delivered"))
+        ],
+        "recipient string, campaign string, event string, time_ms long, status string, reason string",
     )
     [row] = reports.transform(complaints(10 * DAY_MS, 10)).collect()
     assert tuple(row) == ("a@x.example", "complained on 1970-01-21", "1970-01-31")
-    [row] = reported_failures(reports).collect()
-    assert tuple(row) == ("b@x.example", "bounced", 20 * DAY_MS, "5.1.1", "no such address")
+    found = reports.transform(reported_failures(outcomes)).orderBy("recipient").collect()
+    assert [tuple(row) for row in found] == [
+        ("b@x.example", "june", "bounced", 20 * DAY_MS, "5.1.1", "no such address"),
+        ("here@x.example", "july", "bounced", 21 * DAY_MS, "5.1.1", "no such address"),
+    ]

@@ -13,6 +13,11 @@ NOTICES = (  # id, recipient, by_verp, key
     (5, "b@x.example", "", ""),
     (6, "a@x.example", "c@x.example", "k1"),  # the most reliable method wins
     (7, "stranger@x.example", "", "unknown"),
+    (8, "B@x.example", "", "k1"),  # systems report addresses in another case
+    (9, "moved@y.example", "C@x.example", ""),
+    (10, "B@x.example", "", ""),
+    (11, "d@x.example", "", ""),  # its spelling, not the later D
+    (12, "D@x.example", "", ""),
 )
 
 
@@ -25,6 +30,7 @@ def test_methods(spark: "SparkSession") -> None:
             (campaign, key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, time_ms, None, 1)
             for campaign, key, names, time_ms in (
                 ("june", "k1", "ab", 1), ("june", "k2", "c", 1), ("july", "k3", "b", 2),
+                ("july", "k4", "d", 2), ("august", "k5", "D", 3),
             )
             for name in names
         ],
@@ -48,6 +54,11 @@ def test_methods(spark: "SparkSession") -> None:
         5: ("address", "b@x.example", "july", "k3"),
         6: ("envelope id", "a@x.example", "june", "k1"),
         7: ("", "", "", ""),
+        8: ("envelope id", "b@x.example", "june", "k1"),
+        9: ("verp", "c@x.example", "june", "k2"),
+        10: ("address", "b@x.example", "july", "k3"),
+        11: ("address", "d@x.example", "july", "k4"),
+        12: ("address", "D@x.example", "august", "k5"),
     }
 
 

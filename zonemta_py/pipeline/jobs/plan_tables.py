@@ -25,6 +25,7 @@ from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.lists import POSITION
 from zonemta_py.pipeline.spark.plain_lists import PlainList, plain_list
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.session import is_local
 from zonemta_py.pipeline.spark.storage import is_url, local_path
 from zonemta_py.pipeline.spark.suppression import Suppression
 from zonemta_py.pipeline.transforms.blocks import Blocks
@@ -161,7 +162,7 @@ def _is_for_tasks(request: PlanRequest, listed: RecipientList, blocks: Blocks | 
     if blocks is None or _caps(request) or is_url(request.output):
         return False
     spark = listed.rows.sparkSession
-    if str(spark.conf.get("spark.master")).partition("[")[0] != "local":
+    if not is_local(spark):
         return False
     return _size_bytes(request, spark) >= BY_TASKS_BYTES_MIN
 

@@ -31,6 +31,7 @@ from zonemta_py.pipeline.spark.plan_ledger import (
 )
 from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest, read_message
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
+from zonemta_py.pipeline.spark.session import is_local
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.submission import EnvelopeSubmitter, key_windows
 from zonemta_py.pipeline.transforms.outcomes import last_rows
@@ -75,8 +76,13 @@ def key_warnings(spark: SparkSession, plan: str, options: SubmitOptions) -> list
     ledger = read_ledger(spark, plan)
     last_ms = ledger.agg(F.max("run").alias("run")).collect()[0]["run"] if ledger is not None else None
     since_s = (clock.now_ms() - last_ms) / 1000 if last_ms else 0.0
-    of_campaign = read_manifest(spark, plan).once_per == CAMPAIGN
+    of_campaign = _is_of_campaign(read_manifest(spark, plan))
     found = []
+    if options.credentials is None and not is_local(spark):
+        found.append(
+            "without --user a relay knows a client by its address: a task that runs again on another machine may send "
+            "its messages twice"
+        )
     for relay, window_s in windows.items():
         if window_s is not None and of_campaign:
             found.append(
@@ -115,7 +121,7 @@ def send_plan(
         manifest = read_manifest(spark, plan)
         if (options.sender, options.message) != (manifest.sender, read_message(spark, plan)):
             raise LocalError(f"{plan}: the plan was replaced meanwhile; run send again")
-        if not allow_repeats and manifest.once_per == CAMPAIGN:
+        if not allow_repeats and _is_of_campaign(manifest):
             _refuse_earlier(plan, manifest, send_counts(spark, plan).earlier)
         begun_ms, parallel = begin_of_sending(spark, plan), _parallel_tasks(spark)
         _submit_all(
@@ -131,6 +137,11 @@ def _submit_all(sending: "_Sending") -> None:
     while sending.submit_left():
         if sending.was_cut:
             continue
+        if sending.refused:
+            raise LocalError(
+                f"{sending.plan}: not the recipients were refused, but the message or its sender: {sending.reply}; correct "
+                "that, and run resume"
+            )
         if sending.idle_s() + pause_s > options.patience_s:
             break
         sending.progress(
@@ -149,6 +160,11 @@ def _refuse_earlier(plan: str, manifest: PlanManifest, earlier: int) -> None:
         )
 
 
+def _is_of_campaign(manifest: PlanManifest) -> bool:
+    """Whether no recipient gets two messages of the campaign."""
+    return manifest.once_per == CAMPAIGN
+
+
 def _parallel_tasks(spark: SparkSession) -> int:
     """How many tasks run at once, as a session of Spark Connect says, too."""
     return spark.range(1000).select(F.spark_partition_id().alias("part")).distinct().count()
@@ -156,7 +172,10 @@ def _parallel_tasks(spark: SparkSession) -> int:
 
 @dataclass(slots=True)
 class _Sending:
-    """One run. ``left``: recipients without a final row; ``was_cut``: some of them had no turn, while others were accepted."""
+    """One run. ``left``: recipients without a final row; ``was_cut``: some of them had no turn, while others were accepted.
+
+    ``refused``: all that were tried in the last pass and are left got a permanent reply to MAIL, such as ``reply``.
+    """
 
     spark: SparkSession
     plan: str
@@ -168,6 +187,8 @@ class _Sending:
     parallel: int
     left: int = 0
     was_cut: bool = False
+    refused: bool = False
+    reply: str = ""
     _accepted_s: float = field(default_factory=clock.monotonic_s)
 
     def idle_s(self) -> float:
@@ -185,26 +206,31 @@ class _Sending:
             F.coalesce(F.min("turn"), F.lit(TURNS)).alias("turn"),
         ).collect()[0]
         self.left, turn = int(row["left"]), int(row["turn"])
-        whole, span, size, tried = self.left, TURNS - turn, ROUND_ROWS_MIN, 0
+        whole, span, size, tried, refused = self.left, TURNS - turn, ROUND_ROWS_MIN, 0, 0
         while turn < TURNS and self.left:
             end = min(TURNS, turn + max(1, span * size // whole))
             if size >= self.left:
                 end = TURNS
             began_s = clock.monotonic_s()
-            settled, deferred = self._round(
+            settled, deferred, of_mail = self._round(
                 envelopes.where((F.col("turn") >= turn) & (F.col("turn") < end)), whole
             )
             self.left, tried, turn = self.left - settled, tried + deferred, end
+            refused += of_mail
             if not settled and (deferred or clock.monotonic_s() - began_s > ROUND_MAX_S):
                 break  # no relay accepts anything now
             per_s = (settled + deferred) / max(clock.monotonic_s() - began_s, 0.001)
             size = max(ROUND_ROWS_MIN, min(int(per_s * ROUND_S), GROWTH_MAX * size))
         envelopes.unpersist()
+        self.refused = 0 < tried == refused
         self.was_cut = turn == TURNS and tried < self.left < whole
         return self.left
 
-    def _round(self, envelopes: DataFrame, whole: int) -> tuple[int, int]:
-        """Submit ``envelopes``; returns how many recipients are settled and deferred. Raises LocalError."""
+    def _round(self, envelopes: DataFrame, whole: int) -> tuple[int, int, int]:
+        """Submit ``envelopes``; returns how many recipients are settled and deferred, and how many of these by a permanent reply.
+
+        Raises LocalError.
+        """
         path = f"{self.plan}/ledger/run={clock.now_ms()}"
         done = whole - self.left
 
@@ -215,6 +241,7 @@ class _Sending:
         task_s = max(TASK_MIN_S, ROUND_MAX_S * min(1.0, self.parallel / self.manifest.slots))
         counted = Observation("round")
         is_deferred = F.col("state") == DEFERRED
+        is_refused = is_deferred & (F.col("code") >= 500)  # by the reply to MAIL
         with spark_errors(f"{self.plan}: the run failed, resume it"), report_rows(path, report):
             (
                 envelopes.repartitionByRange(self.manifest.slots, "slot")
@@ -225,7 +252,11 @@ class _Sending:
                     counted,
                     F.count_if(~is_deferred).alias("settled"),
                     F.count_if(is_deferred).alias("deferred"),
-                    F.count_if(is_earlier(self.begun_ms)).alias("earlier"),
+                    F.count_if(is_refused).alias("refused"),
+                    F.max(F.when(is_refused, F.concat_ws(": ", "relay", "reply"))).alias("reply"),
+                    F.count_if(
+                        is_earlier(self.begun_ms, of_campaign=_is_of_campaign(self.manifest))
+                    ).alias("earlier"),
                 )
                 .write.option("maxRecordsPerFile", ROWS_PER_FILE)
                 .parquet(path)
@@ -233,9 +264,10 @@ class _Sending:
         found = counted.get
         if not self.allow_repeats:
             _refuse_earlier(self.plan, self.manifest, found["earlier"])
+        self.reply = found["reply"] or self.reply
         if found["settled"]:
             self._accepted_s = clock.monotonic_s()
-        return int(found["settled"]), int(found["deferred"])
+        return int(found["settled"]), int(found["deferred"]), int(found["refused"])
 
 
 def send_counts(spark: SparkSession, plan: str) -> SendCounts:
@@ -244,7 +276,8 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
     ledger, begun_ms = read_ledger(spark, plan), recorded_begin_ms(spark, plan)
     counts: dict[tuple[str, bool, bool], int] = {}
     if ledger is not None and begun_ms is not None:
-        last = ledger.transform(last_rows("state", "repeated", is_earlier(begun_ms).alias("earlier")))
+        earlier = is_earlier(begun_ms, of_campaign=_is_of_campaign(manifest))
+        last = ledger.transform(last_rows("state", "repeated", earlier.alias("earlier")))
         rows = last.groupBy("last.state", "last.repeated", "last.earlier").count().collect()
         counts = {(row["state"], row["repeated"], row["earlier"]): row["count"] for row in rows}
     by_state = {

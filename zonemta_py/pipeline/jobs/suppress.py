@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -50,11 +51,10 @@ def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Pr
     now_ms = clock.now_ms()
     since_ms = now_ms - request.days * DAY_MS
     outcomes = delivery_outcomes(read_events(spark, request.log))
-    mail = None
-    for path in request.reports:
-        reports = read_matched_reports(spark, path)
-        outcomes = outcomes.unionByName(reported_failures(reports))
-        mail = reports if mail is None else mail.unionByName(reports)
+    reports = [read_matched_reports(spark, path) for path in request.reports]
+    mail = reduce(lambda all_, each: all_.unionByName(each), reports) if reports else None
+    if mail is not None:
+        outcomes = outcomes.unionByName(mail.transform(reported_failures(outcomes)))
     found = outcomes.transform(hard_bounces(since_ms, request.times, request.days))
     if mail is not None:
         since_ms = now_ms - request.complaint_days * DAY_MS

@@ -69,7 +69,7 @@ class SimulatedAdmission:
         if self._is_free(way):
             self._places.granted(destination, place)
             return FREE
-        if not self._places.may_try(destination, place):
+        if self._places.is_apart(destination, place) or not self._places.may_try(destination, place):
             return None
         sources = egress.sources(way.provider, way.pool)
         now_ms = egress.clock.now_ms
@@ -85,7 +85,7 @@ class SimulatedAdmission:
         return self._egress.is_free(way.pool, way.provider)
 
     def _place(self, way: Way) -> Place:
-        return f"{self._name}:{way.gate}", way.provider
+        return Place(f"{self._name}:{way.gate}", way.provider)
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
@@ -239,6 +239,6 @@ class SimulatedAdmission:
         reason = "no new session is allowed"
         until_ms = max(waits, default=0) or clock.now_ms + 1
         place = self._place(way.leaving_from(slot.pool))
-        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason, is_of_one=True)
-        self._places.wait(slot.destination.name, place, refusal, clock.now_ms)
+        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason)
+        self._places.wait_apart(slot.destination.name, place, refusal, clock.now_ms)
         egress.limits.bind((way.provider, name), Limit.PROVIDER_CONNECT_RATE.value, clock.now_s)

@@ -8,7 +8,7 @@ from zonemta_py.core import clock
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 
-CLOCKS_DIFFER_MS = 60_000  # between this machine and a relay that does not say how old a message is
+CLOCKS_DIFFER_MS = 60_000  # between two machines
 SEND_STARTS_MS = 2_000  # a run of another plan that has ended since took longer to start than this; more than a reply takes
 
 
@@ -44,12 +44,14 @@ def recorded_begin_ms(spark: SparkSession, plan: str) -> int | None:
     return None if first is None else int(first)
 
 
-def is_earlier(begun_ms: int) -> Column:
+def is_earlier(begun_ms: int, *, of_campaign: bool) -> Column:
     """Whether a row is of a message that the relay accepted before the first submission of this plan began.
 
-    A relay that does not say how long ago that was begins the message's id with its time.
+    ``of_campaign``: the plan may meet messages of another one, whose run has just ended. A relay that does not say how long
+    ago it accepted a message begins its id with the time.
     """
-    by_age = F.col("time_ms") - F.col("age_ms") < begun_ms - SEND_STARTS_MS
+    differ_ms = SEND_STARTS_MS if of_campaign else CLOCKS_DIFFER_MS
+    by_age = F.col("time_ms") - F.col("age_ms") < begun_ms - differ_ms
     id_ms = F.conv(F.substring(F.try_element_at("messages", F.lit(1)), 1, 12), 16, 10).cast("long")
     by_id = id_ms < begun_ms - CLOCKS_DIFFER_MS
     return F.col("repeated") & F.coalesce(by_age, by_id, F.lit(False))

@@ -111,6 +111,11 @@ def is_connect(master: str | None) -> bool:
     return (master or _user_defaults().get("spark.master", "")).startswith(CONNECT)
 
 
+def is_local(spark: SparkSession) -> bool:
+    """Whether tasks run in the driver's process, on its machine."""
+    return str(spark.conf.get("spark.master")).partition("[")[0] == "local"
+
+
 def _connect(master: str, settings: Mapping[str, str]) -> SparkSession:
     """A client of a Spark Connect server. Raises LocalError, also for a setting that only the server has."""
     _reach_server(master)

@@ -48,31 +48,45 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
 
 
 def delivery_outcomes(events: DataFrame) -> DataFrame:
-    """``recipient``, ``event``, ``time_ms``, ``status`` and ``reason`` of each bounce and delivery in the events."""
+    """``recipient``, ``campaign``, ``event``, ``time_ms``, ``status`` and ``reason`` of each bounce and delivery in the events."""
     replies = events.where(F.col("event") == "bounced").select(
-        "recipient", "event", "time_ms", "code", "status", mask_reply(F.col("reply")).alias("kind")
-    )
+        "recipient", "campaign", "event", "time_ms", "code", "status", mask_reply(F.col("reply")).alias("kind")
+    )  # fmt: skip
     delivered = events.where(F.col("event") == "delivered").select(
-        "recipient", "event", "time_ms", "status", F.lit("").alias("reason")
+        "recipient", "campaign", "event", "time_ms", "status", F.lit("").alias("reason")
     )
     bounced = replies.transform(with_reasons()).select(
-        "recipient", "event", "time_ms", "status", "reason"
+        "recipient", "campaign", "event", "time_ms", "status", "reason"
     )
     return bounced.unionByName(delivered)
 
 
-def reported_failures(reports: DataFrame) -> DataFrame:
+def reported_failures(outcomes: DataFrame) -> Transform:
     """The columns of ``delivery_outcomes``, from reports received by mail (rows of ``match_reports``).
 
-    Only from reports that match a ledger: reports are easily forged.
+    Only from reports that match a ledger: reports are easily forged. Without those about a bounce in ``outcomes``: the relay
+    reports it to the sender itself.
     """
-    return reports.where((F.col("kind") == "failed") & (F.col("address") != "")).select(
-        F.col("address").alias("recipient"),
-        F.lit("bounced").alias("event"),
-        "time_ms",
-        "status",
-        "reason",
-    )
+
+    def transform(reports: DataFrame) -> DataFrame:
+        known = outcomes.where(F.col("event") == "bounced").select(
+            F.lower("recipient").alias("known"), F.col("campaign").alias("of")
+        )
+        failed = reports.where((F.col("kind") == "failed") & (F.col("address") != ""))
+        return failed.join(
+            known.distinct(),
+            (F.lower("address") == F.col("known")) & (F.col("campaign") == F.col("of")),
+            "left_anti",
+        ).select(
+            F.col("address").alias("recipient"),
+            "campaign",
+            F.lit("bounced").alias("event"),
+            "time_ms",
+            "status",
+            "reason",
+        )
+
+    return transform
 
 
 def complaints(since_ms: int, days: int) -> Transform:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
@@ -84,32 +84,35 @@ def match_reports(ledger: DataFrame) -> Transform:
 
     ``matched`` is the method: by envelope id and recipient; by envelope id alone, when the message had one
     recipient; by the address that the report was sent to; by the recipient's address in its latest campaign.
+    Addresses match in any case, as many systems report them; one in the same spelling is preferred.
     """
 
     def transform(found: DataFrame) -> DataFrame:
         sent = ledger.groupBy("key", "address", "campaign").agg(F.max("time_ms").alias("sent_ms"))
         known = sent.select("*", F.count("*").over(Window.partitionBy("key")).alias("recipients"))
         last = sent.groupBy("address").agg(
-            F.max_by(F.struct("key", "campaign"), F.struct("sent_ms", "key")).alias("last")
+            F.max_by(F.struct("key", "campaign", "sent_ms"), F.struct("sent_ms", "key")).alias("last")
         )
         by_key = found.join(known, "key").select(
-            "notice_id", "address", "campaign", "key",
-            F.when(F.col("recipient") == F.col("address"), BY_KEY).when(F.col("recipients") == 1, BY_ONLY).alias("matched"),
+            "notice_id", "address", "campaign", "key", _is_spelled("recipient"), "sent_ms",
+            F.when(_is_same("recipient"), BY_KEY).when(F.col("recipients") == 1, BY_ONLY).alias("matched"),
         ).where("matched IS NOT NULL")  # fmt: skip
         candidates = by_key
         for column, method in (("by_verp", BY_VERP), ("recipient", BY_ADDRESS)):
             candidates = candidates.unionByName(
                 found.where(F.col(column) != "")
                 .drop("key")
-                .join(last, F.col(column) == F.col("address"))
+                .join(last, _is_same(column))
                 .select(
-                    "notice_id", "address", "last.campaign", "last.key", F.lit(method).alias("matched")
+                    "notice_id", "address", "last.campaign", "last.key", _is_spelled(column), "last.sent_ms",
+                    F.lit(method).alias("matched"),
                 )
-            )
+            )  # fmt: skip
         order = F.array_position(F.array(*map(F.lit, METHODS)), F.col("matched"))
         best = candidates.groupBy("notice_id").agg(
             F.min_by(
-                F.struct("address", "campaign", "key", "matched"), F.struct(order, "address")
+                F.struct("address", "campaign", "key", "matched"),
+                F.struct(order, ~F.col("is_spelled"), -F.col("sent_ms"), "address"),
             ).alias("best")
         )
         return found.drop("key").join(best, "notice_id", "left").select(
@@ -119,3 +122,11 @@ def match_reports(ledger: DataFrame) -> Transform:
         )  # fmt: skip
 
     return transform
+
+
+def _is_same(column: str) -> Column:
+    return F.lower(column) == F.lower("address")
+
+
+def _is_spelled(column: str) -> Column:
+    return (F.col(column) == F.col("address")).alias("is_spelled")
