@@ -132,6 +132,9 @@ async def test_a_repeat_under_policies(directory: Path) -> None:
             assert f"queued as {first} duplicate" in replies[1]
             assert "1 new recipients" in replies[2]
             await empty_but_keys(relay)
+        events = logged_events(directory, "accepted")
+        named = [each["submission"] or each["message"] for each in events]
+        assert named == [first, first, replies[2].split()[-1]], "each says which id its client was given"
         assert sorted(message.recipients[0][0] for message in sink.messages) == ["u", "v", "w"]
 
 

@@ -28,7 +28,8 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
     ``report_for``: the queue id of the message that a report is about, or empty. ``submitter``: the
     authenticated user, else the address of the client. ``campaign`` and ``tags``: what the submitter called it;
-    ``not_before_ms``, ``expires_ms`` (0: none) and ``priority``: what it asked for.
+    ``not_before_ms``, ``expires_ms`` (0: none) and ``priority``: what it asked for. ``submission``: the queue id that the
+    submitter was given, where a policy made several messages of one and this is another one of them; else empty.
     """
 
     name: ClassVar[str] = "accepted"
@@ -51,6 +52,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     priority: str
     protocol: str
     report_for: str
+    submission: str = ""
 
 
 class Rejected(Struct, frozen=True, kw_only=True):

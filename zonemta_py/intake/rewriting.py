@@ -87,7 +87,8 @@ class EnvelopeWriters:
         ``envelope`` and ``content`` are what the client sent, ``new`` its recipients that have no message. Raises
         NotAccepted.
         """
-        key = claim.record_for(self.all[0].writer.id, new)
+        named = self.all[0].writer.id  # in the reply
+        key = claim.record_for(named, new)
         wanted = [
             (each, recipients)
             for each in self.all
@@ -99,7 +100,10 @@ class EnvelopeWriters:
             its_envelope = replace(envelope, sender=changed.sender, recipients=recipients)
             # Batches are written in order: with the last, the key is not on disk before all it covers.
             its_key = key if len(messages) == len(wanted) - 1 else None
-            messages.append((writer, stamp(rules, its_envelope, its_content, writer.id, its_key)))
+            message = stamp(rules, its_envelope, its_content, writer.id, its_key)
+            if writer.id != named:
+                message = replace(message, submission=named)
+            messages.append((writer, message))
         return messages
 
 

@@ -50,7 +50,7 @@ class NewMessage(Struct, frozen=True):
     """All that intake, or a report, knows about a message except its body.
 
     ``recipients``: each address once. ``key``: digest of the submission key, and what it covers. ``hold``: why
-    the message is held from the beginning; empty when it is not.
+    the message is held from the beginning; empty when it is not. ``submission``: see the event ``accepted``.
     """
 
     sender: str
@@ -69,6 +69,7 @@ class NewMessage(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     options: DeliveryOptions = NO_OPTIONS
     hold: str = ""
+    submission: str = ""
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
@@ -107,7 +108,9 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         tags=new.tags,
         options=new.options._replace(quarantined=True) if new.hold else new.options,
     )
-    return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key, hold=new.hold)
+    return AcceptedMessage(
+        message, meta, mark, tail, recipients, new.message_id, new.key, new.hold, new.submission
+    )
 
 
 def _born_ms(message: str, mark: Mark) -> int:

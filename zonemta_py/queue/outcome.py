@@ -68,7 +68,7 @@ class AcceptedMessage(Struct, frozen=True):
 
     A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
     ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
-    covers with this message. ``hold``: why its recipients are held; empty when they are not.
+    covers with this message. ``hold``: why its recipients are held; empty when they are not. ``submission``: see the event.
     """
 
     message: str
@@ -79,6 +79,7 @@ class AcceptedMessage(Struct, frozen=True):
     message_id: str
     key: tuple[str, IdempotencyRecord] | None = None
     hold: str = ""
+    submission: str = ""
 
 
 class SettleEffects(Struct, frozen=True):

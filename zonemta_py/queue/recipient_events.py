@@ -47,6 +47,7 @@ def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> Non
             priority=meta.options.priority,
             protocol=origin.protocol,
             report_for=meta.report_for,
+            submission=new.submission,
         )
     )
     for recipient in new.recipients if new.hold else ():

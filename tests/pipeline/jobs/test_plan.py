@@ -318,6 +318,30 @@ def test_caps_per_day(spark: "SparkSession", tmp_path: Path) -> None:
         plan(spark, tmp_path / "today" / "postponed", tmp_path / "again", message=PERSONAL)
 
 
+def test_tables_of_a_catalog(spark: "SparkSession", tmp_path: Path) -> None:
+    """They have the rows of the last plan; what is postponed is the list of tomorrow's."""
+    listed = write_list(tmp_path / "list.csv", [[f"{n}@gmail.com", ""] for n in range(5)] + [["no", ""]])
+    spark.sql(f"CREATE SCHEMA june LOCATION '{tmp_path}/warehouse'")
+    try:
+        plan(spark, listed, tmp_path / "whole", tables="june")
+        assert not spark.catalog.tableExists("june.postponed")
+        capped = Selection("june", caps={"google": 2})
+        plan(spark, listed, tmp_path / "capped", tables="june", selection=capped)
+        [envelope] = spark.table("june.envelopes").collect()
+        assert [envelope] == envelopes(spark, tmp_path / "capped")
+        assert len(envelope["recipients"]) == 2
+        assert sorted(row["kind"] for row in spark.table("june.left_out").collect()) == [
+            "postponed", "postponed", "postponed", "rejected",
+        ]  # fmt: skip
+        tomorrow = plan(spark, "table:june.postponed", tmp_path / "tomorrow")
+        assert (tomorrow.input, tomorrow.planned) == (3, 3)
+        with pytest.raises(LocalError, match="nowhere"):
+            plan(spark, listed, tmp_path / "failed", tables="nowhere")
+        assert not (tmp_path / "failed" / "manifest").exists()
+    finally:
+        spark.sql("DROP SCHEMA june CASCADE")
+
+
 def test_a_cap_and_a_time_that_is_in_the_message(spark: "SparkSession", tmp_path: Path) -> None:
     """The column of the times, which is also a merge field, is in tomorrow's list once."""
     rows = [[f"{n}@gmail.com", "2027-05-20T08:00"] for n in range(5)]

@@ -1,11 +1,11 @@
 """One outcome for each recipient of a plan."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ADDRESSES = ("delivered", "bounced", "waiting", "refused", "deferred", "retried", "unsent")
+ADDRESSES = ("split", "delivered", "bounced", "waiting", "refused", "deferred", "retried", "unsent")
 
 
 def envelopes(spark: "SparkSession") -> "DataFrame":
@@ -36,11 +36,11 @@ def test_outcomes(spark: "SparkSession") -> None:
     """A final event wins over the ledger; of several runs the last that is not deferred counts."""
     from zonemta_py.pipeline.spark import tables
     from zonemta_py.pipeline.spark.events import event_schema
-    from zonemta_py.pipeline.transforms.outcomes import plan_outcomes
+    from zonemta_py.pipeline.transforms.outcomes import outcome_events, plan_outcomes
 
     ledger = spark.createDataFrame(
         [
-            *(row(name, "accepted", ["m1"]) for name in ("delivered", "bounced", "waiting")),
+            *(row(name, "accepted", ["m1"]) for name in ("split", "delivered", "bounced", "waiting")),
             row("refused", "refused", []),
             row("deferred", "deferred", []),
             row("retried", "deferred", [], 1),
@@ -49,10 +49,13 @@ def test_outcomes(spark: "SparkSession") -> None:
         tables.LEDGER_RUNS,
     )
     fields = event_schema().names
-    events = [
+    events: list[dict[str, Any]] = [
         {"event": "delivered", "message": "m1", "recipient": "delivered@x.example", "code": 250},
         {"event": "deferred", "message": "m1", "recipient": "waiting@x.example", "code": 451},
         {"event": "bounced", "message": "m1", "recipient": "bounced@x.example", "code": 550, "status": "5.1.1", "reply": "no"},
+        {"event": "accepted", "message": "m3", "submission": "m1"},
+        {"event": "accepted", "message": "m1", "submission": ""},
+        {"event": "delivered", "message": "m3", "recipient": "split@x.example", "code": 250},
         {"event": "delivered", "message": "other", "recipient": "unsent@x.example", "code": 250},
     ]  # fmt: skip
     found = (
@@ -60,8 +63,10 @@ def test_outcomes(spark: "SparkSession") -> None:
         .transform(
             plan_outcomes(
                 ledger,
-                spark.createDataFrame(
-                    [tuple(each.get(name) for name in fields) for each in events], event_schema()
+                outcome_events(
+                    spark.createDataFrame(
+                        [tuple(each.get(name) for name in fields) for each in events], event_schema()
+                    )
                 ),
             )
         )
@@ -69,7 +74,7 @@ def test_outcomes(spark: "SparkSession") -> None:
     )
     outcomes = {each["address"].partition("@")[0]: each["outcome"] for each in found}
     assert outcomes == {
-        "delivered": "delivered", "bounced": "bounced", "waiting": "waiting", "refused": "refused by the relay",
+        "split": "delivered", "delivered": "delivered", "bounced": "bounced", "waiting": "waiting", "refused": "refused by the relay",
         "deferred": "deferred by the relay", "retried": "waiting", "unsent": "unsent",
     }  # fmt: skip
     details = {each["address"].partition("@")[0]: each["detail"] for each in found}

@@ -117,6 +117,12 @@ def named_counts(
     required=True,
     help="The directory of the plan. What a run that was killed left there is replaced.",
 )
+@click.option(
+    "--tables",
+    metavar="SCHEMA",
+    help="Also write the envelopes, and the rows that are left out, as tables of this schema of a catalog of the session, such as "
+    "lake.june (Iceberg, Delta, Hive).",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a plan that was not sent yet.")
 @email_column_option
 @click.option(

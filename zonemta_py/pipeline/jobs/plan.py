@@ -19,16 +19,16 @@ from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plain_lists import begins_with_rows
 from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest, read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.rows_output import replace_tables
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
 from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
 from zonemta_py.pipeline.transforms.classify import POSTPONED
-from zonemta_py.pipeline.transforms.plan_files import WRITING
+from zonemta_py.pipeline.transforms.plan_files import ENVELOPES, LEFT_OUT, WRITING
 from zonemta_py.submit.merge import Template
 
 ID_BYTES = 16
-PARTS = frozenset(
-    (WRITING, "envelopes", "left_out", "postponed", "message", "manifest", "begun", "ledger")
-)
+ROWS = (ENVELOPES, LEFT_OUT, POSTPONED)  # the last only with caps
+PARTS = frozenset((WRITING, *ROWS, "message", "manifest", "begun", "ledger"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,11 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
     )
     if suppression is not None:
         suppression.release()
+    if request.tables:
+        progress(f"writing the tables of {request.tables}")
+        names = ROWS if request.selection and request.selection.caps else ROWS[:-1]
+        parts = {name: spark.read.parquet(f"{request.output}/{name}") for name in names}
+        replace_tables(request.tables, parts)
     _write_row(spark, f"{request.output}/message", (request.message,), tables.MESSAGE)
     values = tuple(getattr(manifest, name) for name in tables.MANIFEST.names)
     _write_row(spark, f"{request.output}/manifest", values, tables.MANIFEST)

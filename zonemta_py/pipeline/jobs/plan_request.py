@@ -17,7 +17,7 @@ class PlanRequest:
     ``suppress``: sources of entries (``spark.suppression``); ``scopes``: of those that apply. ``once_per``: PLAN, or CAMPAIGN: then no
     other plan of that campaign sends to the same recipient either. ``case_sensitive``: addresses that differ in case only are planned,
     each. ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader, for the list;
-    ``suppress_options`` for the sources of entries.
+    ``suppress_options`` for the sources of entries. ``tables``: a schema of the session's catalogs that gets the rows of the plan, too.
     """
 
     source: str
@@ -36,5 +36,6 @@ class PlanRequest:
     case_sensitive: bool = False
     once_per: str = PLAN
     overwrite: bool = False
+    tables: str | None = None
     reader_options: Mapping[str, str] = field(default_factory=dict)
     suppress_options: Mapping[str, str] = field(default_factory=dict)

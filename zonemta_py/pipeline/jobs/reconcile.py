@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
@@ -14,7 +15,7 @@ from zonemta_py.pipeline.spark.plan_ledger import read_ledger
 from zonemta_py.pipeline.spark.plan_manifest import read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.rows_output import RowsOutput
-from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, plan_outcomes
+from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, outcome_events, plan_outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress
     """The number of recipients by outcome. Raises LocalError, also when the counts do not add up to the plan."""
     plan, events = request.plan, request.log.path
     output = RowsOutput(spark, request.output, overwrite=request.overwrite)
-    log = read_events(spark, request.log)
+    log = outcome_events(read_events(spark, request.log)).persist(StorageLevel.DISK_ONLY)
     manifest = read_manifest(spark, plan)
     progress("matching plan, ledger and events")
     found = (
@@ -42,6 +43,7 @@ def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress
     )
     with spark_errors(events):
         rows = output.written(found).groupBy("outcome").count().collect()
+    log.unpersist()
     output.keep_damage(request.log.damage)
     counts = {row["outcome"]: row["count"] for row in rows}
     if sum(counts.values()) != manifest.planned:

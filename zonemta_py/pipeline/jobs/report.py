@@ -28,6 +28,7 @@ from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.quarantine import QUARANTINE, write_quarantine
 from zonemta_py.pipeline.spark.read_state import STATE, read_state, write_names, write_state
 from zonemta_py.pipeline.spark.report_sums import ReportSums
+from zonemta_py.pipeline.spark.rows_output import replace_tables
 from zonemta_py.pipeline.spark.storage import move, names_in, prepare_output, remove, write_text
 from zonemta_py.pipeline.transforms.anomalies import (
     AnomalyThresholds,
@@ -186,10 +187,9 @@ def _write(
         write_table(spark, f"{output}/{name}/{FILE}", table)
     if request.tables:
         progress(f"writing the tables of {request.tables}")
-        with spark_errors(request.tables):
-            for name, table in tables.items():
-                rows = spark.createDataFrame(table)
-                rows.write.mode("overwrite").saveAsTable(f"{request.tables}.{name}")
+        replace_tables(
+            request.tables, {name: spark.createDataFrame(table) for name, table in tables.items()}
+        )
     if log.damage:
         write_quarantine(spark, output, log.damage)
     header = replace(about, damage=list(map(str, log.damage)), is_verified=log.is_verified)

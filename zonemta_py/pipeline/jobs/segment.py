@@ -17,6 +17,7 @@ from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.rows_output import replace_tables
 from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove, write_lines
 from zonemta_py.pipeline.transforms import engagement as rows_of
 from zonemta_py.pipeline.transforms.classify import DUPLICATE, REJECTED
@@ -117,7 +118,11 @@ def make_segments(spark: SparkSession, request: SegmentRequest, progress: Progre
     bad_joined = _bad_joined(request, classified)
     if request.tables:
         progress(f"writing the tables of {request.tables}")
-        _write_tables(request.tables, request.policy, segments)
+        of_segment = {
+            name: segments.where(F.col("segment") == name).drop("segment")
+            for name in request.policy.names
+        }
+        replace_tables(request.tables, of_segment)
     progress("writing the suppression file")
     _write_sunset(spark, request, segments)
     if not is_url(request.output):
@@ -225,14 +230,6 @@ def _write_left_out(request: SegmentRequest, classified: DataFrame) -> None:
     classified.where(kind != rows_of.SEGMENTED).select(
         kind.alias("kind"), F.substring(given, 1, CELL_MAX).alias("address"), why.alias("reason")
     ).write.parquet(f"{request.output}/{LEFT_OUT}")
-
-
-def _write_tables(schema: str, policy: EngagementPolicy, segments: DataFrame) -> None:
-    """A table for each segment, also for one without addresses: that of an earlier run must not stay."""
-    with spark_errors(schema):
-        for name in policy.names:
-            rows = segments.where(F.col("segment") == name).drop("segment")
-            rows.write.mode("overwrite").saveAsTable(f"{schema}.{name}")
 
 
 def _bad_joined(request: SegmentRequest, classified: DataFrame) -> int:

@@ -1,6 +1,6 @@
 """Where the rows of a job go: into a directory as Parquet, into a table of a catalog of the session, or nowhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -68,6 +68,16 @@ class RowsOutput:
                 self._spark.sql(f"DROP TABLE IF EXISTS {self._table}")
         elif self._path is not None and names_in(self._spark, self._path):
             remove(self._spark, f"{self._path}/{SUCCESS}")
+
+
+def replace_tables(schema: str, tables: Mapping[str, DataFrame]) -> None:
+    """Write ``tables``, by name, to ``schema`` of a catalog of the session, also those without rows: those of an earlier run must not stay.
+
+    Raises LocalError.
+    """
+    with spark_errors(schema):
+        for name, rows in tables.items():
+            rows.write.mode("overwrite").saveAsTable(f"{schema}.{name}")
 
 
 def _prepared(spark: SparkSession, output: str, *, overwrite: bool) -> str | None:

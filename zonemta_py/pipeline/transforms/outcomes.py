@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.events.schema import FINAL
+from zonemta_py.events.schema import FINAL, Accepted
 from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED
 
 WAITING, UNSENT = "waiting", "unsent"
@@ -23,10 +23,18 @@ def last_rows(*columns: str | Column) -> Callable[[DataFrame], DataFrame]:
     return transform
 
 
+def outcome_events(events: DataFrame) -> DataFrame:
+    """What says something of the outcome of a recipient: final events, and which messages a policy made of one that was submitted."""
+    is_other = (F.col("event") == Accepted.name) & (F.col("submission") != "")
+    return events.where(F.col("event").isin(*FINAL) | is_other).select(
+        "event", "message", "submission", "recipient", "code", "status", "reply"
+    )
+
+
 def plan_outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame], DataFrame]:
     """``address``, ``key``, ``outcome`` and ``detail`` of every recipient of the plan's envelopes.
 
-    ``waiting``: accepted by a relay, without a final event.
+    ``waiting``: accepted by a relay, without a final event. ``events`` (``outcome_events``) are evaluated twice: cache them.
     """
 
     def transform(envelopes: DataFrame) -> DataFrame:
@@ -36,11 +44,14 @@ def plan_outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[Data
                 "key", "address", F.lit(UNSENT).alias("outcome"), F.lit("").alias("detail")
             )
         submitted = ledger.transform(last_rows("state", "reply", "messages"))
+        others = events.where(F.col("event") == Accepted.name).select("message", "submission")
         finals = (
             submitted.select("key", "address", F.explode("last.messages").alias("message"))
             .join(
-                events.where(F.col("event").isin(*FINAL)).select(
-                    "message",
+                events.where(F.col("event") != Accepted.name)
+                .join(others, "message", "left")
+                .select(
+                    F.coalesce("submission", "message").alias("message"),
                     F.col("recipient").alias("address"),
                     F.col("event").alias("final"),
                     F.concat_ws(" ", F.col("code"), "status", "reply").alias("reply"),
