@@ -1,6 +1,7 @@
 """Compares ``zonemta pipeline plan``, ``compact`` and ``report`` with other tools: complete processes, with their start.
 
     python -m benchmarks.pipeline.compare --rows 5000000 --events 5000000 --runs 3 --json results.json
+    python -m benchmarks.pipeline.compare --work plan --suppressed 10000000 --json results.json
     python -m benchmarks.pipeline.compare --before ../earlier        # this version and another one in turns
 
 The tools take turns, so that a slow minute affects all of them. Memory is the peak of all processes of a tool, CPU their sum,
@@ -18,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.pipeline.data import write_events, write_list, write_suppression
+from benchmarks.pipeline.data import SUPPRESSED_STEP, write_events, write_list, write_suppression
 from zonemta_py.bench.process import process_tree
 from zonemta_py.core.clock import monotonic_s
 
@@ -133,6 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument(
+        "--suppressed", type=int, help="addresses that are suppressed (4 %% of the rows)"
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--work", choices=list(WORKS), help="only this")
     parser.add_argument(
@@ -146,7 +150,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="zonemta-pipeline-") as name:
         directory = Path(name)
         write_list(directory / "list.csv", arguments.rows)
-        write_suppression(directory / "suppressed.txt", arguments.rows, arguments.rows // 25)
+        entries = arguments.suppressed or arguments.rows // SUPPRESSED_STEP
+        write_suppression(directory / "suppressed.txt", arguments.rows, entries)
         (directory / "letter.eml").write_bytes(LETTER)
         if arguments.work != "plan":
             write_events(directory / "events", arguments.events)
@@ -174,6 +179,7 @@ def main() -> None:
         document = {
             "rows": arguments.rows,
             "events": arguments.events,
+            "suppressed": entries,
             "results": rows,
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")

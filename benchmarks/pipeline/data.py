@@ -1,6 +1,7 @@
 """Synthetic lists and event logs, reproducible for the same numbers."""
 
 import random
+from itertools import chain
 from pathlib import Path
 
 from zonemta_py.core.codec import to_json
@@ -8,6 +9,7 @@ from zonemta_py.events.segments import Segment
 
 DOMAINS = ("gmail.com",) * 30 + ("outlook.com",) * 12 + ("yahoo.com",) * 10 + ("gmx.de", "web.de", "icloud.com", "orange.fr")  # fmt: skip
 SMALL = 50_000  # other domains
+SUPPRESSED_STEP = 25  # every so many addresses of a list are suppressed
 SEGMENT = 180_000  # events: a minute of a busy relay
 FRAME = 500  # events of a write
 TWO_DAYS_MS = 172_800_000
@@ -31,10 +33,10 @@ def write_list(path: Path, rows: int) -> None:
 
 
 def write_suppression(path: Path, rows: int, entries: int) -> None:
-    """About ``entries`` addresses of the list, and a hundred domains."""
-    step = max(1, rows // entries)
+    """About ``entries`` addresses, of which at most 4 % of the list and the others not in it, and a hundred domains."""
+    listed = range(0, rows, max(SUPPRESSED_STEP, rows // entries))
     with path.open("w", encoding="utf-8") as file:
-        for reader in range(0, rows, step):
+        for reader in chain(listed, range(rows, rows + entries - len(listed))):
             domain = DOMAINS[reader % len(DOMAINS)] if reader % 3 else f"firm{reader % SMALL}.example"
             file.write(f"user.{reader}@{domain}\n")
         file.writelines(f"@firm{n}.example\n" for n in range(0, SMALL, SMALL // 100))

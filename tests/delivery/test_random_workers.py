@@ -193,7 +193,7 @@ class RandomZone:
         """What is not as it is after all mail was sent."""
         scheduler, window = self.workers.scheduler, self.queue.windows.zone("default")
         gates = self.context.egress.gates.all()
-        rings = [name for ring in scheduler._rings for name in ring]
+        rings = [name for ring in scheduler._rings._waiting for name in ring]
         return [
             *everything(self.queue.store)[:3],
             *gates,

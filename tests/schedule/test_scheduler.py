@@ -13,8 +13,8 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted, Unlimited
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.scheduler import FRESH_S, KNOWN_S, Scheduler
+from zonemta_py.schedule.rings import FRESH_S, WorkerSlot
+from zonemta_py.schedule.scheduler import KNOWN_S, Scheduler
 
 
 def ignore(destination: Destination) -> None:

@@ -1,9 +1,18 @@
-"""The rings in which destinations with mail wait for their turn, and a worker that has got one."""
+"""The rings in which destinations with mail wait for their turn, and a worker that has got one. Pure.
 
+Connections without a session have a budget (decision 65): a third of the zone's connections for
+destinations that have not answered lately, so that mail for dead ones leaves room for the others. Half of
+it is for those whose mail has just come, the newest first. Times are monotonic seconds.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
 from enum import IntEnum
 
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.permits import FREE, Permit
+
+FRESH_S = 30.0  # how long mail for a destination that has not answered lately has just come
 
 
 class Ring(IntEnum):
@@ -24,6 +33,115 @@ ORDERS = {
     NEW: (URGENT, FRESH, FAILING, KNOWN, NEW),
     FAILING: (URGENT, FRESH, KNOWN, NEW, FAILING),
 }
+
+
+class Rings:
+    """The destinations of a zone with mail, and how many workers without a session have started from each ring.
+
+    ``trying_max``: how many such workers there may be for destinations that have not answered lately.
+    """
+
+    def __init__(self) -> None:
+        self.trying_max = 1
+        self.starting = [0] * len(Ring)
+        # The values are used in FRESH only: when the mail came.
+        self._waiting: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in Ring)
+        self._order = ORDERS[FAILING]
+
+    def __bool__(self) -> bool:
+        return any(self._waiting)
+
+    def add(self, name: str, now_s: float, *, known: bool, urgent: bool) -> None:
+        """The destination has mail; ``known``: it has answered lately, or its provider has. ``urgent``: it is served next."""
+        waiting = self._waiting
+        if known:
+            waiting[KNOWN].setdefault(name, now_s)
+            if urgent:
+                waiting[URGENT].setdefault(name, now_s)
+        else:
+            if urgent or name not in waiting[NEW]:
+                waiting[FRESH][name] = now_s
+                waiting[FRESH].move_to_end(name)
+            waiting[NEW].setdefault(name, now_s)
+
+    def add_failing(self, name: str, now_s: float) -> None:
+        """The destination has mail, and could not be reached when it was tried last."""
+        self._waiting[FAILING].setdefault(name, now_s)
+
+    def answered(self, name: str, now_s: float) -> None:
+        """The destination, if it waits as one that had not answered lately, has."""
+        self._waiting[FRESH].pop(name, None)
+        if self._waiting[NEW].pop(name, None) is not None:
+            self._waiting[KNOWN].setdefault(name, now_s)
+
+    def remove(self, name: str) -> None:
+        """The destination is to have no turn."""
+        for ring in self._waiting:
+            if ring:
+                ring.pop(name, None)
+
+    def put_last(self, name: str) -> None:
+        """The destination, if it has answered lately, has its turn after all others that wait now."""
+        for ring in (self._waiting[KNOWN], self._waiting[URGENT]):
+            if name in ring:
+                ring.move_to_end(name)
+
+    def take(self, now_s: float) -> Iterator[tuple[str, Ring, float]]:
+        """The destinations that may have a worker, in turn, and for ``started`` the ring and the time; each has left the ring."""
+        for ring in self._order:
+            waiting = self._waiting[ring]
+            while waiting and self.has_room(ring):
+                name, since_s = waiting.popitem(last=ring is FRESH)
+                if ring is FRESH and now_s - since_s > FRESH_S:
+                    waiting.clear()  # the others are older
+                    break
+                yield name, ring, since_s
+
+    def started(self, name: str, ring: Ring, since_s: float) -> None:
+        """A worker has started for what ``take`` gave; there may be more mail."""
+        self.starting[ring] += 1
+        if ring in ORDERS:
+            self._order = ORDERS[ring]
+            self._waiting[ring][name] = since_s
+
+    def has_room(self, ring: Ring) -> bool:
+        """Whether a worker may start for a destination of ``ring``.
+
+        Half of the budget for destinations that have not answered lately is for those whose mail has just
+        come. Of the other half, those that have failed get half at most.
+        """
+        if ring is KNOWN or ring is URGENT:
+            return True
+        fresh, new, failing = self.starting[FRESH], self.starting[NEW], self.starting[FAILING]
+        if fresh + new + failing >= self.trying_max:
+            return False
+        fresh_max = max(1, self.trying_max // 2)
+        others_max = max(1, self.trying_max - fresh_max)
+        if ring is FRESH:
+            return fresh < fresh_max
+        return new + failing < others_max and (ring is NEW or failing < max(1, others_max // 2))
+
+    def is_crowded(self, ring: Ring) -> bool:
+        """Whether more destinations that have not answered lately wait than can be tried, so that a worker of ``ring`` hurries.
+
+        One that has failed before gets all the time it needs.
+        """
+        return (ring is FRESH or ring is NEW) and len(self._waiting[NEW]) > self.trying_max
+
+    def others_wait(self, name: str, *, only_urgent: bool) -> bool:
+        """Whether a destination other than ``name`` could have a worker."""
+        for ring in (URGENT,) if only_urgent else self._order:
+            if any(other != name for other in self._waiting[ring]) and self.has_room(ring):
+                return True
+        return False
+
+    def of(self, name: str) -> list[Ring]:
+        """The rings in which the destination waits."""
+        return [ring for ring in Ring if name in self._waiting[ring]]
+
+    def since_s(self, name: str, now_s: float) -> float:
+        """Since when it waits; now if it does not."""
+        return min((each[name] for each in self._waiting if name in each), default=now_s)
 
 
 IN_ROW = (

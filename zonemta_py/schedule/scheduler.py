@@ -3,10 +3,6 @@
 Destinations with mail are in rings. A destination that may not be served now leaves its ring and returns
 by an event: a session opens, a worker ends, or a suspension is over. There is no polling, and a blocked
 destination does not delay the others. Times are monotonic seconds.
-
-Connections without a session have a budget (decision 65): a third of the zone's connections for
-destinations that have not answered lately, so that mail for dead ones leaves room for the others. Half of
-it is for those whose mail has just come, the newest first.
 """
 
 from collections import OrderedDict
@@ -18,14 +14,13 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.admission import Admission, Admitted, Unlimited
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.rings import FAILING, FRESH, KNOWN, NEW, ORDERS, URGENT, Ring, WorkerSlot
+from zonemta_py.schedule.rings import Ring, Rings, WorkerSlot
 from zonemta_py.schedule.token_bucket import TokenBucket
 
 TURN = 10  # leases before a worker checks whether other destinations wait for its connection
 KNOWN_S = 3600.0  # how long a destination that had a session is known to answer
 KNOWN_MAX = 50_000
 REMEMBERED_S = 60.0  # how exactly the time of the last session is remembered
-FRESH_S = 30.0  # how long mail for a destination that has not answered lately has just come
 
 
 class Scheduler:
@@ -51,10 +46,7 @@ class Scheduler:
         self._on_room = on_room
         self._next_token_in_s = next_token_in_s  # of a life before this one
         self._destinations: dict[str, Destination] = {}
-        # The values are used in FRESH only: when the mail came.
-        self._rings: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in Ring)
-        self._starting = [0] * len(Ring)  # workers without a session, by the ring they started from
-        self._order = ORDERS[FAILING]
+        self._rings = Rings()
         self._known: OrderedDict[str, float] = OrderedDict()  # when a session last opened, oldest first
         self.configure(zone, now_s)
 
@@ -70,7 +62,7 @@ class Scheduler:
         self.table = DestinationTable(zone)
         for destination in self._destinations.values():
             destination.connections_max = self._connections_max(destination.name)
-        self.trying_max = max(1, zone.connections // 3)
+        self._rings.trying_max = max(1, zone.connections // 3)
 
     def _connections_max(self, name: str) -> int:
         return self.table.settings(name).connections_per_domain
@@ -78,7 +70,7 @@ class Scheduler:
     @property
     def sessions(self) -> int:
         """How many workers have a session."""
-        return self.active - sum(self._starting)
+        return self.active - sum(self._rings.starting)
 
     # ---- destinations with mail
 
@@ -87,24 +79,16 @@ class Scheduler:
 
         One that has failed at a provider that answers would keep the turn of others there, if it waited for a place in FAILING.
         """
-        destination, rings = self._destinations.get(name), self._rings
+        destination = self._destinations.get(name)
         if destination is not None and destination.failing and not answers:
-            rings[FAILING].setdefault(name, now_s)
-        elif answers or self._is_known(name, destination, now_s):
-            rings[KNOWN].setdefault(name, now_s)
-            if urgent:
-                rings[URGENT].setdefault(name, now_s)
+            self._rings.add_failing(name, now_s)
         else:
-            if urgent or name not in rings[NEW]:
-                rings[FRESH][name] = now_s
-                rings[FRESH].move_to_end(name)
-            rings[NEW].setdefault(name, now_s)
+            known = answers or self._is_known(name, destination, now_s)
+            self._rings.add(name, now_s, known=known, urgent=urgent)
 
     def empty(self, name: str) -> None:
         """The destination has no more mail in the ready window."""
-        for ring in self._rings:
-            if ring:
-                ring.pop(name, None)
+        self._rings.remove(name)
         self._admission.empty(name)
 
     def _is_known(self, name: str, destination: Destination | None, now_s: float) -> bool:
@@ -137,52 +121,26 @@ class Scheduler:
         return self.bucket is None or (self.has_token_ahead() and self.bucket.wait_s(now_s) <= 0)
 
     def _next(self, now_s: float) -> WorkerSlot | None:
-        for ring in self._order:
-            waiting = self._rings[ring]
-            while waiting and self._has_room(ring):
-                name, since_s = waiting.popitem(last=ring is FRESH)
-                if ring is FRESH and now_s - since_s > FRESH_S:
-                    waiting.clear()  # the others are older
-                    break
-                destination = self._destinations.get(name)
-                if destination is not None and not destination.may_start(now_s):
-                    destination.block(now_s)
-                    self._admission.passed(name)
-                    continue
-                admitted = self._admission.admit(name)
-                if admitted is None:
-                    continue
-                if destination is None:
-                    destination = Destination(name, self._connections_max(name))
-                    self._destinations[name] = destination
-                if ring in ORDERS:
-                    self._order = ORDERS[ring]
-                    waiting[name] = since_s
-                return self._start(destination, ring, admitted, now_s)
+        for name, ring, since_s in self._rings.take(now_s):
+            destination = self._destinations.get(name)
+            if destination is not None and not destination.may_start(now_s):
+                destination.block(now_s)
+                self._admission.passed(name)
+                continue
+            admitted = self._admission.admit(name)
+            if admitted is None:
+                continue
+            if destination is None:
+                destination = Destination(name, self._connections_max(name))
+                self._destinations[name] = destination
+            self._rings.started(name, ring, since_s)
+            return self._start(destination, ring, admitted, now_s)
         return None
-
-    def _has_room(self, ring: Ring) -> bool:
-        """Whether a worker may start for a destination of ``ring``.
-
-        Half of the budget for destinations that have not answered lately is for those whose mail has just
-        come. Of the other half, those that have failed get half at most.
-        """
-        if ring is KNOWN or ring is URGENT:
-            return True
-        fresh, new, failing = self._starting[FRESH], self._starting[NEW], self._starting[FAILING]
-        if fresh + new + failing >= self.trying_max:
-            return False
-        fresh_max = max(1, self.trying_max // 2)
-        others_max = max(1, self.trying_max - fresh_max)
-        if ring is FRESH:
-            return fresh < fresh_max
-        return new + failing < others_max and (ring is NEW or failing < max(1, others_max // 2))
 
     def _start(
         self, destination: Destination, ring: Ring, admitted: Admitted, now_s: float
     ) -> WorkerSlot:
-        # One that has failed before gets all the time it needs.
-        hurried = (ring is FRESH or ring is NEW) and len(self._rings[NEW]) > self.trying_max
+        hurried = self._rings.is_crowded(ring)
         destination.active += 1
         destination.starting += 1
         destination.has_newcomer = True
@@ -190,7 +148,6 @@ class Scheduler:
         if self.active >= self.zone.connections:
             self._full_since_s = now_s
         self.unpaid += 1
-        self._starting[ring] += 1
         return WorkerSlot(destination, ring, *admitted, hurried=hurried)
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
@@ -230,12 +187,12 @@ class Scheduler:
         wait_s = 0.0 if self.bucket is None else self.bucket.reserve(now_s)
         if not slot.established:
             slot.established = True
-            self._starting[slot.ring] -= 1
+            self._rings.starting[slot.ring] -= 1
             destination.starting -= 1
             self._remember(destination.name, now_s)
         elif self.bucket is None:
             return 0.0
-        if destination.blocked or self.bucket is not None or any(self._rings):
+        if destination.blocked or self.bucket is not None or self._rings:
             destination.blocked = False
             self._on_room(destination)
         return wait_s
@@ -253,9 +210,7 @@ class Scheduler:
         self._known.move_to_end(name)
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
-        self._rings[FRESH].pop(name, None)
-        if self._rings[NEW].pop(name, None) is not None:
-            self._rings[KNOWN].setdefault(name, now_s)
+        self._rings.answered(name, now_s)
 
     def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
         """A worker ended; the destination has another turn if it has mail."""
@@ -264,9 +219,7 @@ class Scheduler:
         self.unpaid -= slot.unpaid
         self._admission.ended(slot)  # which gives turns to what can be served now
         if slot.gives_way:  # those that are woken by this have their turn before it
-            for ring in (self._rings[KNOWN], self._rings[URGENT]):
-                if destination.name in ring:
-                    ring.move_to_end(destination.name)
+            self._rings.put_last(destination.name)
         destination.active -= 1
         if slot.is_newcomer:
             destination.has_newcomer = False
@@ -275,7 +228,7 @@ class Scheduler:
                 self._remember(destination.name, now_s)
         else:
             destination.starting -= 1
-            self._starting[slot.ring] -= 1
+            self._rings.starting[slot.ring] -= 1
         if has_mail:
             self.ready(destination.name, now_s)
         elif destination.active == 0:
@@ -291,11 +244,7 @@ class Scheduler:
             return True
         if self.active < self.zone.connections:
             return False
-        for ring in self._order:
-            others = any(name != slot.destination.name for name in self._rings[ring])
-            if others and self._has_room(ring) and (ring is URGENT or served % TURN == 0):
-                return True
-        return False
+        return self._rings.others_wait(slot.destination.name, only_urgent=served % TURN != 0)
 
     # ---- suspended destinations
 
@@ -323,8 +272,7 @@ class Scheduler:
             own = destination.binding(now_s)
             if own is not None:
                 return own
-        rings = [ring for ring in Ring if name in self._rings[ring]]
-        since_s = min((self._rings[ring][name] for ring in rings), default=now_s)
+        rings, since_s = self._rings.of(name), self._rings.since_s(name, now_s)
         if self.bucket is not None:
             wait_s = self.bucket.wait_s(now_s)
             if wait_s > 0 or not self.has_token_ahead():
@@ -340,8 +288,8 @@ class Scheduler:
             return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)
         if own is not None:
             return own
-        if rings and not any(self._has_room(ring) for ring in rings):
-            budget = f"{self.trying_max} connections are for destinations that have not answered lately, and are in use"
+        if rings and not any(map(self._rings.has_room, rings)):
+            budget = f"{self._rings.trying_max} connections are for destinations that have not answered lately, and are in use"
             return Binding(Limit.UNANSWERED_BUDGET, since_s, 0.0, budget)
         return None
 
