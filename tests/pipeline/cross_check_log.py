@@ -71,7 +71,7 @@ def write_log(directory: Path) -> list[bytes]:
             lost = _damage(path, number)
             readable += [line for n, frame in enumerate(frames) if n not in lost for _, line in frame]
             if number == 2:  # again, with two other borders
-                again = [frames[1][-REPEATS // 4 :], *frames[2:3]]
+                again = [frames[1][-REPEATS // 4 :], frames[2][: REPEATS // 4]]
                 write_frames(directory / "again", node, again, sealed_ms)
                 _move_into(directory, directory / "again")
     return readable

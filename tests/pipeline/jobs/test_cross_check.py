@@ -1,6 +1,7 @@
 """Every table of a report, compared with what DuckDB counts: 500,000 records with repeats, late and damaged segments."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from tests.pipeline.jobs.test_dsn import complaint
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.provider import provider_of
-from zonemta_py.pipeline.rules.templates import masked
+from zonemta_py.pipeline.rules.templates import WILD, masked
 
 duckdb = pytest.importorskip("duckdb")
 
@@ -33,6 +34,10 @@ WARMUPS = (
     WarmupSchedule("203.0.113.1", BEGINS.date(), (1000, 30_000, 100_000, 5)),
     WarmupSchedule("203.0.113.2", BEGINS.date(), (10, 100_000), "google"),
 )
+REASONS = {  # of the replies of the log
+    (421, "4.7.0"): "rate limited", (451, "4.7.1"): "greylisted", (0, "4.4.1"): "network",
+    (550, "5.1.1"): "no such address", (552, "5.2.2"): "mailbox full", (451, "4.4.7"): "network",
+}  # fmt: skip
 PLANNED, COMPLAINED = 3000, 300  # recipients of a campaign of their own; of these, who complain
 UNUSUAL = f"""
     WITH hours AS (
@@ -140,6 +145,23 @@ def test_replies(spark: "SparkSession", checked: CrossCheck) -> None:
     found = spark.read.parquet(f"{checked.output}/replies")
     names = ("provider", "event", "phase", "code", "status", "kind", "count")
     assert sorted(rows_of(found, *names)) == expected
+    examples = set(checked.counted("SELECT DISTINCT provider, event, code, status, reply FROM attempts"))
+    for row in found.collect():
+        assert (
+            *(row[name] for name in names[:2]),
+            row["code"],
+            row["status"],
+            row["example"],
+        ) in examples
+        assert masked(row["example"]) == row["kind"]
+        assert row["reason"] == REASONS[row["code"], row["status"]]
+        assert fits(row["template"], row["kind"])
+
+
+def fits(template: str, kind: str) -> bool:
+    """Whether the words of a reply are those of its template, where that has words."""
+    pairs = zip(template.split(), kind.split(), strict=True)
+    return all(one in (WILD, other) for one, other in pairs)
 
 
 def test_anomalies(spark: "SparkSession", checked: CrossCheck) -> None:
@@ -155,6 +177,16 @@ def test_anomalies(spark: "SparkSession", checked: CrossCheck) -> None:
         assert row[4:] == pytest.approx(other[4:])
     named = {(row[1] - HOUR_BEGINS_MS // 1000) // 3600 for row in rows if row[2] == "deferral"}
     assert named >= set(UNUSUAL_HOURS)
+    for row in found.collect():
+        events = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}[row["measure"]]
+        query = f"SELECT code, status, count(*) FROM attempts WHERE provider = '{row['provider']}' AND hour_s = {row['hour_s']} AND event IN {events} GROUP BY ALL"
+        by_reason: Counter[str] = Counter()
+        for code, status, count in checked.counted(query.replace(",)", ")")):
+            by_reason[REASONS[code, status]] += count
+        shown: Counter[str] = Counter()
+        for each in row["replies"] or ():
+            shown[each["reason"]] += each["count"]
+        assert shown == by_reason
 
 
 def test_warmup(spark: "SparkSession", checked: CrossCheck) -> None:

@@ -223,9 +223,11 @@ def test_a_message_that_needs_a_column(spark: "SparkSession", tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["l.tsv", "l.orc", "l.csv.gz", "l.jsonl.bz2", "lists", "table:people"])
 def test_kinds_of_lists(spark: "SparkSession", tmp_path: Path, name: str) -> None:
-    rows = spark.createDataFrame([("a@x.example", 'A "B"'), ("b@x.example", "C")], "email string, name string")  # fmt: skip
+    """Blanks around an address are removed alike from each."""
+    given = "\u00a0\ufeff a@x.example\u00a0 "
+    rows = spark.createDataFrame([(given, 'A "B"'), ("b@x.example", "C")], "email string, name string")
     source = name if name.startswith("table:") else f"{tmp_path}/{name}"
-    cells = 'email,name\na@x.example,"A ""B"""\nb@x.example,C\n'
+    cells = f'email,name\n{given},"A ""B"""\nb@x.example,C\n'
     if name == "l.tsv":
         Path(source).write_text(cells.replace(",", "\t"))
     elif name == "l.orc":
@@ -233,13 +235,15 @@ def test_kinds_of_lists(spark: "SparkSession", tmp_path: Path, name: str) -> Non
     elif name == "l.csv.gz":
         Path(source).write_bytes(gzip.compress(cells.encode()))
     elif name == "l.jsonl.bz2":
-        lines = '{"email":"a@x.example","name":"A"}\n{"email":"b@x.example","name":"C"}\n'
+        lines = f'{{"email":"{given}","name":"A"}}\n{{"email":"b@x.example","name":"C"}}\n'
         Path(source).write_bytes(bz2.compress(lines.encode()))
     elif name == "lists":
         rows.write.json(source)
     else:
         rows.createOrReplaceTempView("people")
     assert plan(spark, Path(source), tmp_path / "plan", message=PERSONAL).planned == 2
+    planned = {r["address"] for e in envelopes(spark, tmp_path / "plan") for r in e["recipients"]}
+    assert planned == {"a@x.example", "b@x.example"}
 
 
 def test_a_directory_of_csv_files_that_differ(spark: "SparkSession", tmp_path: Path) -> None:
@@ -333,8 +337,14 @@ def test_tables_of_a_catalog(spark: "SparkSession", tmp_path: Path) -> None:
         assert sorted(row["kind"] for row in spark.table("june.left_out").collect()) == [
             "postponed", "postponed", "postponed", "rejected",
         ]  # fmt: skip
-        tomorrow = plan(spark, "table:june.postponed", tmp_path / "tomorrow")
+        ample = Selection("june", caps={"google": 9})
+        tomorrow = plan(
+            spark, "table:june.postponed", tmp_path / "tomorrow", tables="june", selection=ample
+        )
         assert (tomorrow.input, tomorrow.planned) == (3, 3)
+        assert plan(spark, "table:june.postponed", tmp_path / "third").input == 0, "a chain ends"
+        plan(spark, listed, tmp_path / "again", tables="june")
+        assert not spark.catalog.tableExists("june.postponed"), "stale recipients"
         with pytest.raises(LocalError, match="nowhere"):
             plan(spark, listed, tmp_path / "failed", tables="nowhere")
         assert not (tmp_path / "failed" / "manifest").exists()

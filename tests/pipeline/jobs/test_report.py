@@ -148,11 +148,12 @@ def test_it_updates_until_it_is_interrupted(
 
 
 def test_tables_of_a_catalog(spark: "SparkSession", tmp_path: Path) -> None:
-    """Each run replaces them."""
+    """Each run replaces them, and drops those that it does not have."""
     from zonemta_py.pipeline.jobs.report import ReportRequest
 
     write_segment(tmp_path / "events", "a", [delivered(n) for n in range(10)])
     spark.sql(f"CREATE SCHEMA mail LOCATION '{tmp_path}/warehouse'")
+    spark.sql("CREATE TABLE mail.warmup AS SELECT 1 AS sent")
     for run in range(2):
         request = ReportRequest(str(tmp_path / "events"), (), f"{tmp_path}/out-{run}", tables="mail")
         report(spark, request)

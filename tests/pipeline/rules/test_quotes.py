@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
-
-CELL_MAX = 1 << 20
+from zonemta_py.pipeline.rules.quotes import CsvForm, UnclosedQuote, cell_spans_lines, form_of_options
 
 
 def spans(text: str, comment: str = "") -> bool:
-    return cell_spans_lines(io.StringIO(text, newline=""), ",", '"', CELL_MAX, comment)
+    return cell_spans_lines(io.StringIO(text, newline=""), CsvForm(comment=comment))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +60,28 @@ def test_comments(text: str, found: bool) -> None:
 def test_comments_count_as_lines() -> None:
     with pytest.raises(UnclosedQuote, match="line 4"):
         spans('#\n\n#"\nc,"d\n# e\n', "#")
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "found"),
+    [
+        ({"escape": "\\"}, 'a,"b \\" c"\nd,e\n', False),
+        ({"Escape": "\\"}, 'a,"b \\"\n c"\nd,e\n', True),
+        ({"escape": "\\"}, 'a,"b \\\\"\nd,e\\\n', False),
+        ({"sep": "||"}, 'a||"b||c"\nd||e\n', False),
+        ({"delimiter": "||"}, 'a||"b\nc"\nd||e\n', True),
+        ({"SEP": "\\t"}, 'a\t"b\nc"\nd\te\n', True),
+        ({"quote": "'"}, "a,'b\nc'\nd,\"\n", True),
+        ({"quote": ""}, 'a,"b\nc\n', False),
+    ],
+)
+def test_forms(options: dict[str, str], text: str, found: bool) -> None:
+    form = form_of_options(options, 1 << 20)
+    assert cell_spans_lines(io.StringIO(text, newline=""), form) is found
+    if form.has_quotes:
+        with pytest.raises(UnclosedQuote, match="line 3"):
+            cell = f"x\ny{form.separator}{form.quote}z\n"
+            cell_spans_lines(io.StringIO("\n" + cell + "u\nv\n", newline=""), form)
 
 
 @given(st.lists(st.lists(st.text('ab,"\n', max_size=4), min_size=2, max_size=3), max_size=6))

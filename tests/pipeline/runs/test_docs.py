@@ -145,3 +145,12 @@ def test_every_command(reader: Reader) -> None:
     assert "ann7@example.org" in suppressed((reader.directory / "bounced.txt").read_text()), (
         "a report by mail"
     )
+
+
+def test_the_demo(spark: "SparkSession", tmp_path: Path) -> None:
+    """The first command of the page, with a smaller list."""
+    arguments = ["pipeline", "demo", "--recipients", "300", "--keep", str(tmp_path / "demo")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert f"the report is {tmp_path}/demo/report/report.html" in result.output
+    assert (tmp_path / "demo" / "report" / "report.html").is_file()

@@ -47,6 +47,31 @@ def test_a_cut_segment(spark: "SparkSession", tmp_path: Path) -> None:
     assert "events between 000000000000001e and 0000000000000029" in problems[1]
 
 
+def test_every_cut_and_every_flip(tmp_path: Path) -> None:
+    """Each is found, none ends the job, and the records that are counted as readable are those that are read."""
+    from zonemta_py.pipeline.spark.event_log import examine_segment, lines_of
+
+    path = write_segment(tmp_path, "a", [delivered(seq) for seq in range(1, 9)])
+    whole, name = path.read_bytes(), str(path)
+    assert examine_segment(name, whole)[1] == ""
+    damaged = [whole[:cut] for cut in range(len(whole))]
+    damaged += [
+        bytes([*whole[:at], whole[at] ^ 1 << at % 8, *whole[at + 1 :]]) for at in range(len(whole))
+    ]
+    for content in damaged:
+        _, problem, _, _, readable, *_ = examine_segment(name, content)
+        assert problem, len(content)
+        lines = b"".join(lines_of(content, name, {})).splitlines()
+        assert readable == len(lines) <= 8
+        assert all(line in whole_lines_of(whole, name) for line in lines)
+
+
+def whole_lines_of(content: bytes, name: str) -> list[bytes]:
+    from zonemta_py.pipeline.spark.event_log import lines_of
+
+    return b"".join(lines_of(content, name, {})).splitlines()
+
+
 def test_flipped_and_missing(spark: "SparkSession", tmp_path: Path) -> None:
     flipped, _, missing, last = write_log(tmp_path)
     data = bytearray(flipped.read_bytes())

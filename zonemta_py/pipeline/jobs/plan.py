@@ -76,13 +76,17 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
         suppression.release()
     if request.tables:
         progress(f"writing the tables of {request.tables}")
-        names = ROWS if request.selection and request.selection.caps else ROWS[:-1]
-        parts = {name: spark.read.parquet(f"{request.output}/{name}") for name in names}
-        replace_tables(request.tables, parts)
+        _replace_tables(spark, request, request.tables)
     _write_row(spark, f"{request.output}/message", (request.message,), tables.MESSAGE)
     values = tuple(getattr(manifest, name) for name in tables.MANIFEST.names)
     _write_row(spark, f"{request.output}/manifest", values, tables.MANIFEST)
     return PlanResult(manifest, suppression)
+
+
+def _replace_tables(spark: SparkSession, request: PlanRequest, schema: str) -> None:
+    names = ROWS if request.selection and request.selection.caps else ROWS[:-1]
+    parts = {name: spark.read.parquet(f"{request.output}/{name}") for name in names}
+    replace_tables(spark, schema, {**dict.fromkeys(ROWS), **parts})
 
 
 def _prepare(spark: SparkSession, request: PlanRequest) -> None:
@@ -121,13 +125,13 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
 
 def _is_postponed(request: PlanRequest) -> bool:
     """Whether another plan has written the list."""
-    return request.source.rstrip("/").endswith(f"/{POSTPONED}")
+    return request.source.rstrip("/").endswith((f"/{POSTPONED}", f".{POSTPONED}"))
 
 
 def _refuse_incomplete(spark: SparkSession, postponed: str) -> None:
     """Raise LocalError if the run that wrote the rows ``postponed`` of a plan was killed before that was complete."""
     plan = postponed.rstrip("/").rpartition("/")[0]
-    if "envelopes" in (names_in(spark, plan) or ()):
+    if plan and "envelopes" in (names_in(spark, plan) or ()):
         read_manifest(spark, plan)
 
 

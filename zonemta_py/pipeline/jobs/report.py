@@ -187,9 +187,8 @@ def _write(
         write_table(spark, f"{output}/{name}/{FILE}", table)
     if request.tables:
         progress(f"writing the tables of {request.tables}")
-        replace_tables(
-            request.tables, {name: spark.createDataFrame(table) for name, table in tables.items()}
-        )
+        parts = {name: spark.createDataFrame(table) for name, table in tables.items()}
+        replace_tables(spark, request.tables, {**dict.fromkeys(TABLES), **parts})
     if log.damage:
         write_quarantine(spark, output, log.damage)
     header = replace(about, damage=list(map(str, log.damage)), is_verified=log.is_verified)

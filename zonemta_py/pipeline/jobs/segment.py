@@ -122,7 +122,7 @@ def make_segments(spark: SparkSession, request: SegmentRequest, progress: Progre
             name: segments.where(F.col("segment") == name).drop("segment")
             for name in request.policy.names
         }
-        replace_tables(request.tables, of_segment)
+        replace_tables(spark, request.tables, of_segment)
     progress("writing the suppression file")
     _write_sunset(spark, request, segments)
     if not is_url(request.output):

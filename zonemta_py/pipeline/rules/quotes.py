@@ -1,7 +1,41 @@
 """Quotes in a CSV file: whether a cell spans lines, and where a quote is not closed. Pure."""
 
 import csv
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+ONE_CHARACTER = "\x1f"  # a separator, for Python's reader, which knows those of one character only
+ESCAPES = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\", "u0000": "\0"}
+NO_QUOTE = ("", "\0")
+
+
+class CsvForm(NamedTuple):
+    """How a CSV file is written: ``quote`` begins and ends a cell, ``escape`` stands before a quote in it.
+
+    ``comment``: what lines begin with that are no rows, or nothing. ``cell_max``: characters of a cell.
+    """
+
+    separator: str = ","
+    quote: str = '"'
+    escape: str = '"'
+    comment: str = ""
+    cell_max: int = 1 << 20
+
+    @property
+    def has_quotes(self) -> bool:
+        """Whether a cell may contain a separator at all."""
+        return self.quote not in NO_QUOTE
+
+
+def form_of_options(options: Mapping[str, str], cell_max: int) -> CsvForm:
+    """What ``options`` of Spark's reader say, whose names may be in any case."""
+    lower = {name.lower(): value for name, value in options.items()}
+    separator = lower.get("sep", lower.get("delimiter", ","))
+    separator = re.sub(r"\\(u0000|[trbf\"'\\])", lambda found: ESCAPES[found[1]], separator)
+    return CsvForm(
+        separator, lower.get("quote", '"'), lower.get("escape", '"'), lower.get("comment", ""), cell_max
+    )
 
 
 class UnclosedQuote(ValueError):
@@ -34,23 +68,35 @@ class _Lines:
         raise StopIteration
 
 
-def cell_spans_lines(
-    lines: Iterable[str], separator: str, quote: str, cell_max: int, comment: str
-) -> bool:
+def cell_spans_lines(lines: Iterable[str], form: CsvForm) -> bool:
     """Whether a quoted cell contains a line end. Raises UnclosedQuote.
 
-    A quote inside a cell that ends in its line is left to the reader of the rows. ``cell_max``: characters of a cell.
-    ``comment``: what lines begin with that are no rows, or nothing.
+    A quote inside a cell that ends in its line is left to the reader of the rows.
     """
-    csv.field_size_limit(cell_max)
-    counted, found = _Lines(lines, comment), False
+    if not form.has_quotes:
+        return False
+    csv.field_size_limit(form.cell_max)
+    separator = form.separator if len(form.separator) == 1 else ONE_CHARACTER
+    counted, found = _Lines(_plain(lines, form), form.comment), False
     while not counted.ended:
         counted.begin = 0
         try:
-            for _ in csv.reader(counted, delimiter=separator, quotechar=quote, strict=True):
+            for _ in csv.reader(counted, delimiter=separator, quotechar=form.quote, strict=True):
                 found = found or counted.count > counted.begin
                 counted.begin = 0
         except csv.Error:
             if counted.count > counted.begin or counted.ended:
                 raise UnclosedQuote(counted.begin) from None
     return found
+
+
+def _plain(lines: Iterable[str], form: CsvForm) -> Iterable[str]:
+    """The lines with quotes in the same places, in the form that Python's reader knows."""
+    if len(form.separator) > 1:
+        lines = (line.replace(form.separator, ONE_CHARACTER) for line in lines)
+    if form.escape in (form.quote, *NO_QUOTE):
+        return lines
+    escape, quote = re.escape(form.escape), re.escape(form.quote)
+    escaped = re.compile(f"{escape}({escape}|{quote})")
+    other = {form.quote: form.quote * 2, form.escape: "__"}
+    return (escaped.sub(lambda found: other[found[1]], line) for line in lines)

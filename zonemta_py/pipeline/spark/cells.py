@@ -15,16 +15,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
+from zonemta_py.pipeline.rules.quotes import CsvForm, UnclosedQuote, cell_spans_lines
 from zonemta_py.pipeline.spark.tables import record_batch
 
 WHOLE = str(1 << 44)  # bytes, more than a file has: then each file is a partition of its own
 SPLITS = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
 OF_TEXT = ("encoding", "pathGlobFilter", "recursiveFileLookup")  # options that concern lines, too
-
-CellForm = tuple[
-    str, str, int, str
-]  # separator, quote, the most characters of a cell, begin of a comment
 
 _FOUND = StructType(
     [StructField(name, StringType()) for name in ("path", "problem")]
@@ -33,20 +29,16 @@ _FOUND = StructType(
 
 
 def files_span_lines(
-    spark: SparkSession, source: str, options: Mapping[str, str], form: CellForm | None
+    spark: SparkSession, source: str, options: Mapping[str, str], form: CsvForm
 ) -> bool:
     """Whether a cell of the files in ``source`` contains a line end.
 
-    ``form``: None when only Spark can read these files: then every quoted cell may.
     Raises LocalError, which names the file, for a quote that is not closed.
     """
     lines = spark.read.options(**{name: value for name, value in options.items() if name in OF_TEXT})
     text = lines.text(source)
-    quote = form[1] if form else '"'
-    if text.where(F.contains("value", F.lit(quote))).isEmpty():
+    if not form.has_quotes or text.where(F.contains("value", F.lit(form.quote))).isEmpty():
         return False
-    if form is None:
-        return True
     rows = text.select(F.col("_metadata.file_path").alias("path"), "value")
     found = _whole_files(spark, rows.mapInArrow(partial(_examine, form), _FOUND))
     problems = sorted((row["path"], row["problem"]) for row in found if row["problem"])
@@ -67,7 +59,7 @@ def _whole_files(spark: SparkSession, rows: DataFrame) -> list[pa.Table]:
             spark.conf.set(name, str(value))
 
 
-def _examine(form: CellForm, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _examine(form: CsvForm, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = (
         row
         for batch in batches
@@ -76,7 +68,7 @@ def _examine(form: CellForm, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     for path, of_file in groupby(rows, itemgetter(0)):
         spans, problem = False, None
         try:
-            spans = cell_spans_lines((f"{line}\n" for _, line in of_file), *form)
+            spans = cell_spans_lines((f"{line}\n" for _, line in of_file), form)
         except UnclosedQuote as exc:
             problem = str(exc)
         yield record_batch([(path, problem, spans)], _FOUND)

@@ -219,10 +219,13 @@ def _gaps(path: str, segments: Iterable[str], read: Coverage) -> Iterator[str]:
 def _verified(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         files = zip(batch.column("path"), batch.column("content"), strict=True)
-        yield record_batch([_row(path.as_py(), content.as_py()) for path, content in files], _SEGMENT)
+        yield record_batch(
+            [examine_segment(path.as_py(), content.as_py()) for path, content in files], _SEGMENT
+        )
 
 
-def _row(path: str, content: bytes) -> tuple[object, ...]:
+def examine_segment(path: str, content: bytes) -> tuple[object, ...]:
+    """The row of _SEGMENT: what is wrong with a segment, or nothing, and which of its records can be read."""
     name = _NAME.match(path.rpartition("/")[2])
     node = name[1] if name else _node_in(content, path)
     try:

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core.errors import ConfigError, LocalError
-from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
+from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines, form_of_options
 from zonemta_py.pipeline.spark.cells import files_span_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.listing import local_size_bytes
@@ -132,23 +132,19 @@ def spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) ->
 
     ``options``: of Spark's reader of CSV. Raises LocalError, for a quote that is not closed, too.
     """
-    separator = options.get("sep", options.get("delimiter", ","))
-    quote = options.get("quote", '"')
-    known = len(separator) == len(quote) == 1 and options.get("escape", '"') == '"'
-    comment = options.get("comment", "")
-    form = (separator, quote, CELL_MAX, comment) if known else None  # that Python's reader knows
-    path = Path(source)
+    form, path = form_of_options(options, CELL_MAX), Path(source)
+    for what, value in (("quote", form.quote), ("escape", form.escape)):
+        if len(value) > 1:
+            raise LocalError(f"{source}: {what}={value}: expected one character")
     if not path.is_file() or is_compressed(source):
         with spark_errors(source):
             return files_span_lines(spark, source, options, form)
     with path.open("rb") as file:  # Spark takes two seconds longer
-        if not any(quote.encode() in block for block in iter(lambda: file.read(1 << 20), b"")):
+        if not any(form.quote.encode() in block for block in iter(lambda: file.read(1 << 20), b"")):
             return False
-    if form is None:
-        return True
     try:
         with path.open(encoding=options.get("encoding", "utf-8"), errors="replace", newline="") as text:
-            return cell_spans_lines(text, *form)
+            return cell_spans_lines(text, form)
     except (UnclosedQuote, LookupError) as exc:
         raise LocalError(f"{source}: {exc}") from exc
 

@@ -70,14 +70,17 @@ class RowsOutput:
             remove(self._spark, f"{self._path}/{SUCCESS}")
 
 
-def replace_tables(schema: str, tables: Mapping[str, DataFrame]) -> None:
-    """Write ``tables``, by name, to ``schema`` of a catalog of the session, also those without rows: those of an earlier run must not stay.
+def replace_tables(spark: SparkSession, schema: str, tables: Mapping[str, DataFrame | None]) -> None:
+    """Write ``tables``, by name, to ``schema`` of a catalog of the session; None: there is none, and that of an earlier run is dropped.
 
     Raises LocalError.
     """
     with spark_errors(schema):
         for name, rows in tables.items():
-            rows.write.mode("overwrite").saveAsTable(f"{schema}.{name}")
+            if rows is None:
+                spark.sql(f"DROP TABLE IF EXISTS {schema}.{name}")
+            else:
+                rows.write.mode("overwrite").saveAsTable(f"{schema}.{name}")
 
 
 def _prepared(spark: SparkSession, output: str, *, overwrite: bool) -> str | None:

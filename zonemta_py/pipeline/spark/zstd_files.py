@@ -34,13 +34,13 @@ def check_zstd_files(spark: SparkSession, source: str) -> None:
 
 
 def _zstd_files(spark: SparkSession, source: str) -> list[str]:
-    if source.endswith(SUFFIX):
+    if source.lower().endswith(SUFFIX):  # Hadoop knows the suffix in any case
         return [source]
     names = names_in(spark, source) or set()
-    if not any(name.endswith(SUFFIX) or "=" in name for name in names):
+    if not any(name.lower().endswith(SUFFIX) or "=" in name for name in names):
         return []
     listed = spark.read.format("binaryFile").options(
-        pathGlobFilter=f"*{SUFFIX}", recursiveFileLookup="true"
+        pathGlobFilter="*.[zZ][sS][tT]", recursiveFileLookup="true"
     )
     with spark_errors(source):
         return sorted(row["path"] for row in listed.load(source).select("path").collect())
