@@ -31,7 +31,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.verifications import VerificationResult
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gates import Place
+from zonemta_py.schedule.gate import Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.places import Places

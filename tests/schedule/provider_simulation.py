@@ -10,7 +10,8 @@ from random import Random
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.schedule.allowance import together
-from zonemta_py.schedule.gates import Gates, Place
+from zonemta_py.schedule.gate import Place
+from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit, Permits
 

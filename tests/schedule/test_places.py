@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gates import GATE_TURNS, RELEASED_AT_ONCE, TIMERS_MIN, Gates, Place
+from zonemta_py.schedule.gate import Place
+from zonemta_py.schedule.gates import GATE_TURNS, RELEASED_AT_ONCE, TIMERS_MIN, Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT

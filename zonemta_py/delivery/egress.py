@@ -70,11 +70,11 @@ class Egress(Allowance):
     """One for all zones of a queue."""
 
     def __init__(self, queue: Queue, config: Config) -> None:
-        super().__init__(self._on_room)
+        self.gates = Gates(self._arm)
+        super().__init__(self.gates.room_on)
         self.queue = queue
         self._epoch_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
         self._ahead_ms = 0  # by how much the clock was set since
-        self.gates = Gates(self._arm)
         self.providers = Providers(ProviderTable({}))
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
         self._sources: dict[tuple[str, tuple[str, ...]], list[PoolAddress]] = {}  # by pool and families
@@ -244,10 +244,6 @@ class Egress(Allowance):
         self.providers.learn(domain, answer, clock.monotonic_s())
 
     # ---- time
-
-    def _on_room(self, provider: str, address: str) -> None:
-        self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
-        self.gates.room_at(provider)
 
     def _arm(self) -> None:
         due = [each for each in (self.gates.due_ms, self.shaper.due_ms) if each is not None]

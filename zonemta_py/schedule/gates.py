@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
-from typing import NamedTuple, Protocol
 
+from zonemta_py.schedule.gate import Gate, Line, Place, Waiter
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 
@@ -26,87 +26,14 @@ LINE_FRONT = 8  # gates of a line that are looked at
 RELEASED_AT_ONCE = 1000  # destinations
 
 
-class Place(NamedTuple):
-    """Where destinations wait. ``zone``: with the addresses; ``cause``: what ends for all of them, as ``zone:NAME``; empty: room."""
-
-    zone: str
-    provider: str
-    cause: str = ""
-
-
-class Waiter(Protocol):
-    """Whose destinations wait: a zone, see ``Places``."""
-
-    def wake(self, destination: str, place: Place) -> bool:
-        """It has its turn at ``place``; returns whether it has mail."""
-
-    def release(self, destination: str, place: Place) -> None:
-        """It waits at ``place`` no more."""
-
-
-class Gate:
-    """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
-
-    ``for_address``: the address of ours whose room it may use, while it is awake for that reason.
-    """
-
-    __slots__ = (
-        "awake", "for_address", "is_chained", "place", "refusal", "since_ms", "timer_ms", "turns", "waiter", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, place: Place, waiter: Waiter) -> None:
-        self.place = place
-        self.waiter = waiter
-        self.waiting: OrderedDict[str, None] = OrderedDict()
-        self.awake = ""
-        self.is_chained = False  # it is awake because another one got a permit
-        self.turns = 0  # permits in a row, before other gates of the provider
-        self.refusal: Refusal | None = None
-        self.for_address = ""
-        self.since_ms = 0
-        self.timer_ms = 0  # of the earliest timer that is set
-
-    @property
-    def provider(self) -> str:
-        """The provider that it is about."""
-        return self.place.provider
-
-    def end_turn(self) -> str:
-        """It has had its turn; returns the address whose room it could use."""
-        address, self.awake, self.for_address = self.for_address, "", ""
-        return address
-
-
-class _Line:
-    """The gates that wait for an address: those that stand in line, and those that have left it while they have a turn."""
-
-    __slots__ = ("address", "gates", "timer_ms", "with_turn")
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.gates: OrderedDict[Gate, None] = OrderedDict()
-        self.with_turn: set[Gate] = set()
-        self.timer_ms = 0
-
-    def join(self, gate: Gate) -> None:
-        """``gate`` stands behind the others, unless it has its place."""
-        self.with_turn.discard(gate)
-        self.gates.setdefault(gate)
-
-    def put_first(self, gate: Gate) -> None:
-        """``gate`` stands before the others, if it stands in line."""
-        if gate in self.gates:
-            self.gates.move_to_end(gate, last=False)
-
-
 class Gates:
     """The gates of all zones. ``on_timer`` is called when ``due_ms`` has changed to an earlier time."""
 
     def __init__(self, on_timer: Callable[[], None]) -> None:
         self._gates: dict[Place, Gate] = {}
         self._by_provider: dict[str, OrderedDict[Place, Gate]] = {}
-        self._lines: dict[str, _Line] = {}
-        self._timers: list[tuple[int, int, Gate | _Line]] = []
+        self._lines: dict[str, Line] = {}
+        self._timers: list[tuple[int, int, Gate | Line]] = []
         self._numbers = count()
         self._on_timer = on_timer
 
@@ -160,7 +87,7 @@ class Gates:
         left = {address for address, _ in gate.refusal.at} if gate.refusal is not None else set()
         gate.refusal = refusal
         for address, until_ms in refusal.at:
-            line = self._lines.setdefault(address, _Line(address))
+            line = self._lines.setdefault(address, Line(address))
             line.join(gate)
             if until_ms != UNTIL_EVENT:
                 self._set_timer(line, until_ms)
@@ -176,7 +103,7 @@ class Gates:
             if not line.gates and not line.with_turn:
                 del self._lines[address]
 
-    def _set_timer(self, waiting: Gate | _Line, until_ms: int) -> None:
+    def _set_timer(self, waiting: Gate | Line, until_ms: int) -> None:
         if waiting.timer_ms and waiting.timer_ms <= until_ms:
             return
         waiting.timer_ms = until_ms
@@ -189,7 +116,7 @@ class Gates:
 
     def _drop_old_timers(self) -> None:
         """Those of gates and lines that are no more, or have an earlier one."""
-        alive: list[Gate | _Line] = [*self._gates.values(), *self._lines.values()]
+        alive: list[Gate | Line] = [*self._gates.values(), *self._lines.values()]
         self._timers = [(each.timer_ms, next(self._numbers), each) for each in alive if each.timer_ms]
         heapify(self._timers)
 
@@ -252,6 +179,11 @@ class Gates:
             self._set_timer(gate, now_ms + 1)
         self._drop_if_empty(gate)
 
+    def room_on(self, provider: str, address: str) -> None:
+        """Something has ended on the way from ``address`` to ``provider``."""
+        self.room_of(address)  # first, or the gate at ``provider`` would have it each time
+        self.room_at(provider)
+
     def room_at(self, provider: str) -> None:
         """Something has ended at ``provider``."""
         for gate in list(self._by_provider.get(provider, {}).values()):
@@ -299,7 +231,7 @@ class Gates:
             if until_ms != due.timer_ms:
                 continue
             due.timer_ms = 0
-            if isinstance(due, _Line):
+            if isinstance(due, Line):
                 self.room_of(due.address)
             elif self._gates.get(due.place) is not due:
                 continue

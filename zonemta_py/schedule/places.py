@@ -6,7 +6,8 @@ A destination whose mail leaves from several pools waits for the addresses of ea
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from zonemta_py.schedule.admission import Admitted
-from zonemta_py.schedule.gates import Gate, Gates, Place
+from zonemta_py.schedule.gate import Gate, Place
+from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
 

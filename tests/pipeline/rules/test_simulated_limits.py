@@ -35,6 +35,7 @@ from zonemta_py.schedule.warmup import DAY_MS
 BEGIN_MS = 1_700_006_400_000 // DAY_MS * DAY_MS  # midnight
 DOMAINS = ("d0.example", "d1.example", "d2.example")
 A, B, C = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2"), PoolAddress("192.0.2.3")
+BEGINS = date.fromordinal(date(1970, 1, 1).toordinal() + BEGIN_MS // DAY_MS)
 QUICK = PeerModel([0.05])
 LIMITED = RecordedReply("deferred", "rate_limited", 421, "4.7.28", "unusual rate of mail")
 GREYLISTED = RecordedReply("deferred", "greylisted", 451, "4.7.1", "greylisted, try again later")
@@ -188,9 +189,7 @@ def by_day(played: Played, address: PoolAddress) -> list[int]:
 
 def test_warm_up_numbers_hold() -> None:
     """Of each day, whatever is sent together; the pool's other address takes what is over."""
-    schedule = WarmupSchedule(
-        "192.0.2.1", date.fromordinal(date(1970, 1, 1).toordinal() + BEGIN_MS // DAY_MS), (7, 20, 55)
-    )
+    schedule = WarmupSchedule("192.0.2.1", BEGINS, (7, 20, 55))
     sending = big(ProviderLimits(), schedules=(schedule,))
     played = Played(sending, mail(1000, gap_s=300.0, recipients=3))
     assert played.delivered == 3000
@@ -201,10 +200,9 @@ def test_warm_up_numbers_hold() -> None:
 
 
 def test_without_another_address_mail_waits_for_the_next_day() -> None:
-    begins = date.fromordinal(date(1970, 1, 1).toordinal() + BEGIN_MS // DAY_MS)
     sending = SendingSettings(
         {"big": ProviderSettings(("*.big.example",))},
-        schedules=(WarmupSchedule("192.0.2.1", begins, (10, 20, 40), "big"),),
+        schedules=(WarmupSchedule("192.0.2.1", BEGINS, (10, 20, 40), "big"),),
         pools={"default": (A,)},
     )
     played = Played(sending, mail(60))
@@ -291,13 +289,16 @@ def test_what_rules_say_of_recipients() -> None:
 
 
 def test_another_pool_takes_over() -> None:
-    """For as long as the rule says."""
+    """For as long as the rule says. That does not slow the warm-up of the address."""
     model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, REFUSED, 50, of_sender=True)])
     rule = ShapingRule("p", classes=("blocked",), action="pool", for_s=3600.0, pool="other")
     sending = SendingSettings(
-        {"big": ProviderSettings(("*.big.example",))}, (rule,), pools={"default": (A,), "other": (B,)}
-    )
+        {"big": ProviderSettings(("*.big.example",))}, (rule,), pools={"default": (A,), "other": (B,)},
+        schedules=(WarmupSchedule(A.address or "", BEGINS, (10_000,) * 9, "big"),),
+    )  # fmt: skip
     played = Played(sending, mail(900, gap_s=10.0), replies=model)
+    changes = [each for found in played.found.ways.changes.values() for each in found]
+    assert {each.what for each in changes} == {"pool"}
     assert played.delivered == 900
     first_ms = min(each.time_ms for each in played.sent if each.way[1] == B.address)
     during = [each.way[1] for each in played.sent if first_ms < each.time_ms < first_ms + 3_500_000]

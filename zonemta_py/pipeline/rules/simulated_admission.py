@@ -15,7 +15,7 @@ from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.constraint import Binding, Limit
-from zonemta_py.schedule.gates import Place
+from zonemta_py.schedule.gate import Place
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.places import Places

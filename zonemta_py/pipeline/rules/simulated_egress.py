@@ -51,9 +51,9 @@ class SimulatedEgress(Allowance):
     def __init__(
         self, settings: SendingSettings, domains: Mapping[str, RecordedDomain], clock: VirtualClock
     ) -> None:
-        super().__init__(self._on_room)
-        self.clock = clock
         self.gates = Gates(self._arm)
+        super().__init__(self.gates.room_on)
+        self.clock = clock
         self.engine = ShapingEngine()
         self.table = ProviderTable(settings.providers)
         self.pools = settings.pools
@@ -170,10 +170,6 @@ class SimulatedEgress(Allowance):
             heappush(self._steps, (due_ms, key))
 
     # ---- time
-
-    def _on_room(self, provider: str, address: str) -> None:
-        self.gates.room_of(address)  # first, or the gate at ``provider`` would have it each time
-        self.gates.room_at(provider)
 
     def _arm(self) -> None:
         due = [self._steps[0][0]] if self._steps else []
