@@ -215,7 +215,7 @@ class MessageEgress:
         )
         opened = int(
             result.failure is not None or result.tried
-        )  # a connection counts, whatever came of it
+        )  # also a connection that opened no session counts
         return self._egress.end(slot.permit, sent, opened)
 
     def lost(self, slot: WorkerSlot, lease: Lease, *, is_sent: bool) -> None:
