@@ -147,7 +147,8 @@ def test_every_command(reader: Reader) -> None:
     )
 
 
-def test_the_demo(spark: "SparkSession", tmp_path: Path) -> None:
+@pytest.mark.usefixtures("kept_session")
+def test_the_demo(tmp_path: Path) -> None:
     """The first command of the page, with a smaller list."""
     arguments = ["pipeline", "demo", "--recipients", "300", "--keep", str(tmp_path / "demo")]
     result = CliRunner().invoke(main, arguments)

@@ -44,14 +44,16 @@ def plan_outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[Data
                 "key", "address", F.lit(UNSENT).alias("outcome"), F.lit("").alias("detail")
             )
         submitted = ledger.transform(last_rows("state", "reply", "messages"))
-        others = events.where(F.col("event") == Accepted.name).select("message", "submission")
+        others = events.where(F.col("event") == Accepted.name).select(
+            "message", F.col("submission").alias("named")
+        )
         finals = (
             submitted.select("key", "address", F.explode("last.messages").alias("message"))
             .join(
                 events.where(F.col("event") != Accepted.name)
                 .join(others, "message", "left")
                 .select(
-                    F.coalesce("submission", "message").alias("message"),
+                    F.coalesce("named", "message").alias("message"),
                     F.col("recipient").alias("address"),
                     F.col("event").alias("final"),
                     F.concat_ws(" ", F.col("code"), "status", "reply").alias("reply"),
