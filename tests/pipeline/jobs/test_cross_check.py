@@ -3,7 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
@@ -59,27 +59,26 @@ UNUSUAL = f"""
 
 @dataclass(frozen=True, slots=True)
 class CrossCheck:
-    """An event log, what DuckDB has read of it, and the complete report."""
+    """An event log, what DuckDB has read of it, and the complete report, with a plan and the complaints ``about`` it."""
 
-    events: Path
-    output: Path
+    request: "ReportRequest"
     connection: Any
     sums: dict[str, Any]
+    about: list[str]
+
+    @property
+    def output(self) -> str:
+        return self.request.output
 
     def counted(self, query: str) -> list[tuple[Any, ...]]:
         return sorted(self.connection.execute(query).fetchall())
 
 
-def request(events: Path, output: Path, **changes: Any) -> "ReportRequest":
-    from zonemta_py.pipeline.jobs.report import ReportRequest
-
-    settings: dict[str, Any] = {"plans": (), "warmups": WARMUPS, **changes}
-    return ReportRequest(str(events), output=str(output), **settings)
-
-
 @pytest.fixture(scope="module")
 def checked(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> CrossCheck:
-    """The log is written by the relay's own writer."""
+    """The log is written by the relay's own writer. Messages in the ledger of a plan have its campaign."""
+    from zonemta_py.pipeline.jobs.report import ReportRequest
+
     directory = tmp_path_factory.mktemp("cross-check")
     events = directory / "events"
     (directory / "unique.jsonl").write_bytes(b"".join(write_log(events)))
@@ -93,8 +92,39 @@ def checked(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> 
         FROM read_json('{directory}/unique.jsonl', format = 'newline_delimited', union_by_name = true, sample_size = -1)
         WHERE event IN {EVENTS}
     """)
-    sums = report(spark, request(events, directory / "report"))
-    return CrossCheck(events, directory / "report", connection, sums)
+    plan, dsn, about = complaints_of_a_plan(spark, directory, connection)
+    request = ReportRequest(
+        str(events), plans=[plan], output=f"{directory}/report", warmups=WARMUPS, reports=[dsn]
+    )
+    return CrossCheck(request, connection, report(spark, request), about)
+
+
+def complaints_of_a_plan(
+    spark: "SparkSession", directory: Path, connection: Any
+) -> tuple[str, str, list[str]]:
+    """A plan that has sent some of the messages, the output of ``dsn`` of complaints, and about whom they are."""
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
+
+    connection.execute(f"""
+        CREATE TABLE planned AS SELECT message, min(recipient) AS recipient, arg_min(domain, recipient) AS domain
+        FROM attempts GROUP BY message ORDER BY message LIMIT {PLANNED}
+    """)
+    sent = connection.execute("SELECT message, recipient FROM planned ORDER BY ALL").fetchall()
+    plan = directory / "plan"
+    rows = [
+        ("planned", f"k{n}", "r:25", to, "accepted", 250, "", [message], False, 1)
+        for n, (message, to) in enumerate(sent)
+    ]
+    write_sent_plan(spark, plan, "s@example.com", rows)
+    about = [to for _, to in sent[:COMPLAINED]]
+    mail = directory / "mail" / "new"
+    mail.mkdir(parents=True)
+    date = f"Date: {format_datetime(BEGINS)}\n".encode()
+    for n, to in enumerate([*about, "stranger@nowhere.example"]):
+        (mail / str(n)).write_bytes(date + complaint(to))
+    dsn = str(directory / "dsn")
+    read_reports(spark, DsnRequest([str(mail.parent)], [str(plan)], dsn), no_progress)
+    return str(plan), dsn, about
 
 
 def rows_of(table: Any, *names: str) -> Iterator[tuple[Any, ...]]:
@@ -103,24 +133,24 @@ def rows_of(table: Any, *names: str) -> Iterator[tuple[Any, ...]]:
 
 
 def test_rates(spark: "SparkSession", checked: CrossCheck) -> None:
+    """Counts are equal; quantiles differ by the width of a bucket at most."""
     counted = checked.connection.execute(f"SELECT {COUNTS} FROM attempts").fetchone()
     assert tuple(checked.sums[name] for name in EVENTS) == counted
-    check_rates(spark.read.parquet(f"{checked.output}/rates"), checked.connection)
-
-
-def check_rates(table: Any, connection: Any, campaign: str = "campaign") -> None:
-    """Counts are equal; quantiles differ by the width of a bucket at most."""
+    campaign = "CASE WHEN message IN (SELECT message FROM planned) THEN 'planned' ELSE campaign END"
     selects = [
         "SELECT 'all' AS dimension, '' AS value, * FROM attempts",
         "SELECT 'tag', unnest(tags), * FROM attempts",
     ]
     columns = {name: name for name in DIMENSIONS} | {"campaign": campaign}
     selects += [f"SELECT '{name}', {column}, * FROM attempts" for name, column in columns.items()]
-    expected = connection.execute(f"""
+    expected = checked.connection.execute(f"""
         SELECT dimension, value, {COUNTS}, quantile_disc(time_ms - created_ms, [0.5, 0.95, 0.99]) FILTER (event = 'delivered')
         FROM ({" UNION ALL ".join(selects)}) GROUP BY dimension, value
     """).fetchall()
-    found = {(row["dimension"], row["value"]): row for row in table.collect()}
+    found = {
+        (row["dimension"], row["value"]): row
+        for row in spark.read.parquet(f"{checked.output}/rates").collect()
+    }
     assert len(found) == len(expected)
     for dimension, value, *counts, ages in expected:
         row = found[dimension, value]
@@ -207,41 +237,16 @@ def test_warmup(spark: "SparkSession", checked: CrossCheck) -> None:
     assert {row[-1] for row in expected} == {True, False}
 
 
-def test_plans_and_complaints(spark: "SparkSession", checked: CrossCheck, tmp_path: Path) -> None:
-    """Messages in the ledger of a plan have its campaign; complaints are counted by provider."""
-    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
-
-    checked.connection.execute(f"""
-        CREATE TABLE planned AS SELECT message, min(recipient) AS recipient, arg_min(domain, recipient) AS domain
-        FROM attempts GROUP BY message ORDER BY message LIMIT {PLANNED}
-    """)
-    sent = checked.counted("SELECT message, recipient FROM planned")
-    plan = tmp_path / "plan"
-    rows = [
-        ("planned", f"k{n}", "r:25", to, "accepted", 250, "", [message], False, 1)
-        for n, (message, to) in enumerate(sent)
-    ]
-    write_sent_plan(spark, plan, "s@example.com", rows)
-    about = [to for _, to in sent[:COMPLAINED]]
-    mail = tmp_path / "mail" / "new"
-    mail.mkdir(parents=True)
-    date = f"Date: {format_datetime(BEGINS)}\n".encode()
-    for n, to in enumerate([*about, "stranger@nowhere.example"]):
-        (mail / str(n)).write_bytes(date + complaint(to))
-    read_reports(spark, DsnRequest([str(mail.parent)], [str(plan)], str(tmp_path / "dsn")), no_progress)
-    dsn = [str(tmp_path / "dsn")]
-    made = request(checked.events, tmp_path / "report", plans=[str(plan)], reports=dsn)
-    report(spark, made)
-    campaign = "CASE WHEN message IN (SELECT message FROM planned) THEN 'planned' ELSE campaign END"
-    check_rates(spark.read.parquet(f"{made.output}/rates"), checked.connection, campaign)
+def test_complaints(spark: "SparkSession", checked: CrossCheck) -> None:
+    """They are counted by provider, only those that match the ledger."""
     checked.connection.execute("CREATE TABLE complained (recipient VARCHAR)")
-    checked.connection.executemany("INSERT INTO complained VALUES (?)", [(to,) for to in about])
+    checked.connection.executemany("INSERT INTO complained VALUES (?)", [(to,) for to in checked.about])
     expected = checked.counted("""
         WITH counts AS (SELECT domain, provider, count(*) AS n FROM attempts GROUP BY ALL),
         names AS (SELECT domain, provider, row_number() OVER (PARTITION BY domain ORDER BY n DESC, provider) AS nth FROM counts)
         SELECT provider, count(*) FROM planned SEMI JOIN complained USING (recipient) JOIN names USING (domain) WHERE nth = 1 GROUP BY provider
     """)
-    found = spark.read.parquet(f"{made.output}/complaints")
+    found = spark.read.parquet(f"{checked.output}/complaints")
     assert sorted(rows_of(found, "day", "campaign", "provider", "complaints")) == [
         (BEGINS.date(), "planned", *row) for row in expected
     ]
@@ -255,20 +260,20 @@ def test_an_update_and_compacted_events_give_the_same(
     from zonemta_py.pipeline.jobs.report import update_report
 
     events, later = tmp_path / "events", tmp_path / "later"
-    shutil.copytree(checked.events, events)
+    shutil.copytree(checked.request.events, events)
     for path in sorted(events.rglob("*.jsonl.zst"))[::2]:
         target = later / path.relative_to(events)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
-    updated = request(events, tmp_path / "updated")
+    updated = replace(checked.request, events=str(events), output=f"{tmp_path}/updated")
     update_report(spark, updated, None, no_progress)
     shutil.copytree(later, events, dirs_exist_ok=True)
     update_report(spark, updated, None, no_progress)
-    lake = CompactRequest(str(checked.events), str(tmp_path / "lake"))
+    lake = CompactRequest(checked.request.events, str(tmp_path / "lake"))
     compact(spark, lake, no_progress)
-    compacted = request(Path(lake.lake), tmp_path / "compacted")
+    compacted = replace(checked.request, events=lake.lake, output=f"{tmp_path}/compacted")
     report(spark, compacted)
-    for name in ("rates", "hours", "days", "replies", "anomalies", "warmup"):
+    for name in ("rates", "hours", "days", "replies", "anomalies", "warmup", "complaints"):
         whole = sorted_rows(spark.read.parquet(f"{checked.output}/{name}").drop("example"))
         for made in (updated, compacted):
             other = spark.read.parquet(f"{made.output}/{name}").drop("example")
