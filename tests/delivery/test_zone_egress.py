@@ -342,6 +342,7 @@ async def test_no_new_session_from_an_address_is_waited_for(directory: Path) -> 
         egress.end(slot.permit, 0, 0)
         zone.admission.not_permitted(slot)
         zone.end(slot, has_mail=True)
+        assert zone.start() == []
         assert egress.gates.due_ms is not None
         assert egress.gates.due_ms > egress.now_ms() + 3_000_000
 
@@ -406,12 +407,15 @@ async def test_one_that_may_open_no_session_passes_its_turn_to_one_that_has_an_i
             await zone.mail(name, "u")
         egress.end(slot.permit, 0, 0)
         zone.admission.not_permitted(slot)
-        zone.end(slot, has_mail=True)
+        slot.established = False
+        zone.scheduler.ended(slot, clock.monotonic_s(), has_mail=True)
+        await zone.mail("d.example", "v")
         for name in ("g1.example", "g2.example"):
             await until(starts, name)
             slot = found.pop()
             assert slot.destination.name == name
             sent(slot, 0)
+        assert zone.start() == []
         [(name, _, reason)] = zone.admission.waiting()
         assert (name, reason) == ("d.example", "no new session is allowed")
         binding = zone.scheduler.binding("d.example", clock.monotonic_s())
@@ -464,3 +468,118 @@ async def test_a_connection_that_opened_no_session_counts_for_the_rate_of_new_on
         refused = zone.egress.permits.refusal("big", A, zone.egress.now_ms())
         assert refused is not None
         assert refused.limit is Limit.PROVIDER_CONNECT_RATE
+
+
+def sent_in_a_new_session(zone: Zone, slot: WorkerSlot) -> None:
+    """The message of the worker is sent, and its session is idle then."""
+    permits, address = zone.egress.permits, slot.permit.address
+    permits.begin(slot.permit, zone.egress.now_ms(), 1)
+    zone.egress.end(slot.permit, 1, 0)
+    zone.end(slot, has_mail=False)
+    permits.set_idle("big", address, 1)
+
+
+async def refused_alone(zone: Zone) -> None:
+    """A destination that may open no session, while another host of its provider has an idle one."""
+    await zone.mail("g.example", "u")
+    [slot] = zone.start()
+    sent_in_a_new_session(zone, slot)
+    await zone.mail("d.example", "u", "v")
+    slot = next(iter(zone.start()))
+    assert slot.permit.connects == 0
+    zone.egress.end(slot.permit, 0, 0)
+    zone.admission.not_permitted(slot)
+    slot.established = False
+    zone.scheduler.ended(slot, clock.monotonic_s(), has_mail=True)
+
+
+async def test_what_waits_alone_is_served_when_its_mail_leaves_another_way(directory: Path) -> None:
+    """A rule sends the mail of the provider from another pool."""
+    rule = {"name": "p", "class": "greylisted", "action": "pool", "pool": "other", "for": "1h"}
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": [rule]}))
+    shaping = {"file": str(directory / "shaping.yaml"), "shipped": False}
+    async with zone_of(directory, {"connect_rate": "1/h"}, shaping=shaping) as zone:
+        await refused_alone(zone)
+        assert zone.start() == []
+        about = ReplyAbout("big", A, "default", "g.example", "greylisted", 451, "4.7.1", "later")
+        zone.egress.shaper.replies([about], zone.egress.now_ms())
+        assert [slot.permit.address for slot in zone.start()] == [B]
+
+
+async def test_another_address_of_the_pool_opens_the_session(directory: Path) -> None:
+    pools = {**POOLS, "default": [{"address": A}, {"address": B}]}
+    async with zone_of(directory, {"connect_rate": "1/h"}, pools=pools) as zone:
+        await zone.mail("g.example", "u")
+        [slot] = zone.start()
+        first = slot.permit.address
+        sent_in_a_new_session(zone, slot)
+        refused = 0
+        for number in range(40):  # which address is taken first is drawn
+            await zone.mail(f"d{number}.example", "u")
+            [slot] = zone.start()
+            zone.egress.end(slot.permit, 0, 0)
+            if slot.permit.connects == 0:
+                assert slot.permit.address == first
+                refused += 1
+                zone.admission.not_permitted(slot)
+                await zone.mail(f"d{number}.example", "v")
+                zone.end(slot, has_mail=True)
+                [slot] = zone.start()
+                zone.egress.end(slot.permit, 0, 0)
+            assert slot.permit.address != first
+            assert slot.permit.connects == 1
+            zone.end(slot, has_mail=False)
+        assert refused
+
+
+async def test_a_session_of_its_own_ends_the_wait(directory: Path) -> None:
+    """Another worker of the destination has one, and leaves it."""
+    async with zone_of(directory, {"connect_rate": "2/h"}) as zone:
+        egress, scheduler = zone.egress, zone.scheduler
+        await zone.mail("g.example", "u")
+        [slot] = zone.start()
+        sent_in_a_new_session(zone, slot)
+        await zone.mail("d.example", *"abcdef")
+        one = scheduler.next(clock.monotonic_s())
+        assert one is not None
+        assert one.permit.connects == 1
+        scheduler.next_lease(one, clock.monotonic_s())
+        zone.queue.lease("default", "d.example", 1, one.pool)
+        scheduler.leased(one, clock.monotonic_s(), more=True)
+        egress.permits.begin(one.permit, egress.now_ms(), 1)
+        scheduler.session_opened(one, clock.monotonic_s())
+        egress.permits.path("big", A).open = 2  # that of the other host is open as well
+        two = scheduler.next(clock.monotonic_s())
+        assert two is not None
+        egress.end(two.permit, 0, 0)
+        zone.admission.not_permitted(two)
+        scheduler.ended(two, clock.monotonic_s(), has_mail=True)
+        assert scheduler.next(clock.monotonic_s()) is None
+        egress.end(one.permit, 1, 0)
+        zone.end(one, has_mail=True)
+        egress.permits.set_idle("big", A, 2)
+        assert "d.example" in [slot.destination.name for slot in zone.start()]
+
+
+async def test_mail_that_comes_just_before_a_suspension_is_noticed_to_be_over(directory: Path) -> None:
+    """It leaves the gate by itself; all others leave when the time comes."""
+    zones = {"default": {"connections": 900}}
+    async with opened(directory, clock.now_ms, store="memory") as queue:
+        zone = Zone(queue, configured(directory, {}, zones=zones))
+        names = {f"d{number}.example" for number in range(12)}
+        await zone.queue.suspended.suspend("provider:big", "test", zone.queue.now() + 100)
+        zone.egress.changed()
+        for name in sorted(names):
+            await zone.mail(name, "u")
+        assert zone.start() == []
+        await until(lambda: "provider:big" not in zone.queue.suspended, "the end of the suspension")
+        zone.ready("d5.example")
+        started = {slot.destination.name for slot in zone.start()}
+
+        def all_started() -> bool:
+            started.update(slot.destination.name for slot in zone.start())
+            return started == names
+
+        await until(all_started, "the others")
+        assert zone.egress.gates.all() == []
+        zone.egress.close()

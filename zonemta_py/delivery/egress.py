@@ -140,6 +140,7 @@ class Egress(Allowance):
         self._arm()
         for provider in providers:
             self.gates.room_at(provider)
+            self.gates.release_at(provider, self.now_ms())
 
     # ---- what the zones ask
 

@@ -8,6 +8,7 @@ from zonemta_py.delivery.look_ups import Resolve
 from zonemta_py.delivery.ways import Way, Ways
 from zonemta_py.queue.windows import ONLY_USUAL
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
+from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.gate import Place
 from zonemta_py.schedule.paths import Refusal
@@ -29,11 +30,13 @@ class ZoneEgress:
         self._resolve = resolve
         self._ready = ready
         self._places = Places(egress.gates, ready)
+        self._closed = ClosedAddresses()
         self.ways = Ways(zone, egress)
 
     def configure(self, zone: Zone) -> list[str]:
         """Use other settings. Returns the destinations that waited at gates, and do not any more."""
         self.ways.configure(zone)
+        self._closed.clear()
         return self._places.leave_all()
 
     # ---- Admission
@@ -83,7 +86,14 @@ class ZoneEgress:
             self._places.granted(destination, place)
             return FREE
         order = ranked(sources, f"{destination} {now_ms}")
-        permit = egress.take_wanted(way.provider, way.part.of(order), order, now_ms)
+        wanted = way.part.of(order)
+        is_open = self._closed.open_of(destination, wanted, now_ms)
+        if wanted and not is_open:
+            refusal = self._closed.refusal(destination, wanted, now_ms)
+            self._places.wait_apart(destination, place, refusal, now_ms)
+            return None
+        every = self._closed.open_of(destination, order, now_ms)
+        permit = egress.take_wanted(way.provider, is_open, every, now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, place, permit)
             return None
@@ -124,6 +134,7 @@ class ZoneEgress:
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
+        self._closed.forget(destination)
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -178,7 +189,11 @@ class ZoneEgress:
         return gates.wait_for_session(way.provider, slot.permit.address)
 
     def ended(self, slot: WorkerSlot) -> None:
-        """See ``Admission``."""
+        """See ``Admission``. A worker may leave a session, which is what its destination waits for."""
+        name = slot.destination.name
+        if self._closed.ended(slot, had_session=slot.established):
+            self._places.leave_apart(name)
+            self._ready(name)
         self._egress.release(slot)
 
     def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
@@ -200,16 +215,8 @@ class ZoneEgress:
         return Binding(refusal.limit, now_s - (now_ms - gate.since_ms) / 1000, until_s, refusal.reason)
 
     def not_permitted(self, slot: WorkerSlot) -> None:
-        """A session was needed and not allowed: wait until one is."""
-        way = self.ways.of(slot.destination.name)
-        if way is not None:
-            now_ms = self._egress.now_ms()
-            waits = [each.connects.wait_ms(now_ms) for each in slot.permit.paths if each.connects]
-            until_ms = max(waits, default=now_ms + 20) or now_ms + 1
-            refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, "no new session is allowed")
-            place = self._place(way.leaving_from(slot.pool))
-            # An idle session with another host of its provider does not help it.
-            self._places.wait_apart(slot.destination.name, place, refusal, now_ms)
+        """A session was needed and not allowed: its destination tries other addresses, or waits until one is."""
+        self._closed.close(slot, self._egress.now_ms())
 
     def provider_answers(self, destination: str) -> bool:
         """Whether a message was sent to its provider lately."""

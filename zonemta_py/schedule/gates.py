@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
+from typing import Any
 
 from zonemta_py.schedule.gate import Gate, Line, Place, Waiter
 from zonemta_py.schedule.paths import Refusal
@@ -32,6 +33,7 @@ class Gates:
     def __init__(self, on_timer: Callable[[], None]) -> None:
         self._gates: dict[Place, Gate] = {}
         self._by_provider: dict[str, OrderedDict[Place, Gate]] = {}
+        self._without_turns: dict[str, dict[Place, Gate]] = {}  # those with a cause, by provider
         self._lines: dict[str, Line] = {}
         self._timers: list[tuple[int, int, Gate | Line]] = []
         self._numbers = count()
@@ -65,7 +67,9 @@ class Gates:
         if gate is None:
             gate = self._gates[place] = Gate(place, waiter)
             gate.since_ms = now_ms
-            if not place.cause:
+            if place.cause:
+                self._without_turns.setdefault(gate.provider, {})[place] = gate
+            else:
                 self._by_provider.setdefault(gate.provider, OrderedDict())[place] = gate
         address = ""
         gate.waiting.setdefault(destination)
@@ -126,6 +130,9 @@ class Gates:
         if gate is None:
             return
         gate.waiting.pop(destination, None)
+        if place.cause:
+            self._drop_if_empty(gate)
+            return
         gate.turns += 1
         if gate.turns >= GATE_TURNS:
             gate.turns = 0
@@ -158,11 +165,11 @@ class Gates:
             self._gates.pop(gate.place, None)
             for address, _ in gate.refusal.at if gate.refusal is not None else ():
                 self._leave(gate, address)
-            gates = self._by_provider.get(gate.provider)
-            if gates is not None:
-                gates.pop(gate.place, None)
-                if not gates:
-                    del self._by_provider[gate.provider]
+            indexes: tuple[dict[str, Any], ...] = self._by_provider, self._without_turns
+            for index in indexes:
+                gates = index.get(gate.provider)
+                if gates is not None and gates.pop(gate.place, None) and not gates:
+                    del index[gate.provider]
 
     def put_off(self, gate: Gate, refusal: Refusal) -> None:
         """What all wait for at ``gate`` ends at another time."""
@@ -178,6 +185,11 @@ class Gates:
         if gate.waiting:
             self._set_timer(gate, now_ms + 1)
         self._drop_if_empty(gate)
+
+    def release_at(self, provider: str, now_ms: int) -> None:
+        """Mail to ``provider`` may leave by another way: what waits for a cause tries again."""
+        for gate in list(self._without_turns.get(provider, {}).values()):
+            self.release(gate, now_ms)
 
     def room_on(self, provider: str, address: str) -> None:
         """Something has ended on the way from ``address`` to ``provider``."""

@@ -90,6 +90,12 @@ class Places:
         if self._remove(destination, place):
             self._gates.emptied(place, destination)
 
+    def leave_apart(self, destination: str) -> None:
+        """What refused it alone is over."""
+        for place in self._of.get(destination, ()):
+            if place == _apart(destination, place) and self._remove(destination, place):
+                self._gates.emptied(place, destination)
+
     def is_apart(self, destination: str, place: Place) -> bool:
         """Whether what refused it alone at ``place`` is not over."""
         known = self._of.get(destination)

@@ -14,6 +14,7 @@ from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
 from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
+from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.gate import Place
 from zonemta_py.schedule.paths import Refusal
@@ -49,6 +50,8 @@ class SimulatedAdmission:
         self._mail = mail
         self._table = DestinationTable(zone)
         self._places = Places(egress.gates, ready, egress.waits)
+        self._closed = ClosedAddresses()
+        self._ready = ready
         self._sessions: dict[WorkerSlot, SimulatedSession] = {}
 
     # ---- Admission
@@ -74,7 +77,14 @@ class SimulatedAdmission:
         sources = egress.sources(way.provider, way.pool)
         now_ms = egress.clock.now_ms
         order = ranked(sources, f"{destination} {now_ms}")
-        permit = egress.take_wanted(way.provider, way.part.of(order), order, now_ms)
+        wanted = way.part.of(order)
+        is_open = self._closed.open_of(destination, wanted, now_ms)
+        if wanted and not is_open:
+            refusal = self._closed.refusal(destination, wanted, now_ms)
+            self._places.wait_apart(destination, place, refusal, now_ms)
+            return None
+        every = self._closed.open_of(destination, order, now_ms)
+        permit = egress.take_wanted(way.provider, is_open, every, now_ms)
         if isinstance(permit, Refusal):
             self._places.wait(destination, place, permit, now_ms)
             return None
@@ -97,6 +107,7 @@ class SimulatedAdmission:
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
+        self._closed.forget(destination)
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -131,6 +142,9 @@ class SimulatedAdmission:
         session, permit = self._sessions.pop(slot, None), slot.permit
         if session is not None:
             self._egress.sessions.keep(session, self._zone.timeouts.idle)
+        if self._closed.ended(slot, had_session=session is not None):
+            self._places.leave_apart(slot.destination.name)
+            self._ready(slot.destination.name)
         if permit is not FREE:
             slot.permit = FREE
             self._egress.finish(permit, 0, 0, self._egress.clock.now_ms)
@@ -235,10 +249,5 @@ class SimulatedAdmission:
         egress, way, name = self._egress, self.way(slot.destination.name), slot.permit.address
         clock = egress.clock
         egress.finish(slot.permit, 0, 0, clock.now_ms)
-        waits = [each.connects.wait_ms(clock.now_ms) for each in slot.permit.paths if each.connects]
-        reason = "no new session is allowed"
-        until_ms = max(waits, default=0) or clock.now_ms + 1
-        place = self._place(way.leaving_from(slot.pool))
-        refusal = Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason)
-        self._places.wait_apart(slot.destination.name, place, refusal, clock.now_ms)
+        self._closed.close(slot, clock.now_ms)
         egress.limits.bind((way.provider, name), Limit.PROVIDER_CONNECT_RATE.value, clock.now_s)

@@ -158,6 +158,7 @@ class SimulatedEgress(Allowance):
         self._arm()
         for provider in {change.provider for change in changes}:
             self.gates.room_at(provider)
+            self.gates.release_at(provider, self.clock.now_ms)
 
     def _end_reroutes(self) -> None:
         if changes := self.engine.end_reroutes(self.clock.now_ms):

@@ -1,0 +1,63 @@
+"""The addresses of ours from which a destination may open no session now. Pure; times are ms.
+
+A permit may be for a session that is idle, with any host of the provider. It does not help a destination that has other
+hosts, where a connect rate allows no new one: that takes its other addresses, or waits until one is open again.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from zonemta_py.config.sending import PoolAddress
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.sources import source_name
+
+AGAIN_MS = 20  # where no window says until when
+
+
+class ClosedAddresses:
+    """Those of the destinations of one zone."""
+
+    def __init__(self) -> None:
+        self._until_ms: dict[str, dict[str, int]] = {}  # by destination and address
+        self._refused: set[WorkerSlot] = set()
+
+    def close(self, slot: WorkerSlot, now_ms: int) -> None:
+        """The permit of the worker allowed no new session, and there was none that its destination could use."""
+        permit = slot.permit
+        waits = [path.connects.wait_ms(now_ms) for path in permit.paths if path.connects is not None]
+        until_ms = max(waits, default=now_ms + AGAIN_MS) or now_ms + 1
+        self._until_ms.setdefault(slot.destination.name, {})[permit.address] = until_ms
+        self._refused.add(slot)
+
+    def ended(self, slot: WorkerSlot, *, had_session: bool) -> bool:
+        """The worker has ended. Returns whether addresses were closed for its destination, which can use the session that it leaves."""
+        if slot in self._refused:
+            self._refused.remove(slot)
+            return False
+        return had_session and self._until_ms.pop(slot.destination.name, None) is not None
+
+    def forget(self, destination: str) -> None:
+        """It has no mail."""
+        self._until_ms.pop(destination, None)
+
+    def clear(self) -> None:
+        """Every rate may be another one."""
+        self._until_ms.clear()
+
+    def open_of(
+        self, destination: str, entries: Sequence[PoolAddress], now_ms: int
+    ) -> Sequence[PoolAddress]:
+        """Those of ``entries`` that are not closed for it."""
+        closed = self._until_ms.get(destination)
+        if closed is None:
+            return entries
+        return [each for each in entries if closed.get(source_name(each), 0) <= now_ms]
+
+    def refusal(self, destination: str, entries: Iterable[PoolAddress], now_ms: int) -> Refusal:
+        """Why it may send from none of ``entries``, which are all closed for it."""
+        closed = self._until_ms.get(destination, {})
+        until_ms = min((closed.get(source_name(each), 0) for each in entries), default=0)
+        return Refusal(
+            Limit.PROVIDER_CONNECT_RATE, max(until_ms, now_ms + 1), "no new session is allowed"
+        )
