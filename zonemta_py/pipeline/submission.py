@@ -184,7 +184,8 @@ class _EnvelopeSubmission:
                 last = Reply(0, "4.4.2", str(exc))
             except DestinationFailed as exc:
                 if self._gives_up():
-                    self._record(DEFERRED, pending, Reply(exc.code, exc.status, exc.text))
+                    # Without its code: one of 500 and more is that of a reply to MAIL.
+                    self._record(DEFERRED, pending, Reply(0, exc.status, str(exc)))
                     break
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)

@@ -102,7 +102,7 @@ def checked(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> 
 def complaints_of_a_plan(
     spark: "SparkSession", directory: Path, connection: Any
 ) -> tuple[str, str, list[str]]:
-    """A plan that has sent some of the messages, the output of ``dsn`` of complaints, and about whom they are."""
+    """A plan that has sent some of the messages, the output of ``dsn`` of complaints, and the addresses that they are about."""
     from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
 
     connection.execute(f"""

@@ -338,11 +338,13 @@ def test_tables_of_a_catalog(spark: "SparkSession", tmp_path: Path) -> None:
             "postponed", "postponed", "postponed", "rejected",
         ]  # fmt: skip
         ample = Selection("june", caps={"google": 9})
-        tomorrow = plan(
-            spark, "table:june.postponed", tmp_path / "tomorrow", tables="june", selection=ample
-        )
+        postponed = "table:June.`postponed`"
+        with pytest.raises(LocalError, match="--tables june would replace this list"):
+            plan(spark, postponed, tmp_path / "lost", tables="june", selection=ample)
+        spark.sql(f"CREATE SCHEMA july LOCATION '{tmp_path}/july'")
+        tomorrow = plan(spark, postponed, tmp_path / "tomorrow", tables="july", selection=ample)
         assert (tomorrow.input, tomorrow.planned) == (3, 3)
-        assert plan(spark, "table:june.postponed", tmp_path / "third").input == 0, "a chain ends"
+        assert plan(spark, "table:july.POSTPONED", tmp_path / "third").input == 0, "a chain ends"
         plan(spark, listed, tmp_path / "again", tables="june")
         assert not spark.catalog.tableExists("june.postponed"), "stale recipients"
         with pytest.raises(LocalError, match="nowhere"):
@@ -350,6 +352,7 @@ def test_tables_of_a_catalog(spark: "SparkSession", tmp_path: Path) -> None:
         assert not (tmp_path / "failed" / "manifest").exists()
     finally:
         spark.sql("DROP SCHEMA june CASCADE")
+        spark.sql("DROP SCHEMA IF EXISTS july CASCADE")
 
 
 def test_a_cap_and_a_time_that_is_in_the_message(spark: "SparkSession", tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.pipeline.campaigns import (
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.envelope import SubmitOptions, envelope_of
+from zonemta_py.pipeline.rules.submission_keys import relays_of
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
 
@@ -154,6 +155,54 @@ async def test_a_sender_that_is_refused(spark: "SparkSession", directory: Path) 
         assert sink.tally.recipients == 50
         sums = await asyncio.to_thread(send, spark, plan_path, options)
         assert (sums.accepted, sums.refused, sink.tally.recipients) == (60, 0, 60)
+
+
+async def test_a_relay_that_refuses_the_sender_holds_up_no_other(
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the run after one that was killed: what was refused has its turn last."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    monkeypatch.setattr(module, "ROUND_ROWS_MIN", 10)
+    monkeypatch.setattr(module, "GROWTH_MAX", 1)
+    monkeypatch.setattr(module, "PAUSE_S", 0.1)
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
+    submit_round, rounds = module._Sending._round, 0
+
+    def killed(sending: Any, envelopes: Any, whole: int) -> tuple[int, int, int]:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 4:
+            raise RuntimeError("killed")
+        return submit_round(sending, envelopes, whole)
+
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.MAIL, reply="530 5.7.0 who are you"))
+        once = Rule(Step.RCPT, recipient="*@d1*", reply="452 4.2.2 full", times=1)
+        other = await stage.receiver("b.example", once)
+        relays = f"127.0.1.1:{stage.port}", f"127.0.1.2:{stage.port}"
+        options = submit_options(*relays, patience_s=600)
+        with monkeypatch.context() as patched:
+            patched.setattr(module._Sending, "_round", killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                await asyncio.to_thread(send, spark, plan_path, options)
+        with pytest.raises(LocalError, match=r"127.0.1.1:\d+: 530 5.7.0 who are you"):
+            await asyncio.to_thread(send, spark, plan_path, options)
+        keys = [row["key"] for row in spark.read.parquet(f"{plan_path}/envelopes").collect()]
+        ours = sum(relays_of(key, relays)[0] == relays[1] for key in keys)
+        assert 0 < ours < 60
+        assert other.tally.recipients == ours
+
+
+async def test_a_relay_that_greets_with_an_error_is_waited_for(
+    spark: "SparkSession", directory: Path
+) -> None:
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 5)
+    async with staged(directory) as stage:
+        await stage.receiver("r.example", Rule(Step.CONNECT, reply="554 5.3.2 busy", times=30))
+        options = submit_options(f"127.0.1.1:{stage.port}", patience_s=600)
+        sums = await asyncio.to_thread(send, spark, plan_path, options)
+        assert (sums.accepted, sums.refused) == (5, 0)
 
 
 async def test_a_run_sends_in_rounds(

@@ -14,7 +14,7 @@ from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN, PlanRequest
 from zonemta_py.pipeline.jobs.plan_tables import RecipientList, write_tables
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
-from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
+from zonemta_py.pipeline.spark.lists import POSITION, TABLE, address_column, read_list
 from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plain_lists import begins_with_rows
 from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest, read_manifest
@@ -95,6 +95,12 @@ def _prepare(spark: SparkSession, request: PlanRequest) -> None:
         raise LocalError(
             f"{request.output}: mail of this plan was sent, and its ledger is here; choose another directory"
         )
+    if request.tables and request.source.startswith(TABLE):
+        schema = _table_name(request.tables)
+        if _table_name(request.source) in [f"{schema}.{name}" for name in ROWS]:
+            raise LocalError(
+                f"{request.source}: --tables {request.tables} would replace this list; choose another schema"
+            )
     prepare_output(spark, request.output, PARTS, "manifest/_SUCCESS", overwrite=request.overwrite)
 
 
@@ -125,7 +131,14 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
 
 def _is_postponed(request: PlanRequest) -> bool:
     """Whether another plan has written the list."""
-    return request.source.rstrip("/").endswith((f"/{POSTPONED}", f".{POSTPONED}"))
+    if request.source.startswith(TABLE):
+        return _table_name(request.source).endswith(f".{POSTPONED}")
+    return request.source.rstrip("/").endswith(f"/{POSTPONED}")
+
+
+def _table_name(source: str) -> str:
+    """Spark takes names in any case, and with backquotes."""
+    return source.removeprefix(TABLE).replace("`", "").lower()
 
 
 def _refuse_incomplete(spark: SparkSession, postponed: str) -> None:

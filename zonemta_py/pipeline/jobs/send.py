@@ -28,6 +28,8 @@ from zonemta_py.pipeline.spark.plan_ledger import (
     is_earlier,
     read_ledger,
     recorded_begin_ms,
+    refused_last,
+    without,
 )
 from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest, read_message
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
@@ -174,7 +176,7 @@ def _parallel_tasks(spark: SparkSession) -> int:
 class _Sending:
     """One run. ``left``: recipients without a final row; ``was_cut``: some of them had no turn, while others were accepted.
 
-    ``refused``: all that were tried in the last pass and are left got a permanent reply to MAIL, such as ``reply``.
+    ``refused``: all that are left got a permanent reply to MAIL, such as ``reply``; or the first that were tried, and none was accepted.
     """
 
     spark: SparkSession
@@ -189,6 +191,7 @@ class _Sending:
     was_cut: bool = False
     refused: bool = False
     reply: str = ""
+    has_settled: bool = False
     _accepted_s: float = field(default_factory=clock.monotonic_s)
 
     def idle_s(self) -> float:
@@ -200,30 +203,38 @@ class _Sending:
         envelopes = self.spark.read.schema(tables.ENVELOPE).parquet(f"{self.plan}/envelopes")
         ledger = read_ledger(self.spark, self.plan)
         if ledger is not None:
-            envelopes = envelopes.transform(_without(ledger.where(F.col("state") != DEFERRED))).persist()
+            settled_rows = ledger.where(F.col("state") != DEFERRED)
+            envelopes = (
+                envelopes.transform(without(settled_rows)).transform(refused_last(ledger)).persist()
+            )
         row = envelopes.agg(
             F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("left"),
             F.coalesce(F.min("turn"), F.lit(TURNS)).alias("turn"),
+            F.coalesce(F.max("turn") >= TURNS, F.lit(False)).alias("has_refused"),
         ).collect()[0]
-        self.left, turn = int(row["left"]), int(row["turn"])
-        whole, span, size, tried, refused = self.left, TURNS - turn, ROUND_ROWS_MIN, 0, 0
-        while turn < TURNS and self.left:
-            end = min(TURNS, turn + max(1, span * size // whole))
+        self.left, turn, turns = int(row["left"]), int(row["turn"]), TURNS << int(row["has_refused"])
+        whole, span, size, tried, refused = self.left, turns - turn, ROUND_ROWS_MIN, 0, 0
+        while turn < turns and self.left:
+            end = min(turns, turn + max(1, span * size // whole))
             if size >= self.left:
-                end = TURNS
+                end = turns
             began_s = clock.monotonic_s()
             settled, deferred, of_mail = self._round(
                 envelopes.where((F.col("turn") >= turn) & (F.col("turn") < end)), whole
             )
             self.left, tried, turn = self.left - settled, tried + deferred, end
             refused += of_mail
+            self.has_settled = self.has_settled or settled > 0
             if not settled and (deferred or clock.monotonic_s() - began_s > ROUND_MAX_S):
                 break  # no relay accepts anything now
             per_s = (settled + deferred) / max(clock.monotonic_s() - began_s, 0.001)
             size = max(ROUND_ROWS_MIN, min(int(per_s * ROUND_S), GROWTH_MAX * size))
         envelopes.unpersist()
-        self.refused = 0 < tried == refused
-        self.was_cut = turn == TURNS and tried < self.left < whole
+        is_last = (
+            turn >= TURNS or not self.has_settled
+        )  # the others had their turn, or no relay accepts anything
+        self.refused = 0 < refused == tried and is_last
+        self.was_cut = turn == turns and tried < self.left < whole
         return self.left
 
     def _round(self, envelopes: DataFrame, whole: int) -> tuple[int, int, int]:
@@ -293,23 +304,6 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
         repeated=sum(n for (state, repeated, _), n in counts.items() if state == ACCEPTED and repeated),
         earlier=sum(n for (_, _, earlier), n in counts.items() if earlier),
     )
-
-
-def _without(settled: DataFrame) -> Callable[[DataFrame], DataFrame]:
-    """Envelopes without the recipients in ``settled``; the keys do not change."""
-
-    def transform(envelopes: DataFrame) -> DataFrame:
-        each = envelopes.select("*", F.explode("recipients").alias("recipient")).drop("recipients")
-        left = each.join(
-            settled.select("key", F.col("address").alias("settled")),
-            (each["key"] == settled["key"]) & (F.col("recipient.address") == F.col("settled")),
-            "left_anti",
-        )
-        return left.groupBy("key", "slot", "turn", "zone", "provider", "send_at_ms").agg(
-            F.collect_list("recipient").alias("recipients")
-        )
-
-    return transform
 
 
 def _submit_batches(

@@ -81,7 +81,9 @@ def cell_spans_lines(lines: Iterable[str], form: CsvForm) -> bool:
     while not counted.ended:
         counted.begin = 0
         try:
-            for _ in csv.reader(counted, delimiter=separator, quotechar=form.quote, strict=True):
+            for _ in csv.reader(
+                counted, delimiter=separator, quotechar=form.quote, skipinitialspace=True, strict=True
+            ):
                 found = found or counted.count > counted.begin
                 counted.begin = 0
         except csv.Error:
@@ -90,13 +92,20 @@ def cell_spans_lines(lines: Iterable[str], form: CsvForm) -> bool:
     return found
 
 
-def _plain(lines: Iterable[str], form: CsvForm) -> Iterable[str]:
+def _plain(lines: Iterable[str], form: CsvForm) -> Iterator[str]:
     """The lines with quotes in the same places, in the form that Python's reader knows."""
-    if len(form.separator) > 1:
-        lines = (line.replace(form.separator, ONE_CHARACTER) for line in lines)
-    if form.escape in (form.quote, *NO_QUOTE):
-        return lines
-    escape, quote = re.escape(form.escape), re.escape(form.quote)
+    separator, quote, escape = map(re.escape, (form.separator, form.quote, form.escape))
+    behind = re.compile(f"{quote}[ \\t]+(?={separator}|[\r\n]*$)")  # blanks after a cell
+    escapes = form.escape not in (form.quote, *NO_QUOTE)
+    first = re.compile(f"(^|{separator})([ \\t]*){escape}{quote}")  # no cell in quotes begins here
     escaped = re.compile(f"{escape}({escape}|{quote})")
     other = {form.quote: form.quote * 2, form.escape: "__"}
-    return (escaped.sub(lambda found: other[found[1]], line) for line in lines)
+    for line in lines:
+        if form.quote not in line:
+            yield line if len(form.separator) == 1 else line.replace(form.separator, ONE_CHARACTER)
+            continue
+        if escapes:
+            line = first.sub(r"\1\2__", line)
+            line = escaped.sub(lambda found: other[found[1]], line)
+        line = behind.sub(lambda _: form.quote, line)
+        yield line if len(form.separator) == 1 else line.replace(form.separator, ONE_CHARACTER)

@@ -20,7 +20,7 @@ from zonemta_py.pipeline.spark.tables import record_batch
 
 WHOLE = str(1 << 44)  # bytes, more than a file has: then each file is a partition of its own
 SPLITS = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
-OF_TEXT = ("encoding", "pathGlobFilter", "recursiveFileLookup")  # options that concern lines, too
+OF_TEXT = ("encoding", "pathglobfilter", "recursivefilelookup")  # options that concern lines, too
 
 _FOUND = StructType(
     [StructField(name, StringType()) for name in ("path", "problem")]
@@ -35,7 +35,9 @@ def files_span_lines(
 
     Raises LocalError, which names the file, for a quote that is not closed.
     """
-    lines = spark.read.options(**{name: value for name, value in options.items() if name in OF_TEXT})
+    lines = spark.read.options(
+        **{name: value for name, value in options.items() if name.lower() in OF_TEXT}
+    )
     text = lines.text(source)
     if not form.has_quotes or text.where(F.contains("value", F.lit(form.quote))).isEmpty():
         return False

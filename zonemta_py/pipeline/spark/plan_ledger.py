@@ -1,12 +1,17 @@
 """What was submitted of a plan: its ledger, and when its first submission began."""
 
+from collections.abc import Callable
+
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
+from zonemta_py.pipeline.envelope import DEFERRED
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
+from zonemta_py.pipeline.transforms.outcomes import last_rows
+from zonemta_py.pipeline.transforms.pack import TURNS
 
 CLOCKS_DIFFER_MS = 60_000  # between two machines
 SEND_STARTS_MS = 2_000  # a run of another plan that has ended since took longer to start than this; more than a reply takes
@@ -55,3 +60,34 @@ def is_earlier(begun_ms: int, *, of_campaign: bool) -> Column:
     id_ms = F.conv(F.substring(F.try_element_at("messages", F.lit(1)), 1, 12), 16, 10).cast("long")
     by_id = id_ms < begun_ms - CLOCKS_DIFFER_MS
     return F.col("repeated") & F.coalesce(by_age, by_id, F.lit(False))
+
+
+def refused_last(ledger: DataFrame) -> Callable[[DataFrame], DataFrame]:
+    """Envelopes whose message got a permanent reply to MAIL have their turn after all others: they hold up none in another run."""
+    last = ledger.transform(last_rows("state", "code")).where(
+        (F.col("last.state") == DEFERRED) & (F.col("last.code") >= 500)
+    )
+    refused = last.select("key", F.lit(TURNS).alias("later")).distinct()
+
+    def transform(envelopes: DataFrame) -> DataFrame:
+        turn = F.col("turn") + F.coalesce("later", F.lit(0))
+        return envelopes.join(refused, "key", "left").withColumn("turn", turn).drop("later")
+
+    return transform
+
+
+def without(settled: DataFrame) -> Callable[[DataFrame], DataFrame]:
+    """Envelopes without the recipients in ``settled``; the keys do not change."""
+
+    def transform(envelopes: DataFrame) -> DataFrame:
+        each = envelopes.select("*", F.explode("recipients").alias("recipient")).drop("recipients")
+        left = each.join(
+            settled.select("key", F.col("address").alias("settled")),
+            (each["key"] == settled["key"]) & (F.col("recipient.address") == F.col("settled")),
+            "left_anti",
+        )
+        return left.groupBy("key", "slot", "turn", "zone", "provider", "send_at_ms").agg(
+            F.collect_list("recipient").alias("recipients")
+        )
+
+    return transform

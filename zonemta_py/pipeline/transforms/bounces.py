@@ -12,6 +12,8 @@ from zonemta_py.smtp.reports import COMPLAINT
 
 HARD = (Reason.NO_ADDRESS, Reason.NO_DOMAIN)
 DAY = "yyyy-MM-dd"
+REPORTED_MS = 86_400_000  # from a bounce to the relay's own report of it, at most
+CLOCKS_DIFFER_MS = 3_600_000
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -48,15 +50,15 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
 
 
 def delivery_outcomes(events: DataFrame) -> DataFrame:
-    """``recipient``, ``campaign``, ``event``, ``time_ms``, ``status`` and ``reason`` of each bounce and delivery in the events."""
+    """``recipient``, ``event``, ``time_ms``, ``status`` and ``reason`` of each bounce and delivery in the events."""
     replies = events.where(F.col("event") == "bounced").select(
-        "recipient", "campaign", "event", "time_ms", "code", "status", mask_reply(F.col("reply")).alias("kind")
-    )  # fmt: skip
+        "recipient", "event", "time_ms", "code", "status", mask_reply(F.col("reply")).alias("kind")
+    )
     delivered = events.where(F.col("event") == "delivered").select(
-        "recipient", "campaign", "event", "time_ms", "status", F.lit("").alias("reason")
+        "recipient", "event", "time_ms", "status", F.lit("").alias("reason")
     )
     bounced = replies.transform(with_reasons()).select(
-        "recipient", "campaign", "event", "time_ms", "status", "reason"
+        "recipient", "event", "time_ms", "status", "reason"
     )
     return bounced.unionByName(delivered)
 
@@ -64,22 +66,22 @@ def delivery_outcomes(events: DataFrame) -> DataFrame:
 def reported_failures(outcomes: DataFrame) -> Transform:
     """The columns of ``delivery_outcomes``, from reports received by mail (rows of ``match_reports``).
 
-    Only from reports that match a ledger: reports are easily forged. Without those about a bounce in ``outcomes``: the relay
-    reports it to the sender itself.
+    Only from reports that match a ledger: reports are easily forged. Without those of REPORTED_MS after a bounce of the address in
+    ``outcomes``: the relay reports it to the sender itself.
     """
 
     def transform(reports: DataFrame) -> DataFrame:
         known = outcomes.where(F.col("event") == "bounced").select(
-            F.lower("recipient").alias("known"), F.col("campaign").alias("of")
+            F.lower("recipient").alias("known"), F.col("time_ms").alias("bounced_ms")
         )
+        after_ms = F.col("time_ms") - F.col("bounced_ms")
         failed = reports.where((F.col("kind") == "failed") & (F.col("address") != ""))
         return failed.join(
-            known.distinct(),
-            (F.lower("address") == F.col("known")) & (F.col("campaign") == F.col("of")),
+            known,
+            (F.lower("address") == F.col("known")) & after_ms.between(-CLOCKS_DIFFER_MS, REPORTED_MS),
             "left_anti",
         ).select(
             F.col("address").alias("recipient"),
-            "campaign",
             F.lit("bounced").alias("event"),
             "time_ms",
             "status",
