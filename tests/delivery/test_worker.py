@@ -40,6 +40,7 @@ from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 from zonemta_py.queue.format.records import read_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
+from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
@@ -68,7 +69,7 @@ def scheduled(zone: Zone = ZONE, working: int = 0) -> tuple[Scheduler, WorkerSlo
 
 def egress_of(queue: Queue, zone: Zone = ZONE, egress: Egress | None = None) -> MessageEgress:
     egress = egress or Egress(queue, parse_config("hostname: relay.example\n", Path("z.yaml")))
-    return MessageEgress(egress, Ways(zone, egress))
+    return MessageEgress(egress, Ways(zone, egress), ClosedAddresses())
 
 
 def worker_of(

@@ -17,7 +17,7 @@ from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.mail_pools import mail_pools
 from zonemta_py.delivery.message_egress import MessageEgress
-from zonemta_py.delivery.request import DeliveryResult
+from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
@@ -460,7 +460,7 @@ async def test_a_connection_that_opened_no_session_counts_for_the_rate_of_new_on
         assert slot.permit.connects == 1
         lease = zone.queue.lease("default", "d.example", 1, slot.pool)
         assert lease is not None
-        messages = MessageEgress(zone.egress, zone.admission.ways)
+        messages = MessageEgress(zone.egress, zone.admission.ways, zone.admission.closed)
         assert messages.end(slot, lease, DeliveryResult([], not_permitted=True, tried=True))
         zone.queue.release(lease)
         zone.admission.not_permitted(slot)
@@ -513,6 +513,7 @@ async def test_another_address_of_the_pool_opens_the_session(directory: Path) ->
         [slot] = zone.start()
         first = slot.permit.address
         sent_in_a_new_session(zone, slot)
+        messages = MessageEgress(zone.egress, zone.admission.ways, zone.admission.closed)
         refused = 0
         for number in range(40):  # which address is taken first is drawn
             await zone.mail(f"d{number}.example", "u")
@@ -524,7 +525,22 @@ async def test_another_address_of_the_pool_opens_the_session(directory: Path) ->
                 zone.admission.not_permitted(slot)
                 await zone.mail(f"d{number}.example", "v")
                 zone.end(slot, has_mail=True)
-                [slot] = zone.start()
+                window = zone.queue.windows.zone("default")
+                found = zone.scheduler.next(clock.monotonic_s())
+                assert found is not None
+                slot = found
+                zone.scheduler.next_lease(slot, clock.monotonic_s())
+                lease = zone.queue.lease("default", f"d{number}.example", 1, slot.pool)
+                assert lease is not None
+                zone.scheduler.leased(
+                    slot, clock.monotonic_s(), more=window.has_mail(slot.destination.name)
+                )
+                zone.scheduler.session_opened(slot, clock.monotonic_s())
+                record = lease.recipients[0].record  # its last attempt was from the other address
+                lease.recipients[0].record = record._replace(source=first, code=451, text="later")
+                order = messages.order(slot, lease)
+                assert isinstance(order, EgressOrder)
+                assert order.source == slot.permit.address
                 zone.egress.end(slot.permit, 0, 0)
             assert slot.permit.address != first
             assert slot.permit.connects == 1

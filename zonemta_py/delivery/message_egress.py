@@ -16,6 +16,7 @@ from zonemta_py.queue.format.records import Waiting
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import OF_SENDER
 from zonemta_py.schedule.paths import Refusal
@@ -33,9 +34,10 @@ AGAIN_MS = 2_000  # when a message is tried again for which no address had room
 class MessageEgress:
     """The messages of one zone."""
 
-    def __init__(self, egress: Egress, ways: Ways) -> None:
+    def __init__(self, egress: Egress, ways: Ways, closed: ClosedAddresses) -> None:
         self._egress = egress
         self._ways = ways
+        self._closed = closed
 
     @property
     def queue(self) -> Queue:
@@ -70,6 +72,8 @@ class MessageEgress:
         if not usable:  # the agent says of the attempt what is missing
             is_own = family != "both" and pool == way.own_pool
             return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
+        now_ms, held = egress.now_ms(), slot.permit.address
+        usable = list(self._closed.open_of(lease.destination, usable, now_ms, held)) or usable
         found = self._held(slot, lease, usable) or self._choose(slot, lease, way.provider, usable)
         if isinstance(found, Refusal):
             return found

@@ -30,13 +30,13 @@ class ZoneEgress:
         self._resolve = resolve
         self._ready = ready
         self._places = Places(egress.gates, ready)
-        self._closed = ClosedAddresses()
+        self.closed = ClosedAddresses()
         self.ways = Ways(zone, egress)
 
     def configure(self, zone: Zone) -> list[str]:
         """Use other settings. Returns the destinations that waited at gates, and do not any more."""
         self.ways.configure(zone)
-        self._closed.clear()
+        self.closed.clear()
         return self._places.leave_all()
 
     # ---- Admission
@@ -87,12 +87,12 @@ class ZoneEgress:
             return FREE
         order = ranked(sources, f"{destination} {now_ms}")
         wanted = way.part.of(order)
-        is_open = self._closed.open_of(destination, wanted, now_ms)
+        is_open = self.closed.open_of(destination, wanted, now_ms)
         if wanted and not is_open:
-            refusal = self._closed.refusal(destination, wanted, now_ms)
+            refusal = self.closed.refusal(destination, wanted, now_ms)
             self._places.wait_apart(destination, place, refusal, now_ms)
             return None
-        every = self._closed.open_of(destination, order, now_ms)
+        every = self.closed.open_of(destination, order, now_ms)
         permit = egress.take_wanted(way.provider, is_open, every, now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, place, permit)
@@ -134,7 +134,6 @@ class ZoneEgress:
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
-        self._closed.forget(destination)
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -191,7 +190,7 @@ class ZoneEgress:
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``. A worker may leave a session, which is what its destination waits for."""
         name = slot.destination.name
-        if self._closed.ended(slot, had_session=slot.established):
+        if self.closed.ended(slot, had_session=slot.established):
             self._places.leave_apart(name)
             self._ready(name)
         self._egress.release(slot)
@@ -216,7 +215,7 @@ class ZoneEgress:
 
     def not_permitted(self, slot: WorkerSlot) -> None:
         """A session was needed and not allowed: its destination tries other addresses, or waits until one is."""
-        self._closed.close(slot, self._egress.now_ms())
+        self.closed.close(slot, self._egress.now_ms())
 
     def provider_answers(self, destination: str) -> bool:
         """Whether a message was sent to its provider lately."""

@@ -13,6 +13,7 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import source_name
 
 AGAIN_MS = 20  # where no window says until when
+PRUNE_MIN = 1000  # destinations, before those whose time is over are dropped
 
 
 class ClosedAddresses:
@@ -21,6 +22,7 @@ class ClosedAddresses:
     def __init__(self) -> None:
         self._until_ms: dict[str, dict[str, int]] = {}  # by destination and address
         self._refused: set[WorkerSlot] = set()
+        self._prune_at = PRUNE_MIN
 
     def close(self, slot: WorkerSlot, now_ms: int) -> None:
         """The permit of the worker allowed no new session, and there was none that its destination could use."""
@@ -29,6 +31,11 @@ class ClosedAddresses:
         until_ms = max(waits, default=now_ms + AGAIN_MS) or now_ms + 1
         self._until_ms.setdefault(slot.destination.name, {})[permit.address] = until_ms
         self._refused.add(slot)
+        if len(self._until_ms) > self._prune_at:
+            self._until_ms = {
+                name: closed for name, closed in self._until_ms.items() if max(closed.values()) > now_ms
+            }
+            self._prune_at = max(PRUNE_MIN, 2 * len(self._until_ms))
 
     def ended(self, slot: WorkerSlot, *, had_session: bool) -> bool:
         """The worker has ended. Returns whether addresses were closed for its destination, which can use the session that it leaves."""
@@ -37,22 +44,19 @@ class ClosedAddresses:
             return False
         return had_session and self._until_ms.pop(slot.destination.name, None) is not None
 
-    def forget(self, destination: str) -> None:
-        """It has no mail."""
-        self._until_ms.pop(destination, None)
-
     def clear(self) -> None:
         """Every rate may be another one."""
         self._until_ms.clear()
 
     def open_of(
-        self, destination: str, entries: Sequence[PoolAddress], now_ms: int
+        self, destination: str, entries: Sequence[PoolAddress], now_ms: int, held: str = ""
     ) -> Sequence[PoolAddress]:
-        """Those of ``entries`` that are not closed for it."""
+        """Those of ``entries`` that are not closed for it, and the address that a worker of it holds."""
         closed = self._until_ms.get(destination)
         if closed is None:
             return entries
-        return [each for each in entries if closed.get(source_name(each), 0) <= now_ms]
+        names = ((each, source_name(each)) for each in entries)
+        return [each for each, name in names if name == held or closed.get(name, 0) <= now_ms]
 
     def refusal(self, destination: str, entries: Iterable[PoolAddress], now_ms: int) -> Refusal:
         """Why it may send from none of ``entries``, which are all closed for it."""

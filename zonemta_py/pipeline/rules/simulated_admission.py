@@ -107,7 +107,6 @@ class SimulatedAdmission:
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
-        self._closed.forget(destination)
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -180,7 +179,9 @@ class SimulatedAdmission:
         """The address for a message, whose permit the worker has then. A greylisted one keeps its address, a blocked one leaves it."""
         egress, way = self._egress, self.way(slot.destination.name)
         own_pool, way = way.pool, way.leaving_from(self._mail.pool_of(slot.destination.name, earlier))
+        name, now_ms, permitted = slot.destination.name, egress.clock.now_ms, slot.permit.address
         usable = egress.sources(way.provider, way.pool)
+        usable = list(self._closed.open_of(name, usable, now_ms, permitted)) or usable
         held = "" if slot.draws else slot.source or slot.permit.address
         sources = every = preferred(usable, message, earlier.source, held)
         if not is_limited(way) or not sources or (slot.permit is FREE and way.pool == own_pool):
