@@ -197,6 +197,20 @@ def test_a_zstd_file_that_is_cut(spark: "SparkSession", tmp_path: Path, where: s
             lists.read_list(spark, source, {})
 
 
+@pytest.mark.parametrize(
+    "options", [{"charset": "latin-1", "quote": "«"}, {"Encoding": "utf-16"}, {"encoding": "latin-1"}]
+)
+def test_line_ends_in_quotes_of_another_encoding(
+    spark: "SparkSession", tmp_path: Path, options: dict[str, str]
+) -> None:
+    path, quote = tmp_path / "list.csv", options.get("quote", '"')
+    [encoding] = [value for name, value in options.items() if name != "quote"]
+    rows = f"email,name\na@x.example,{quote}zwölf\nlines{quote}\nb@x.example,B\n"
+    path.write_text(rows, encoding=encoding)
+    assert lists.spans_lines(spark, str(path), options)
+    assert lists.spans_lines(spark, f"file://{path}", options)
+
+
 def test_an_option_of_the_reader(spark: "SparkSession", tmp_path: Path) -> None:
     """Those of the user go before our own."""
     path = tmp_path / "list.csv"

@@ -29,20 +29,26 @@ _FOUND = StructType(
 
 
 def files_span_lines(
-    spark: SparkSession, source: str, options: Mapping[str, str], form: CsvForm
+    spark: SparkSession, source: str, options: Mapping[str, str], form: CsvForm, encoding: str
 ) -> bool:
     """Whether a cell of the files in ``source`` contains a line end.
 
-    Raises LocalError, which names the file, for a quote that is not closed.
+    Spark's reader of text leaves the bytes of a line as they are. Raises LocalError, which names the file, for a quote that is not
+    closed.
     """
     lines = spark.read.options(
         **{name: value for name, value in options.items() if name.lower() in OF_TEXT}
     )
     text = lines.text(source)
-    if not form.has_quotes or text.where(F.contains("value", F.lit(form.quote))).isEmpty():
+    if not form.has_quotes:
         return False
-    rows = text.select(F.col("_metadata.file_path").alias("path"), "value")
-    found = _whole_files(spark, rows.mapInArrow(partial(_examine, form), _FOUND))
+    if form.quote.isascii() and text.where(F.contains("value", F.lit(form.quote))).isEmpty():
+        return False
+    if encoding.lower().startswith(("utf-16", "utf-32")):
+        return True  # a byte of a line end is not one
+    line = F.col("value").cast("binary").alias("line")
+    rows = text.select(F.col("_metadata.file_path").alias("path"), line)
+    found = _whole_files(spark, rows.mapInArrow(partial(_examine, form, encoding), _FOUND))
     problems = sorted((row["path"], row["problem"]) for row in found if row["problem"])
     if problems:
         raise LocalError("; ".join(f"{_shown(path)}: {problem}" for path, problem in problems))
@@ -61,7 +67,9 @@ def _whole_files(spark: SparkSession, rows: DataFrame) -> list[pa.Table]:
             spark.conf.set(name, str(value))
 
 
-def _examine(form: CsvForm, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _examine(
+    form: CsvForm, encoding: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     rows = (
         row
         for batch in batches
@@ -70,8 +78,10 @@ def _examine(form: CsvForm, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
     for path, of_file in groupby(rows, itemgetter(0)):
         spans, problem = False, None
         try:
-            spans = cell_spans_lines((f"{line}\n" for _, line in of_file), form)
-        except UnclosedQuote as exc:
+            spans = cell_spans_lines(
+                (f"{line.decode(encoding, 'replace')}\n" for _, line in of_file), form
+            )
+        except (UnclosedQuote, LookupError) as exc:
             problem = str(exc)
         yield record_batch([(path, problem, spans)], _FOUND)
 

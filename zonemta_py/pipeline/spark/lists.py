@@ -142,7 +142,7 @@ def spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) ->
     encoding = lower.get("encoding", lower.get("charset", "utf-8"))
     if not path.is_file() or is_compressed(source):
         with spark_errors(source):
-            return files_span_lines(spark, source, options, form)
+            return files_span_lines(spark, source, options, form, encoding)
     if form.quote.isascii() and not encoding.lower().startswith(("utf-16", "utf-32")):
         with path.open("rb") as file:  # Spark takes two seconds longer
             quote = form.quote.encode()
