@@ -3,10 +3,13 @@
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.units import Rate
+from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.closed_addresses import PRUNE_MIN, ClosedAddresses
 from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit, Permits
 from zonemta_py.schedule.rings import KNOWN, WorkerSlot
+from zonemta_py.schedule.sources import PoolPart
 
 A, B = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2")
 HOUR_MS = 3_600_000
@@ -28,7 +31,14 @@ def test_an_address_is_closed_until_the_rate_allows_a_session() -> None:
     assert closed.open_of("d.example", [A, B], 1) == [B]
     assert closed.open_of("d.example", [A, B], 1, held=A.address or "") == [A, B]
     assert closed.open_of("other.example", [A, B], 1) == [A, B]
-    until_ms = closed.refusal("d.example", [A], 1).until_ms
+    allowance = Allowance(lambda provider, address: None)
+    found = closed.take(allowance, "d.example", "big", PoolPart("p", A.address or ""), [A, B], 1)
+    assert isinstance(found, Refusal)
+    assert found.is_alone
+    until_ms = found.until_ms
+    permit = closed.take(allowance, "d.example", "big", PoolPart("p"), [A, B], 1)
+    assert isinstance(permit, Permit)
+    assert permit.address == B.address
     assert HOUR_MS <= until_ms < 2 * HOUR_MS
     assert closed.open_of("d.example", [A, B], until_ms - 1) == [B]
     assert closed.open_of("d.example", [A, B], until_ms) == [A, B]

@@ -163,8 +163,8 @@ def test_one_that_is_refused_alone_passes_its_turn_and_waits_for_its_own_time() 
     stand.refuse("b", ONE)
     stand.gates.room_at("big")
     assert stand.awake(ONE) == "a"
-    alone = Refusal(Limit.PROVIDER_CONNECT_RATE, 500, "no session")
-    stand.places.wait_apart("a", ONE, alone, 0)
+    alone = Refusal(Limit.PROVIDER_CONNECT_RATE, 500, "no session", is_alone=True)
+    stand.places.wait("a", ONE, alone, 0)
     assert stand.awake(ONE) == "b"
     assert stand.places.is_apart("a", ONE)
     gate = stand.places.gate("a", ONE)

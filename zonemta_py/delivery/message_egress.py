@@ -73,7 +73,7 @@ class MessageEgress:
             is_own = family != "both" and pool == way.own_pool
             return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
         now_ms, held = egress.now_ms(), slot.permit.address
-        usable = list(self._closed.open_of(lease.destination, usable, now_ms, held)) or usable
+        usable = self._closed.open_of(lease.destination, usable, now_ms, held) or usable
         found = self._held(slot, lease, usable) or self._choose(slot, lease, way.provider, usable)
         if isinstance(found, Refusal):
             return found
@@ -217,9 +217,8 @@ class MessageEgress:
             for each in result.attempts
             if each is not None and each.code and each.phase != Phase.CONNECT
         )
-        opened = int(
-            result.failure is not None or result.tried
-        )  # also a connection that opened no session counts
+        # A connection that opened no session counts as well.
+        opened = int(result.failure is not None or result.tried)
         return self._egress.end(slot.permit, sent, opened)
 
     def lost(self, slot: WorkerSlot, lease: Lease, *, is_sent: bool) -> None:

@@ -75,7 +75,7 @@ class ZoneEgress:
         if egress.is_free(way.pool, way.provider):
             self._places.granted(destination, place)
             return FREE
-        if self._places.is_apart(destination, place) or not self._places.may_try(destination, place):
+        if not self._places.may_try(destination, place):
             return None
         now_ms, sources = egress.now_ms(), self.ways.sources(way)
         if not sources and egress.is_disabled(way.pool):
@@ -86,14 +86,7 @@ class ZoneEgress:
             self._places.granted(destination, place)
             return FREE
         order = ranked(sources, f"{destination} {now_ms}")
-        wanted = way.part.of(order)
-        is_open = self.closed.open_of(destination, wanted, now_ms)
-        if wanted and not is_open:
-            refusal = self.closed.refusal(destination, wanted, now_ms)
-            self._places.wait_apart(destination, place, refusal, now_ms)
-            return None
-        every = self.closed.open_of(destination, order, now_ms)
-        permit = egress.take_wanted(way.provider, is_open, every, now_ms)
+        permit = self.closed.take(egress, destination, way.provider, way.part, order, now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, place, permit)
             return None

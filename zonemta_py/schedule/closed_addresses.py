@@ -4,13 +4,13 @@ A permit may be for a session that is idle, with any host of the provider. It do
 hosts, where a connect rate allows no new one: that takes its other addresses, or waits until one is open again.
 """
 
-from collections.abc import Iterable, Sequence
-
 from zonemta_py.config.sending import PoolAddress
+from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import source_name
+from zonemta_py.schedule.sources import PoolPart, source_name
 
 AGAIN_MS = 20  # where no window says until when
 PRUNE_MIN = 1000  # destinations, before those whose time is over are dropped
@@ -49,8 +49,8 @@ class ClosedAddresses:
         self._until_ms.clear()
 
     def open_of(
-        self, destination: str, entries: Sequence[PoolAddress], now_ms: int, held: str = ""
-    ) -> Sequence[PoolAddress]:
+        self, destination: str, entries: list[PoolAddress], now_ms: int, held: str = ""
+    ) -> list[PoolAddress]:
         """Those of ``entries`` that are not closed for it, and the address that a worker of it holds."""
         closed = self._until_ms.get(destination)
         if closed is None:
@@ -58,10 +58,22 @@ class ClosedAddresses:
         names = ((each, source_name(each)) for each in entries)
         return [each for each, name in names if name == held or closed.get(name, 0) <= now_ms]
 
-    def refusal(self, destination: str, entries: Iterable[PoolAddress], now_ms: int) -> Refusal:
-        """Why it may send from none of ``entries``, which are all closed for it."""
-        closed = self._until_ms.get(destination, {})
-        until_ms = min((closed.get(source_name(each), 0) for each in entries), default=0)
-        return Refusal(
-            Limit.PROVIDER_CONNECT_RATE, max(until_ms, now_ms + 1), "no new session is allowed"
-        )
+    def take(
+        self,
+        allowance: Allowance,
+        destination: str,
+        provider: str,
+        part: PoolPart,
+        every: list[PoolAddress],
+        now_ms: int,
+    ) -> Permit | Refusal:
+        """As ``Allowance.take_wanted``, of the addresses that are not closed for the destination; ``part``: those that are wanted."""
+        wanted = list(part.of(every))
+        is_open = self.open_of(destination, wanted, now_ms)
+        if is_open or not wanted:
+            every = self.open_of(destination, every, now_ms)
+            return allowance.take_wanted(provider, is_open, every, now_ms)
+        closed = self._until_ms[destination]
+        until_ms = min(closed[source_name(each)] for each in wanted)
+        reason = "no new session is allowed"
+        return Refusal(Limit.PROVIDER_CONNECT_RATE, until_ms, reason, is_alone=True)

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
-from typing import Any
 
 from zonemta_py.schedule.gate import Gate, Line, Place, Waiter
 from zonemta_py.schedule.paths import Refusal
@@ -33,7 +32,7 @@ class Gates:
     def __init__(self, on_timer: Callable[[], None]) -> None:
         self._gates: dict[Place, Gate] = {}
         self._by_provider: dict[str, OrderedDict[Place, Gate]] = {}
-        self._without_turns: dict[str, dict[Place, Gate]] = {}  # those with a cause, by provider
+        self._without_turns: dict[str, OrderedDict[Place, Gate]] = {}  # those with a cause, by provider
         self._lines: dict[str, Line] = {}
         self._timers: list[tuple[int, int, Gate | Line]] = []
         self._numbers = count()
@@ -47,9 +46,12 @@ class Gates:
     def __contains__(self, provider: object) -> bool:
         return provider in self._by_provider
 
-    def get(self, place: Place | None) -> Gate | None:
+    def get(self, place: Place) -> Gate | None:
         """The gate, if something waits there."""
-        return None if place is None else self._gates.get(place)
+        return self._gates.get(place)
+
+    def _index(self, place: Place) -> dict[str, OrderedDict[Place, Gate]]:
+        return self._without_turns if place.cause else self._by_provider
 
     def join(self, place: Place, destination: str) -> bool:
         """``destination`` waits behind the others; False: none waits."""
@@ -67,10 +69,7 @@ class Gates:
         if gate is None:
             gate = self._gates[place] = Gate(place, waiter)
             gate.since_ms = now_ms
-            if place.cause:
-                self._without_turns.setdefault(gate.provider, {})[place] = gate
-            else:
-                self._by_provider.setdefault(gate.provider, OrderedDict())[place] = gate
+            self._index(place).setdefault(gate.provider, OrderedDict())[place] = gate
         address = ""
         gate.waiting.setdefault(destination)
         is_first = gate.awake == destination and gate.is_chained
@@ -165,10 +164,11 @@ class Gates:
             self._gates.pop(gate.place, None)
             for address, _ in gate.refusal.at if gate.refusal is not None else ():
                 self._leave(gate, address)
-            indexes: tuple[dict[str, Any], ...] = self._by_provider, self._without_turns
-            for index in indexes:
-                gates = index.get(gate.provider)
-                if gates is not None and gates.pop(gate.place, None) and not gates:
+            index = self._index(gate.place)
+            gates = index.get(gate.provider)
+            if gates is not None:
+                gates.pop(gate.place, None)
+                if not gates:
                     del index[gate.provider]
 
     def put_off(self, gate: Gate, refusal: Refusal) -> None:

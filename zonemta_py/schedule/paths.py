@@ -25,6 +25,7 @@ class Refusal(NamedTuple):
     at: tuple[tuple[str, int], ...] = ()
     others_ms: int = UNTIL_EVENT
     for_session: bool = False  # it ends when a session does, of any mail
+    is_alone: bool = False  # it says nothing of other destinations that wait for the same
 
     def is_for_long(self, now_ms: int) -> bool:
         """Whether mail that wants this address takes another one; an operator's suspension may have no end."""

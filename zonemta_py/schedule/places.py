@@ -57,6 +57,8 @@ class Places:
 
     def may_try(self, destination: str, place: Place) -> bool:
         """Whether it is its turn at ``place``; if others wait there, it waits behind them."""
+        if self.is_apart(destination, place):
+            return False
         gate = self._gates.get(place)
         if gate is None or gate.awake == destination:
             return True
@@ -79,15 +81,12 @@ class Places:
         return None
 
     def wait(self, destination: str, place: Place, refusal: Refusal, now_ms: int) -> None:
-        """It waits at ``place`` until ``refusal`` may be over."""
-        self._add(destination, place)
-        self._offered.discard(place)
-        self._gates.wait(place, destination, self, refusal, now_ms)
-
-    def wait_apart(self, destination: str, place: Place, refusal: Refusal, now_ms: int) -> None:
-        """It leaves ``place`` until ``refusal`` may be over, which says nothing of others there."""
-        self.wait(destination, _apart(destination, place), refusal, now_ms)
-        if self._remove(destination, place):
+        """It waits at ``place`` until ``refusal`` may be over; apart from it, if that says nothing of others there."""
+        at = _apart(destination, place) if refusal.is_alone else place
+        self._add(destination, at)
+        self._offered.discard(at)
+        self._gates.wait(at, destination, self, refusal, now_ms)
+        if at != place and self._remove(destination, place):
             self._gates.emptied(place, destination)
 
     def leave_apart(self, destination: str) -> None:
@@ -169,8 +168,7 @@ class Places:
         known = self._of.get(destination)
         if known is None:
             return None
-        found = (each for each in (place, _apart(destination, place)) if each in known)
-        return self._gates.get(next(found, None))
+        return self._gates.get(place if place in known else _apart(destination, place))
 
     def waiting(self) -> Iterator[tuple[str, Place, Refusal]]:
         """Each destination that waits, where, and why."""

@@ -72,19 +72,12 @@ class SimulatedAdmission:
         if self._is_free(way):
             self._places.granted(destination, place)
             return FREE
-        if self._places.is_apart(destination, place) or not self._places.may_try(destination, place):
+        if not self._places.may_try(destination, place):
             return None
         sources = egress.sources(way.provider, way.pool)
         now_ms = egress.clock.now_ms
         order = ranked(sources, f"{destination} {now_ms}")
-        wanted = way.part.of(order)
-        is_open = self._closed.open_of(destination, wanted, now_ms)
-        if wanted and not is_open:
-            refusal = self._closed.refusal(destination, wanted, now_ms)
-            self._places.wait_apart(destination, place, refusal, now_ms)
-            return None
-        every = self._closed.open_of(destination, order, now_ms)
-        permit = egress.take_wanted(way.provider, is_open, every, now_ms)
+        permit = self._closed.take(egress, destination, way.provider, way.part, order, now_ms)
         if isinstance(permit, Refusal):
             self._places.wait(destination, place, permit, now_ms)
             return None
@@ -181,7 +174,7 @@ class SimulatedAdmission:
         own_pool, way = way.pool, way.leaving_from(self._mail.pool_of(slot.destination.name, earlier))
         name, now_ms, permitted = slot.destination.name, egress.clock.now_ms, slot.permit.address
         usable = egress.sources(way.provider, way.pool)
-        usable = list(self._closed.open_of(name, usable, now_ms, permitted)) or usable
+        usable = self._closed.open_of(name, usable, now_ms, permitted) or usable
         held = "" if slot.draws else slot.source or slot.permit.address
         sources = every = preferred(usable, message, earlier.source, held)
         if not is_limited(way) or not sources or (slot.permit is FREE and way.pool == own_pool):
