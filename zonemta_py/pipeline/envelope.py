@@ -7,6 +7,7 @@ from typing import Any
 from zonemta_py.config.zones import Timeouts
 
 ACCEPTED, REFUSED, DEFERRED = "accepted", "refused", "deferred"
+PERMANENT = 500  # the least code of a permanent reply: of DEFERRED ones, of a reply to MAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,8 @@ class SubmissionResult:
     repeated: bool
     time_ms: int
     age_ms: int | None = None
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the same submission may have another result soon."""
+        return self.state == DEFERRED and self.code < PERMANENT

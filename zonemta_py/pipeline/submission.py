@@ -112,8 +112,8 @@ class EnvelopeSubmitter:
         results: list[SubmissionResult] = []
         while True:
             found = await self.send(waiting)
-            deferred = [result for result in found if result.state == DEFERRED and result.code < 500]
-            results += [result for result in found if result.state != DEFERRED or result.code >= 500]
+            results += [result for result in found if not result.is_temporary]
+            deferred = [result for result in found if result.is_temporary]
             if not deferred or clock.monotonic_s() - began_s >= self._options.patience_s:
                 return results + deferred
             await asyncio.sleep(pause_s)
@@ -184,7 +184,7 @@ class _EnvelopeSubmission:
                 last = Reply(0, "4.4.2", str(exc))
             except DestinationFailed as exc:
                 if self._gives_up():
-                    # Without its code: one of 500 and more is that of a reply to MAIL.
+                    # Without its code: a permanent one is that of a reply to MAIL.
                     self._record(DEFERRED, pending, Reply(0, exc.status, str(exc)))
                     break
                 await asyncio.sleep(pause_s)

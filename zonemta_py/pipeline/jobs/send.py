@@ -26,6 +26,7 @@ from zonemta_py.pipeline.spark.output_lock import locked_output
 from zonemta_py.pipeline.spark.plan_ledger import (
     begin_of_sending,
     is_earlier,
+    is_of_mail,
     read_ledger,
     recorded_begin_ms,
     refused_last,
@@ -230,9 +231,8 @@ class _Sending:
             per_s = (settled + deferred) / max(clock.monotonic_s() - began_s, 0.001)
             size = max(ROUND_ROWS_MIN, min(int(per_s * ROUND_S), GROWTH_MAX * size))
         envelopes.unpersist()
-        is_last = (
-            turn >= TURNS or not self.has_settled
-        )  # the others had their turn, or no relay accepts anything
+        # The others had their turn, or no relay accepts anything.
+        is_last = turn >= TURNS or not self.has_settled
         self.refused = 0 < refused == tried and is_last
         self.was_cut = turn == turns and tried < self.left < whole
         return self.left
@@ -252,7 +252,6 @@ class _Sending:
         task_s = max(TASK_MIN_S, ROUND_MAX_S * min(1.0, self.parallel / self.manifest.slots))
         counted = Observation("round")
         is_deferred = F.col("state") == DEFERRED
-        is_refused = is_deferred & (F.col("code") >= 500)  # by the reply to MAIL
         with spark_errors(f"{self.plan}: the run failed, resume it"), report_rows(path, report):
             (
                 envelopes.repartitionByRange(self.manifest.slots, "slot")
@@ -263,8 +262,8 @@ class _Sending:
                     counted,
                     F.count_if(~is_deferred).alias("settled"),
                     F.count_if(is_deferred).alias("deferred"),
-                    F.count_if(is_refused).alias("refused"),
-                    F.max(F.when(is_refused, F.concat_ws(": ", "relay", "reply"))).alias("reply"),
+                    F.count_if(is_of_mail()).alias("refused"),
+                    F.max(F.when(is_of_mail(), F.concat_ws(": ", "relay", "reply"))).alias("reply"),
                     F.count_if(
                         is_earlier(self.begun_ms, of_campaign=_is_of_campaign(self.manifest))
                     ).alias("earlier"),

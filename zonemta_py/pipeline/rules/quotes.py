@@ -13,19 +13,27 @@ NO_QUOTE = ("", "\0")
 class CsvForm(NamedTuple):
     """How a CSV file is written: ``quote`` begins and ends a cell, ``escape`` stands before a quote in it.
 
-    ``comment``: what lines begin with that are no rows, or nothing. ``cell_max``: characters of a cell.
+    ``comment``: what lines begin with that are no rows, or nothing. ``line_end``: of rows, or nothing for the usual ones.
+    ``cell_max``: characters of a cell.
     """
 
     separator: str = ","
     quote: str = '"'
     escape: str = '"'
     comment: str = ""
+    line_end: str = ""
+    encoding: str = "utf-8"
     cell_max: int = 1 << 20
 
     @property
     def has_quotes(self) -> bool:
         """Whether a cell may contain a separator at all."""
         return self.quote not in NO_QUOTE
+
+    @property
+    def has_lines_of_bytes(self) -> bool:
+        """Whether a byte of a line end is one."""
+        return not self.encoding.lower().startswith(("utf-16", "utf-32"))
 
 
 def form_of_options(options: Mapping[str, str], cell_max: int) -> CsvForm:
@@ -34,8 +42,9 @@ def form_of_options(options: Mapping[str, str], cell_max: int) -> CsvForm:
     separator = lower.get("sep", lower.get("delimiter", ","))
     separator = re.sub(r"\\(u0000|[trbf\"'\\])", lambda found: ESCAPES[found[1]], separator)
     return CsvForm(
-        separator, lower.get("quote", '"'), lower.get("escape", '"'), lower.get("comment", ""), cell_max
-    )
+        separator, lower.get("quote", '"'), lower.get("escape", '"'), lower.get("comment", ""),
+        lower.get("linesep", ""), lower.get("encoding", lower.get("charset", "utf-8")), cell_max,
+    )  # fmt: skip
 
 
 class UnclosedQuote(ValueError):

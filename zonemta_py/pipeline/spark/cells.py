@@ -20,7 +20,7 @@ from zonemta_py.pipeline.spark.tables import record_batch
 
 WHOLE = str(1 << 44)  # bytes, more than a file has: then each file is a partition of its own
 SPLITS = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
-OF_TEXT = ("encoding", "pathglobfilter", "recursivefilelookup")  # options that concern lines, too
+OF_TEXT = ("pathglobfilter", "recursivefilelookup")  # options that concern lines, too
 
 _FOUND = StructType(
     [StructField(name, StringType()) for name in ("path", "problem")]
@@ -29,7 +29,7 @@ _FOUND = StructType(
 
 
 def files_span_lines(
-    spark: SparkSession, source: str, options: Mapping[str, str], form: CsvForm, encoding: str
+    spark: SparkSession, source: str, options: Mapping[str, str], form: CsvForm
 ) -> bool:
     """Whether a cell of the files in ``source`` contains a line end.
 
@@ -44,11 +44,11 @@ def files_span_lines(
         return False
     if form.quote.isascii() and text.where(F.contains("value", F.lit(form.quote))).isEmpty():
         return False
-    if encoding.lower().startswith(("utf-16", "utf-32")):
-        return True  # a byte of a line end is not one
+    if not form.has_lines_of_bytes:
+        return True
     line = F.col("value").cast("binary").alias("line")
     rows = text.select(F.col("_metadata.file_path").alias("path"), line)
-    found = _whole_files(spark, rows.mapInArrow(partial(_examine, form, encoding), _FOUND))
+    found = _whole_files(spark, rows.mapInArrow(partial(_examine, form), _FOUND))
     problems = sorted((row["path"], row["problem"]) for row in found if row["problem"])
     if problems:
         raise LocalError("; ".join(f"{_shown(path)}: {problem}" for path, problem in problems))
@@ -67,9 +67,7 @@ def _whole_files(spark: SparkSession, rows: DataFrame) -> list[pa.Table]:
             spark.conf.set(name, str(value))
 
 
-def _examine(
-    form: CsvForm, encoding: str, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _examine(form: CsvForm, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = (
         row
         for batch in batches
@@ -79,7 +77,7 @@ def _examine(
         spans, problem = False, None
         try:
             spans = cell_spans_lines(
-                (f"{line.decode(encoding, 'replace')}\n" for _, line in of_file), form
+                (f"{line.decode(form.encoding, 'replace')}\n" for _, line in of_file), form
             )
         except (UnclosedQuote, LookupError) as exc:
             problem = str(exc)

@@ -136,20 +136,18 @@ def spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) ->
     for what, value in (("quote", form.quote), ("escape", form.escape)):
         if len(value) > 1:
             raise LocalError(f"{source}: {what}={value}: expected one character")
-    lower = {name.lower(): value for name, value in options.items()}
-    if "linesep" in lower:
+    if form.line_end:
         return form.has_quotes
-    encoding = lower.get("encoding", lower.get("charset", "utf-8"))
     if not path.is_file() or is_compressed(source):
         with spark_errors(source):
-            return files_span_lines(spark, source, options, form, encoding)
-    if form.quote.isascii() and not encoding.lower().startswith(("utf-16", "utf-32")):
+            return files_span_lines(spark, source, options, form)
+    if form.quote.isascii() and form.has_lines_of_bytes:
         with path.open("rb") as file:  # Spark takes two seconds longer
             quote = form.quote.encode()
             if not any(quote in block for block in iter(lambda: file.read(1 << 20), b"")):
                 return False
     try:
-        with path.open(encoding=encoding, errors="replace", newline="") as text:
+        with path.open(encoding=form.encoding, errors="replace", newline="") as text:
             return cell_spans_lines(text, form)
     except (UnclosedQuote, LookupError) as exc:
         raise LocalError(f"{source}: {exc}") from exc

@@ -7,10 +7,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
-from zonemta_py.pipeline.envelope import DEFERRED
+from zonemta_py.pipeline.envelope import DEFERRED, PERMANENT
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
-from zonemta_py.pipeline.transforms.outcomes import last_rows
 from zonemta_py.pipeline.transforms.pack import TURNS
 
 CLOCKS_DIFFER_MS = 60_000  # between two machines
@@ -62,12 +61,14 @@ def is_earlier(begun_ms: int, *, of_campaign: bool) -> Column:
     return F.col("repeated") & F.coalesce(by_age, by_id, F.lit(False))
 
 
+def is_of_mail() -> Column:
+    """Whether a row is of a permanent reply to MAIL: it is about the message or its sender (``envelope.PERMANENT``)."""
+    return (F.col("state") == DEFERRED) & (F.col("code") >= PERMANENT)
+
+
 def refused_last(ledger: DataFrame) -> Callable[[DataFrame], DataFrame]:
     """Envelopes whose message got a permanent reply to MAIL have their turn after all others: they hold up none in another run."""
-    last = ledger.transform(last_rows("state", "code")).where(
-        (F.col("last.state") == DEFERRED) & (F.col("last.code") >= 500)
-    )
-    refused = last.select("key", F.lit(TURNS).alias("later")).distinct()
+    refused = ledger.where(is_of_mail()).select("key", F.lit(TURNS).alias("later")).distinct()
 
     def transform(envelopes: DataFrame) -> DataFrame:
         turn = F.col("turn") + F.coalesce("later", F.lit(0))
