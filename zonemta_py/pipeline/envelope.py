@@ -33,7 +33,7 @@ class SubmitOptions:
     """How to submit.
 
     ``relays``: each ``host:port``. ``connections``: to each relay. ``patience_s``: how long an
-    unreachable relay is waited for, and how long deferred recipients are tried again (``jobs.send``).
+    unreachable relay is waited for, and how long deferred recipients are tried again (``jobs.send_rounds``).
     ``failover``: a key may go to a second relay.
     """
 

@@ -59,16 +59,17 @@ async def test_progress_is_reported_in_recipients(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reported number grows and never exceeds the number of recipients."""
-    from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.jobs import send_rounds
+    from zonemta_py.pipeline.jobs.send import send_plan
     from zonemta_py.pipeline.spark import progress
 
-    monkeypatch.setattr(module, "ROWS_PER_FILE", 20)
+    monkeypatch.setattr(send_rounds, "ROWS_PER_FILE", 20)
     monkeypatch.setattr(progress, "POLL_S", 0.01)
     plan_path = await asyncio.to_thread(personal_plan, spark, directory, 300, recipients_per_message=5)
     steps: list[str] = []
     async with relay_and_sinks(directory) as here:
         await asyncio.to_thread(
-            module.send_plan, spark, str(plan_path), submit_options(here.target), steps.append
+            send_plan, spark, str(plan_path), submit_options(here.target), steps.append
         )
     assert steps[0] == "sending: 0 of 300 recipients"
     assert steps[-1] == "counting"
@@ -99,7 +100,7 @@ def _send_with_a_fault(
     spark: "SparkSession", plan_path: Path, options: SubmitOptions, mark: Path
 ) -> "SendCounts":
     """Run the job; one task fails once after it has submitted its messages."""
-    from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.jobs import send_rounds as module
 
     original = module._submit_batches
 
@@ -161,13 +162,13 @@ async def test_a_relay_that_refuses_the_sender_holds_up_no_other(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the run after one that was killed: what was refused has its turn last."""
-    from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.jobs import send_rounds as module
 
     monkeypatch.setattr(module, "ROUND_ROWS_MIN", 10)
     monkeypatch.setattr(module, "GROWTH_MAX", 1)
     monkeypatch.setattr(module, "PAUSE_S", 0.1)
     plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
-    submit_round, rounds = module._Sending._round, 0
+    submit_round, rounds = module.Sending._round, 0
 
     def killed(sending: Any, envelopes: Any, whole: int) -> tuple[int, int, int]:
         nonlocal rounds
@@ -183,7 +184,7 @@ async def test_a_relay_that_refuses_the_sender_holds_up_no_other(
         relays = f"127.0.1.1:{stage.port}", f"127.0.1.2:{stage.port}"
         options = submit_options(*relays, patience_s=600)
         with monkeypatch.context() as patched:
-            patched.setattr(module._Sending, "_round", killed)
+            patched.setattr(module.Sending, "_round", killed)
             with pytest.raises(RuntimeError, match="killed"):
                 await asyncio.to_thread(send, spark, plan_path, options)
         with pytest.raises(LocalError, match=r"127.0.1.1:\d+: 530 5.7.0 who are you"):
@@ -209,7 +210,7 @@ async def test_a_run_sends_in_rounds(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each round has its rows in the ledger; every recipient is in one of them."""
-    from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.jobs import send_rounds as module
 
     monkeypatch.setattr(module, "ROUND_ROWS_MIN", 40)
     monkeypatch.setattr(module, "GROWTH_MAX", 1)
@@ -223,7 +224,7 @@ async def test_a_run_sends_in_rounds(
 
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Each task has half a second of a round, and pauses end at once; returns their lengths."""
-    from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.jobs import send_rounds as module
 
     paused: list[float] = []
     monkeypatch.setattr(module, "TASK_MIN_S", 0.5)
@@ -252,10 +253,10 @@ async def test_a_relay_that_cannot_be_reached_holds_no_round(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The envelope that was begun is deferred when the round ends, the others have no row, and a later run sends all."""
-    from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.jobs import send_rounds as module
 
     paused = short_rounds(monkeypatch)
-    monkeypatch.setattr(module._Sending, "idle_s", lambda self: 4000.0 * (len(paused) > 1))
+    monkeypatch.setattr(module.Sending, "idle_s", lambda self: 4000.0 * (len(paused) > 1))
     plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
     async with staged(directory) as stage:
         options = submit_options(f"127.0.1.1:{stage.port}", connections=1, patience_s=3600)

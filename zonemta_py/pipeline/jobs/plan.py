@@ -10,14 +10,14 @@ from pyspark.sql.types import StructType
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN, PlanRequest
+from zonemta_py.pipeline.jobs.plan_request import PlanRequest
 from zonemta_py.pipeline.jobs.plan_tables import RecipientList, write_tables
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, TABLE, address_column, read_list
 from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plain_lists import begins_with_rows
-from zonemta_py.pipeline.spark.plan_manifest import VERSION, PlanManifest, read_manifest
+from zonemta_py.pipeline.spark.plan_manifest import CAMPAIGN, VERSION, PlanManifest, read_manifest
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.rows_output import replace_tables
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from zonemta_py.config.schema import Config
 from zonemta_py.pipeline.rules.selection import Selection
+from zonemta_py.pipeline.spark.plan_manifest import PLAN
 
 BY_TASKS_BYTES_MIN = 1 << 20  # of a list; tables of a shorter one are written by Spark: it has few slots
-PLAN, CAMPAIGN = "plan", "campaign"  # what a recipient gets the message once per
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from zonemta_py.config.providers import load_providers
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.jobs.plan_request import BY_TASKS_BYTES_MIN, CAMPAIGN, PlanRequest
+from zonemta_py.pipeline.jobs.plan_request import BY_TASKS_BYTES_MIN, PlanRequest
 from zonemta_py.pipeline.rules.provider import listed_domains
 from zonemta_py.pipeline.rules.selection import Selection
 from zonemta_py.pipeline.spark import tables
@@ -24,6 +24,7 @@ from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.lists import POSITION
 from zonemta_py.pipeline.spark.plain_lists import PlainList, plain_list
+from zonemta_py.pipeline.spark.plan_manifest import CAMPAIGN
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.session import is_local
 from zonemta_py.pipeline.spark.storage import is_url, local_path

@@ -1,51 +1,32 @@
 """Submits a plan to relays; the ledger gets a row for each recipient.
 
-A run sends in rounds, and each round adds its rows to the ledger. Another run submits only the recipients that are not in
-the ledger. An envelope that was submitted without a row, because a task, an executor or the job died, is
+Another run submits only the recipients that are not in the ledger. An envelope that was submitted without a row, because a task, an executor or the job died, is
 submitted again with the same key, which the relay recognises.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from time import sleep
+from dataclasses import dataclass
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
 from zonemta_py.core.durations import span
 from zonemta_py.core.errors import LocalError
-from zonemta_py.core.loop import loop_factory
-from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED, SubmitOptions, envelope_of
-from zonemta_py.pipeline.jobs.plan_request import CAMPAIGN
-from zonemta_py.pipeline.spark import tables
-from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED, SubmitOptions
+from zonemta_py.pipeline.jobs.send_rounds import Sending, parallel_tasks, refuse_earlier, submit_all
 from zonemta_py.pipeline.spark.output_lock import locked_output
 from zonemta_py.pipeline.spark.plan_ledger import (
     begin_of_sending,
     is_earlier,
-    is_of_mail,
     read_ledger,
     recorded_begin_ms,
-    refused_last,
-    without,
 )
-from zonemta_py.pipeline.spark.plan_manifest import PlanManifest, read_manifest, read_message
-from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
+from zonemta_py.pipeline.spark.plan_manifest import read_manifest, read_message
+from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.session import is_local
-from zonemta_py.pipeline.spark.tables import record_batch
-from zonemta_py.pipeline.submission import EnvelopeSubmitter, key_windows
+from zonemta_py.pipeline.submission import key_windows
 from zonemta_py.pipeline.transforms.outcomes import last_rows
-from zonemta_py.pipeline.transforms.pack import TURNS
-
-ROUND_ROWS_MIN = 10_000  # recipients of the first round
-ROUND_S = 45.0  # of a later one
-ROUND_MAX_S = 60.0  # then what was not begun is left to another pass
-TASK_MIN_S = 5.0  # of a round, for each task
-GROWTH_MAX = 4  # from one round to the next
-PAUSE_S, PAUSE_MAX_S = 5.0, 60.0  # before another pass over deferred recipients
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +60,7 @@ def key_warnings(spark: SparkSession, plan: str, options: SubmitOptions) -> list
     ledger = read_ledger(spark, plan)
     last_ms = ledger.agg(F.max("run").alias("run")).collect()[0]["run"] if ledger is not None else None
     since_s = (clock.now_ms() - last_ms) / 1000 if last_ms else 0.0
-    of_campaign = _is_of_campaign(read_manifest(spark, plan))
+    of_campaign = read_manifest(spark, plan).is_of_campaign
     found = []
     if options.credentials is None and not is_local(spark):
         found.append(
@@ -124,160 +105,12 @@ def send_plan(
         manifest = read_manifest(spark, plan)
         if (options.sender, options.message) != (manifest.sender, read_message(spark, plan)):
             raise LocalError(f"{plan}: the plan was replaced meanwhile; run send again")
-        if not allow_repeats and _is_of_campaign(manifest):
-            _refuse_earlier(plan, manifest, send_counts(spark, plan).earlier)
-        begun_ms, parallel = begin_of_sending(spark, plan), _parallel_tasks(spark)
-        _submit_all(
-            _Sending(spark, plan, manifest, begun_ms, options, progress, allow_repeats, parallel)
-        )
+        if not allow_repeats and manifest.is_of_campaign:
+            refuse_earlier(plan, manifest, send_counts(spark, plan).earlier)
+        begun_ms, parallel = begin_of_sending(spark, plan), parallel_tasks(spark)
+        submit_all(Sending(spark, plan, manifest, begun_ms, options, progress, allow_repeats, parallel))
         progress("counting")
         return send_counts(spark, plan)
-
-
-def _submit_all(sending: "_Sending") -> None:
-    options = sending.options
-    pause_s = min(PAUSE_S, options.patience_s)
-    while sending.submit_left():
-        if sending.was_cut:
-            continue
-        if sending.refused:
-            raise LocalError(
-                f"{sending.plan}: not the recipients were refused, but the message or its sender: {sending.reply}; correct "
-                "that, and run resume"
-            )
-        if sending.idle_s() + pause_s > options.patience_s:
-            break
-        sending.progress(
-            f"sending: {sending.left:,} recipients are left, next attempt in {pause_s:.0f} s"
-        )
-        sleep(pause_s)
-        pause_s = min(2 * pause_s, PAUSE_MAX_S)
-
-
-def _refuse_earlier(plan: str, manifest: PlanManifest, earlier: int) -> None:
-    """Raise LocalError if there are recipients that got another plan."""
-    if earlier:
-        raise LocalError(
-            f"{plan}: {earlier} recipients or more got another plan of campaign "
-            f"'{manifest.campaign}', and will not get this one; continue with --allow-repeats"
-        )
-
-
-def _is_of_campaign(manifest: PlanManifest) -> bool:
-    """Whether no recipient gets two messages of the campaign."""
-    return manifest.once_per == CAMPAIGN
-
-
-def _parallel_tasks(spark: SparkSession) -> int:
-    """How many tasks run at once, as a session of Spark Connect says, too."""
-    return spark.range(1000).select(F.spark_partition_id().alias("part")).distinct().count()
-
-
-@dataclass(slots=True)
-class _Sending:
-    """One run. ``left``: recipients without a final row; ``was_cut``: some of them had no turn, while others were accepted.
-
-    ``refused``: all that are left got a permanent reply to MAIL, such as ``reply``; or the first that were tried, and none was accepted.
-    """
-
-    spark: SparkSession
-    plan: str
-    manifest: PlanManifest
-    begun_ms: int
-    options: SubmitOptions
-    progress: Progress
-    allow_repeats: bool
-    parallel: int
-    left: int = 0
-    was_cut: bool = False
-    refused: bool = False
-    reply: str = ""
-    has_settled: bool = False
-    _accepted_s: float = field(default_factory=clock.monotonic_s)
-
-    def idle_s(self) -> float:
-        """The time since a relay accepted or refused a recipient."""
-        return clock.monotonic_s() - self._accepted_s
-
-    def submit_left(self) -> int:
-        """Submit, in rounds, what has no final row, each envelope at most once; returns the number of recipients that are left."""
-        envelopes = self.spark.read.schema(tables.ENVELOPE).parquet(f"{self.plan}/envelopes")
-        ledger = read_ledger(self.spark, self.plan)
-        if ledger is not None:
-            settled_rows = ledger.where(F.col("state") != DEFERRED)
-            envelopes = (
-                envelopes.transform(without(settled_rows)).transform(refused_last(ledger)).persist()
-            )
-        row = envelopes.agg(
-            F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("left"),
-            F.coalesce(F.min("turn"), F.lit(TURNS)).alias("turn"),
-            F.coalesce(F.max("turn") >= TURNS, F.lit(False)).alias("has_refused"),
-        ).collect()[0]
-        self.left, turn, turns = int(row["left"]), int(row["turn"]), TURNS << int(row["has_refused"])
-        whole, span, size, tried, refused = self.left, turns - turn, ROUND_ROWS_MIN, 0, 0
-        while turn < turns and self.left:
-            end = min(turns, turn + max(1, span * size // whole))
-            if size >= self.left:
-                end = turns
-            began_s = clock.monotonic_s()
-            settled, deferred, of_mail = self._round(
-                envelopes.where((F.col("turn") >= turn) & (F.col("turn") < end)), whole
-            )
-            self.left, tried, turn = self.left - settled, tried + deferred, end
-            refused += of_mail
-            self.has_settled = self.has_settled or settled > 0
-            if not settled and (deferred or clock.monotonic_s() - began_s > ROUND_MAX_S):
-                break  # no relay accepts anything now
-            per_s = (settled + deferred) / max(clock.monotonic_s() - began_s, 0.001)
-            size = max(ROUND_ROWS_MIN, min(int(per_s * ROUND_S), GROWTH_MAX * size))
-        envelopes.unpersist()
-        # The others had their turn, or no relay accepts anything.
-        is_last = turn >= TURNS or not self.has_settled
-        self.refused = 0 < refused == tried and is_last
-        self.was_cut = turn == turns and tried < self.left < whole
-        return self.left
-
-    def _round(self, envelopes: DataFrame, whole: int) -> tuple[int, int, int]:
-        """Submit ``envelopes``; returns how many recipients are settled and deferred, and how many of these by a permanent reply.
-
-        Raises LocalError.
-        """
-        path = f"{self.plan}/ledger/run={clock.now_ms()}"
-        done = whole - self.left
-
-        def report(rows: int) -> None:
-            self.progress(f"sending: {done + rows:,} of {whole:,} recipients")
-
-        report(0)
-        task_s = max(TASK_MIN_S, ROUND_MAX_S * min(1.0, self.parallel / self.manifest.slots))
-        counted = Observation("round")
-        is_deferred = F.col("state") == DEFERRED
-        with spark_errors(f"{self.plan}: the run failed, resume it"), report_rows(path, report):
-            (
-                envelopes.repartitionByRange(self.manifest.slots, "slot")
-                .sortWithinPartitions("slot", "turn")
-                .select("key", "recipients", "send_at_ms")
-                .mapInArrow(_submit_batches(self.manifest.campaign, self.options, task_s), tables.LEDGER)
-                .observe(
-                    counted,
-                    F.count_if(~is_deferred).alias("settled"),
-                    F.count_if(is_deferred).alias("deferred"),
-                    F.count_if(is_of_mail()).alias("refused"),
-                    F.max(F.when(is_of_mail(), F.concat_ws(": ", "relay", "reply"))).alias("reply"),
-                    F.count_if(
-                        is_earlier(self.begun_ms, of_campaign=_is_of_campaign(self.manifest))
-                    ).alias("earlier"),
-                )
-                .write.option("maxRecordsPerFile", ROWS_PER_FILE)
-                .parquet(path)
-            )
-        found = counted.get
-        if not self.allow_repeats:
-            _refuse_earlier(self.plan, self.manifest, found["earlier"])
-        self.reply = found["reply"] or self.reply
-        if found["settled"]:
-            self._accepted_s = clock.monotonic_s()
-        return int(found["settled"]), int(found["deferred"]), int(found["refused"])
 
 
 def send_counts(spark: SparkSession, plan: str) -> SendCounts:
@@ -286,7 +119,7 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
     ledger, begun_ms = read_ledger(spark, plan), recorded_begin_ms(spark, plan)
     counts: dict[tuple[str, bool, bool], int] = {}
     if ledger is not None and begun_ms is not None:
-        earlier = is_earlier(begun_ms, of_campaign=_is_of_campaign(manifest))
+        earlier = is_earlier(begun_ms, of_campaign=manifest.is_of_campaign)
         last = ledger.transform(last_rows("state", "repeated", earlier.alias("earlier")))
         rows = last.groupBy("last.state", "last.repeated", "last.earlier").count().collect()
         counts = {(row["state"], row["repeated"], row["earlier"]): row["count"] for row in rows}
@@ -303,23 +136,3 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
         repeated=sum(n for (state, repeated, _), n in counts.items() if state == ACCEPTED and repeated),
         earlier=sum(n for (_, _, earlier), n in counts.items() if earlier),
     )
-
-
-def _submit_batches(
-    campaign: str, options: SubmitOptions, task_s: float
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task does; after ``task_s`` it begins no other envelope, so that its rows are written."""
-
-    def submit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        submitter, until_s = EnvelopeSubmitter(options), clock.monotonic_s() + task_s
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            for batch in batches:
-                results = runner.run(submitter.send(map(envelope_of, batch.to_pylist()), until_s))
-                rows = [
-                    (campaign, r.key, r.relay, r.address, r.state, r.code, r.reply, list(r.messages), r.repeated, r.time_ms, r.age_ms)
-                    for r in results
-                ]  # fmt: skip
-                yield record_batch(rows, tables.LEDGER)
-            runner.run(submitter.aclose())
-
-    return submit

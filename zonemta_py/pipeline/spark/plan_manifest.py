@@ -10,6 +10,7 @@ from zonemta_py.pipeline.spark import tables
 
 VERSION = 3
 READ_VERSIONS = (1, 2, VERSION)  # a plan of version 1 has no id; its keys are in its envelopes
+PLAN, CAMPAIGN = "plan", "campaign"  # what a recipient gets the message once per
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class PlanManifest:
     not_sampled: int | None = 0
     other_variant: int | None = 0
     postponed: int | None = 0
+
+    @property
+    def is_of_campaign(self) -> bool:
+        """Whether no recipient gets two messages of the campaign."""
+        return self.once_per == CAMPAIGN
 
 
 def read_manifest(spark: SparkSession, plan: str) -> PlanManifest:
