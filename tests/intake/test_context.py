@@ -1,5 +1,6 @@
 """What sessions share: settings, TLS files, the number of sessions."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.admission import TOO_MANY
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings, make_tls_context
+from zonemta_py.intake.turns import IntakeTurns
+from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 from zonemta_py.storage.disk_space import DiskSpace
 
@@ -27,6 +30,11 @@ class Stub:
 def settings(directory: Path, listener: str = "", rest: str = "") -> SessionSettings:
     config = make_config(directory, listener, rest)
     return load_settings(config.listeners[0], "relay.example", config, make_router(config), NO_HOOKS)
+
+
+def context_of(loaded: SessionSettings, queue: Queue, directory: Path) -> ListenerContext:
+    turns = IntakeTurns(asyncio.get_running_loop())
+    return ListenerContext(loaded, queue, DiskSpace(directory, 1), PasswordChecks(), turns)
 
 
 def test_files_and_functions_are_loaded(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ async def test_admission(tmp_path: Path) -> None:
     """Up to max_sessions, and none once the listener stops."""
     async with opened(tmp_path / "queue", store="memory") as queue:
         loaded = settings(tmp_path, "    max_sessions: 2\n    trusted_networks: [192.0.2.0/24]")
-        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1), PasswordChecks())
+        context = context_of(loaded, queue, tmp_path)
         one, two, three = Stub(), Stub(), Stub()
         assert [context.admit(each, "192.0.2.1") for each in (one, two, three)] == ["", "", TOO_MANY]
         context.ended(one)
@@ -73,7 +81,7 @@ async def test_apply(tmp_path: Path) -> None:
     """A reload changes limits, users and TLS under open sessions."""
     async with opened(tmp_path / "queue", store="memory") as queue:
         loaded = settings(tmp_path)
-        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1), PasswordChecks())
+        context = context_of(loaded, queue, tmp_path)
         assert context.starttls_context is None
         cert, key, _ = certificate(tmp_path)
         context.apply(

@@ -23,6 +23,7 @@ from zonemta_py.intake.listener import Intake, Listener
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.sockets import listening_sockets
+from zonemta_py.intake.turns import IntakeTurns
 from zonemta_py.intake.users import hash_password
 from zonemta_py.processes.receiver_process import ReceiverProcess
 from zonemta_py.processes.receivers import ReceiverChild
@@ -88,6 +89,8 @@ async def listening(
             intake = Intake(client, [sockets], disk_space=DiskSpace(directory, 1), scanner=scanner)
             await intake.start(intake.prepare(config, HOSTNAME, make_router(config)))
             [made] = intake.listeners
+            if way == "linked":  # and each step of a session waits for a turn of its own
+                made.context.turns = IntakeTurns(asyncio.get_running_loop(), 0.0)
             try:
                 yield ListenerUnderTest(queue, made, made.context.settings.address)
             finally:

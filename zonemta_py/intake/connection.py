@@ -39,6 +39,7 @@ class Connection(asyncio.Protocol, ABC):
     def __init__(self, context: ListenerContext) -> None:
         self._context = context
         self._loop = context.loop
+        self._turns = context.turns
         self.hostname = context.hostname
         self.transport: asyncio.Transport | None = None
         self._deadline = clock.Deadline(context.loop, self._timed_out)
@@ -112,7 +113,7 @@ class Connection(asyncio.Protocol, ABC):
             if len(self._unread) > UNREAD_MAX and self.transport is not None:
                 self._reading_paused = True
                 self.transport.pause_reading()
-        elif self._state is DATA and not self._unread:
+        elif self._state is DATA and not self._unread and not self._turns.is_over():
             self._deadline.set(self._timeout_s)
             self._run(self._message_data, data)  # not copied
         else:
@@ -222,6 +223,14 @@ class Connection(asyncio.Protocol, ABC):
         if not self._pauses:
             self._resume_reading()
 
+    def _next_turn(self) -> None:
+        self._pauses.discard(Pause.TURN)
+        if self._state is CLOSED or self._pauses:
+            return
+        self._run()  # nothing has come since: the time limit stays
+        if not self._pauses:
+            self._resume_reading()
+
     # ---- bytes to lines to commands to replies
 
     def _run(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
@@ -251,6 +260,10 @@ class Connection(asyncio.Protocol, ABC):
     def _handle_unread(self) -> None:
         """Until no more can be handled, or a pause. Raises CloseConnection."""
         while not self._pauses:
+            if self._unread and self._turns.is_over():
+                self._pauses.add(Pause.TURN)
+                self._turns.wait(self._next_turn)
+                return
             state = self._state
             if state is COMMAND or state is AUTH:
                 try:

@@ -14,6 +14,7 @@ from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.rejections import Rejections
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageRules, make_rules
+from zonemta_py.intake.turns import IntakeTurns
 from zonemta_py.intake.users import Users, load_users
 from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.routing import Router
@@ -49,12 +50,12 @@ class ListenerContext:
         queue: QueueClient,
         disk_space: DiskSpace,
         passwords: PasswordChecks,
+        turns: IntakeTurns,
         scanner: MessageScanner | None = None,
     ) -> None:
-        self.loop = (
-            asyncio.get_running_loop()
-        )  # cached: before Python 3.12 get_running_loop() calls getpid()
+        self.loop = asyncio.get_running_loop()  # cached: the call takes a getpid() before Python 3.12
         self.queue = queue
+        self.turns = turns
         self.disk_space = disk_space
         self.passwords = passwords
         self.scanner = scanner

@@ -16,6 +16,7 @@ from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.session import Session
 from zonemta_py.intake.sockets import BACKLOG, bound_address
 from zonemta_py.intake.starttls_auth import HANDSHAKE_S
+from zonemta_py.intake.turns import IntakeTurns
 from zonemta_py.routing import Router
 from zonemta_py.storage.disk_space import DiskSpace
 
@@ -159,9 +160,10 @@ class Intake:
 
     async def start(self, prepared: Sequence[SessionSettings]) -> None:
         """Accept connections."""
+        turns = IntakeTurns(asyncio.get_running_loop())
         for settings, sockets in zip(prepared, self._sockets, strict=True):
             context = ListenerContext(
-                settings, self._queue, self._disk_space, self._passwords, self._scanner
+                settings, self._queue, self._disk_space, self._passwords, turns, self._scanner
             )
             self.listeners.append(Listener(context, sockets))
         for listener in self.listeners:

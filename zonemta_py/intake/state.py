@@ -41,3 +41,4 @@ class Pause(StrEnum):
 
     RESULT = "a write, a password check or a TLS handshake is under way"
     WRITING = "the client does not read its replies"
+    TURN = "sessions have computed enough in this turn of the event loop"
