@@ -341,6 +341,24 @@ async def test_a_connection_that_opened_no_session_counts_though_other_hosts_are
         assert codes(result) == [250]
 
 
+async def test_a_connection_on_which_starttls_failed_counts(directory: Path) -> None:
+    """An order that permits one connection is not given a second one without TLS: the next order has that.
+
+    Without a limit it follows at once.
+    """
+    one = EgressOrder("big", None, None, 1, 0, "both", (-1, -1))
+    async with sending(directory, extensions=(*PLAIN, "STARTTLS")) as made:
+        sink = made.stage.sinks["a.example"]
+        result = await made.deliver("x@a.example", order=one)
+        assert (result.not_permitted, result.tried, sink.tally.sessions) == (True, True, 1)
+        result = await made.deliver("x@a.example", order=one)
+        assert (codes(result), sink.tally.sessions) == ([250], 2)
+    (directory / "two").mkdir()
+    async with sending(directory / "two", extensions=(*PLAIN, "STARTTLS")) as made:
+        result = await made.deliver("x@a.example")
+        assert (codes(result), made.stage.sinks["a.example"].tally.sessions) == ([250], 2)
+
+
 async def test_no_session(directory: Path) -> None:
     """The failure is temporary, whatever the server said, which is in the attempt; and there is no session to count."""
     async with sending(directory, Rule(Step.CONNECT, reply="554 5.7.1 go away")) as made:
@@ -489,7 +507,8 @@ async def test_a_host_that_fails_is_connected_to_once(
         made.pool.put(other, "a.example", session, 60)
         tried: list[str] = []
 
-        async def refused(endpoint: Endpoint, ehlo: str, zone: Zone, trace: None) -> SmtpSession:
+        async def refused(endpoint: Endpoint, *_: object, repeats: bool) -> SmtpSession:
+            assert repeats
             tried.append(endpoint.ip)
             raise DestinationFailed(0, "4.4.1", "refused")
 

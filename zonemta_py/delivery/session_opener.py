@@ -3,8 +3,10 @@
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
@@ -98,10 +100,10 @@ class SessionOpener:
             ehlo = source.ehlo or resources.hostname
             trace = session_trace(request, endpoint) if TRACER.is_active else None
             try:
-                if request.hurried:
-                    session = await self._open_hurried(endpoint, ehlo, zone, trace)
-                else:
-                    session = await self._open(endpoint, ehlo, zone, trace)
+                opening = self._open(endpoint, ehlo, zone, trace, repeats=connects < 0)
+                session = await (_hurried(opening, endpoint) if request.hurried else opening)
+            except NotPermitted:
+                raise
             except LoopsBack as exc:
                 # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
                 if endpoint is endpoints[0][0]:
@@ -142,37 +144,41 @@ class SessionOpener:
         elif not isinstance(failure, TooSlow):
             resources.unreachable.answered(pair)
 
-    async def _open_hurried(
-        self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None
-    ) -> SmtpSession:
-        """A session within HURRIED_S. Raises DestinationFailed, TooSlow."""
-        try:
-            async with asyncio.timeout(HURRIED_S):
-                return await self._open(endpoint, ehlo, zone, trace)
-        except TimeoutError as exc:
-            where = f"{endpoint.host}[{endpoint.ip}]"
-            text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
-            raise TooSlow(0, "4.4.1", text) from exc
-
     async def _open(
-        self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None
+        self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None, *, repeats: bool
     ) -> SmtpSession:
+        """A session; ``repeats``: with a second connection where STARTTLS fails. Raises DestinationFailed, NotPermitted."""
         target = Target(endpoint.host, endpoint.ip, endpoint.port)
-        lmtp, peers = zone.transport == "lmtp", self._resources.peers
-        starttls = endpoint.port and peers.settings(endpoint.host, endpoint.ip).starttls
+        lmtp, peers, now_s = zone.transport == "lmtp", self._resources.peers, clock.monotonic_s()
+        starttls = endpoint.port and peers.may_encrypt(endpoint.host, endpoint.ip, now_s)
         options = SessionOptions(
             ehlo, endpoint.source, zone.tls if starttls or zone.tls != "opportunistic" else "off",
             zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
             detects_loop=not zone.smarthost,
-            pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, clock.monotonic_s()),
+            pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, now_s),
         )  # fmt: skip
         try:
             return await open_session(target, options, trace=trace)
         except TlsFailed as exc:
             if options.tls != "opportunistic" or options.credentials is not None:
                 raise
+            if not repeats:
+                log.info("%s; the next connection is without TLS", exc.text)
+                peers.starttls_broke(endpoint.ip, clock.monotonic_s())
+                raise NotPermitted(tried=True) from exc
             log.info("%s; continuing without TLS", exc.text)
             return await open_session(target, dataclasses.replace(options, tls="off"), trace=trace)
+
+
+async def _hurried(opening: Coroutine[Any, Any, SmtpSession], endpoint: Endpoint) -> SmtpSession:
+    """The session, within HURRIED_S. Raises what ``opening`` raises, TooSlow."""
+    try:
+        async with asyncio.timeout(HURRIED_S):
+            return await opening
+    except TimeoutError as exc:
+        where = f"{endpoint.host}[{endpoint.ip}]"
+        text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
+        raise TooSlow(0, "4.4.1", text) from exc
 
 
 def session_trace(
