@@ -24,7 +24,7 @@ def all_delivered(request: DeliveryRequest) -> DeliveryResult:
 
 
 def no_session(request: DeliveryRequest) -> DeliveryResult:
-    return DeliveryResult([NO_SESSION] * len(request.recipients), NO_SESSION)
+    return DeliveryResult([NO_SESSION] * len(request.recipients), NO_SESSION, tried=True)
 
 
 class ScriptedAgent:

@@ -59,7 +59,9 @@ def test_one_attempt_for_each_answer(kind: type[SmtpSession], final: bool) -> No
 def test_without_a_session_a_failure_is_temporary_unless_it_is_permanent(
     failure: DestinationFailed, status: str
 ) -> None:
-    result = no_session(make_request("x@a.example", "y@a.example", header=HEADER), failure, 0.0)
+    result = no_session(
+        make_request("x@a.example", "y@a.example", header=HEADER), failure, 0.0, tried=True
+    )
     assert result.failure is result.attempts[0] is result.attempts[1]
     assert result.failure is not None
     assert result.failure.status == status
@@ -69,7 +71,7 @@ def test_without_a_session_a_failure_is_temporary_unless_it_is_permanent(
 def test_a_refused_session_is_an_attempt_of_one_message_only() -> None:
     """The mail that fails with it was not tried: its attempt has the reply as a text."""
     refused = SessionRefused(Reply(554, "5.7.1", "go away"), TARGET, "192.0.2.9")
-    failure = no_session(make_request("x@a.example", header=HEADER), refused, 0.0).failure
+    failure = no_session(make_request("x@a.example", header=HEADER), refused, 0.0, tried=True).failure
     assert failure is not None
     assert (failure.code, failure.mx_ip, failure.source_ip) == (554, "192.0.2.1", "192.0.2.9")
     assert reason_of(failure) == "mx.a.example[192.0.2.1] said: 554 5.7.1 go away"

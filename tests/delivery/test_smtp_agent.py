@@ -371,6 +371,7 @@ async def test_no_session(directory: Path) -> None:
         assert verdict_of(failure) is Verdict.DEFERRED
         assert result.attempts == [result.failure] * 2
         assert (result.permanent, result.has_idle, context.opened) == (False, False, 0)
+        assert result.tried
 
 
 async def test_a_domain_that_does_not_exist(directory: Path) -> None:
@@ -379,6 +380,7 @@ async def test_a_domain_that_does_not_exist(directory: Path) -> None:
         assert result.permanent
         assert result.failure is not None
         assert result.failure.status == "5.1.2"
+        assert not result.tried, "no connection was made, and none counts"
 
 
 async def test_unreachable_hosts_are_skipped(directory: Path) -> None:
@@ -391,6 +393,7 @@ async def test_unreachable_hosts_are_skipped(directory: Path) -> None:
         assert result.failure.text == (
             "every address timed out lately and is not tried for a while: 127.0.1.1"
         )
+        assert not result.tried
         made.unreachable.clear("127.0.1.1")
         assert codes(await made.deliver("x@a.example")) == [250]
 

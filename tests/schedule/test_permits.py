@@ -236,6 +236,18 @@ def test_open_sessions_are_used_while_no_new_one_may_be_opened() -> None:
     assert isinstance(made.take("big", "a", 1_030), Refusal)
 
 
+def test_a_session_that_was_not_opened_gives_its_place_in_the_rate_back() -> None:
+    """And what waits for it is woken: the exchangers of a domain were not found."""
+    room: list[tuple[str, str]] = []
+    made = Permits(lambda provider, address: room.append((provider, address)))
+    made.configure(lambda name: ProviderLimits(connect_rate=(Rate(1, 60.0),)), {})
+    permit = taken(made.take("big", "a", 1_000))
+    assert isinstance(made.take("big", "a", 1_005), Refusal)
+    made.end(permit, 1_010, opened=0)
+    assert room == [("big", "a")]
+    assert taken(made.take("big", "a", 1_010)).connects == 1
+
+
 def test_slow_answers_do_not_lower_a_rate() -> None:
     """They count as given after half a second and a tenth of the period, whether the window is full then or not."""
     windows, now_ms, sent = RateWindows([Rate(10, 60.0)]), 0, 0

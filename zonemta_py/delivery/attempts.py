@@ -44,9 +44,16 @@ def attempts_of(
 
 
 def no_session(
-    request: DeliveryRequest, exc: DestinationFailed, began_s: float, *, has_idle: bool = False
+    request: DeliveryRequest,
+    exc: DestinationFailed,
+    began_s: float,
+    *,
+    has_idle: bool = False,
+    tried: bool,
 ) -> DeliveryResult:
     """A temporary failure for every recipient, whatever the peer's status, unless ``exc`` is permanent.
+
+    ``tried``: a connection was made.
 
     A peer that refused the session has the code and the text of its reply in the attempt.
     """
@@ -67,7 +74,8 @@ def no_session(
         status = exc.status if exc.permanent else _temporary(exc.status)
         text = printable(exc.text)
         attempt = Attempt(Phase.CONNECT.value, 0, status, text, duration_ms=duration_ms)
-    return DeliveryResult([attempt] * len(request.recipients), attempt, exc.permanent, has_idle)
+    attempts = [attempt] * len(request.recipients)
+    return DeliveryResult(attempts, attempt, exc.permanent, has_idle, tried=tried)
 
 
 def reason_of(failure: Attempt) -> str:

@@ -218,8 +218,7 @@ class MessageEgress:
             if each is not None and each.code and each.phase != Phase.CONNECT
         )
         # A connection that opened no session counts as well.
-        opened = int(result.failure is not None or result.tried)
-        return self._egress.end(slot.permit, sent, opened)
+        return self._egress.end(slot.permit, sent, int(result.tried))
 
     def lost(self, slot: WorkerSlot, lease: Lease, *, is_sent: bool) -> None:
         """The request has ended without a result: what may have been sent counts as sent."""

@@ -78,8 +78,8 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
     succeed. ``has_idle``: the agent has idle sessions with the destination, so the destination is
     reachable. ``refuses_sessions``: the peer closed a new session with 421. ``recipients_max``: the limit per
     transaction that the peer revealed, 0 if it did not. ``sessions``: how many were opened for the request.
-    ``not_permitted``: a further session was needed and not allowed, and nothing was sent; ``tried``: the connections that
-    were allowed have opened none. ``hosts``: those of the domain, if the request asked for them.
+    ``not_permitted``: a further session was needed and not allowed, and nothing was sent. ``tried``: connections were made
+    that opened none. ``hosts``: those of the domain, if the request asked for them.
     """
 
     attempts: Sequence[Attempt | None]

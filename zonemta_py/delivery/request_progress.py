@@ -59,7 +59,7 @@ class RequestProgress:
     def result(self, failure: DestinationFailed | None = None) -> DeliveryResult:
         """The end of the request; ``failure``: no session could be opened after an idle one was closed."""
         if failure is not None and not self._answered:
-            return no_session(self.request, failure, self.began_s)
+            return no_session(self.request, failure, self.began_s, tried=True)
         last = self._attempts[-1]
         if self._answered or last is None or last.code not in (0, 421):
             return DeliveryResult(

@@ -52,6 +52,13 @@ class NotPermitted(DestinationFailed):
         self.tried = tried
 
 
+class AllSkipped(DestinationFailed):
+    """No connection was made, because every address timed out lately."""
+
+    def __init__(self, endpoints: Candidates) -> None:
+        super().__init__(0, "4.4.1", all_unreachable(endpoints))
+
+
 class TooSlow(DestinationFailed):
     """A host opened no session in the time that it has while mail of others waits."""
 
@@ -108,7 +115,7 @@ class SessionOpener:
                 # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
                 if endpoint is endpoints[0][0]:
                     raise
-                raise failure or DestinationFailed(0, "4.4.1", all_unreachable(endpoints)) from exc
+                raise failure or AllSkipped(endpoints) from exc
             except DestinationFailed as exc:
                 failure = exc
                 self._failed_to_open(endpoint, request, zone, exc)
@@ -117,7 +124,7 @@ class SessionOpener:
             else:
                 unreachable.answered(_addresses(endpoint))
                 return session, endpoint
-        raise failure or DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
+        raise failure or AllSkipped(endpoints)
 
     def _no_connects(
         self, left: Candidates, failure: DestinationFailed | None, now_s: float

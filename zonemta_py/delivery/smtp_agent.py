@@ -19,7 +19,13 @@ from zonemta_py.delivery.request import (
     RequestContext,
 )
 from zonemta_py.delivery.request_progress import RequestProgress
-from zonemta_py.delivery.session_opener import NotPermitted, SessionOpener, SmtpResources, session_trace
+from zonemta_py.delivery.session_opener import (
+    AllSkipped,
+    NotPermitted,
+    SessionOpener,
+    SmtpResources,
+    session_trace,
+)
 from zonemta_py.delivery.session_pool import QUIT_S, SessionPool, way_of
 from zonemta_py.delivery.transaction import MessageForm, MessageForms, transact
 from zonemta_py.smtp.classify import LOST, Phase
@@ -77,7 +83,8 @@ class SmtpAgent:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
         except DestinationFailed as exc:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
-            failed = no_session(request, exc, progress.began_s, has_idle=has_idle)
+            tried = bool(endpoints) and not isinstance(exc, AllSkipped)
+            failed = no_session(request, exc, progress.began_s, has_idle=has_idle, tried=tried)
             return await self._answer(request, failed)
         context.session_opened(int(not reused))
         progress.opened += not reused

@@ -195,9 +195,9 @@ class Permits:
 
     def end(self, permit: Permit, now_ms: int, *, opened: int = 0) -> Stored:
         """The message has its answer, or was never sent. Returns what is stored, for the batch that settles it."""
+        cancelled = bool(permit.openings) and not opened
         if permit.openings:
             self._end_openings(permit, now_ms, opened)
-        cancelled = False
         for path, windows, use in permit.messages:
             if use.sent_ms:
                 ended = windows.end(use, now_ms)
