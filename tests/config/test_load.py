@@ -104,6 +104,8 @@ def test_values() -> None:
         ("routing: [{source: 10.0.0.0/8, zone: x}]", "routing[0].zone: no zone 'x'"),
         ("routing: [{source: 10.0.0.0/99, zone: default}]", "expected a network"),
         ("pools: {default: [{weight: 0}]}", "pools.default: needs an address with a weight above 0"),
+        ("pools: {default: [{address: 192.0.2.1, limits: {sessions: 1}}], b: [{address: 192.0.2.1, limits: {sessions: 2}}]}",
+         "pools.b[0].limits: differ from those of the same address in pools.default[0]: give them once, they hold in all pools"),
         ("pools: {default: [{address: here}]}", "pools.default[0].address: found 'here', expected an IP address"),
         ("listeners: [{address: 'a:1', tls: {mode: starttls}}]", "listeners[0].tls: mode 'starttls' needs certificate_file and key_file"),
         ("listeners: [{address: 'a:1', auth: {users_file: u}}]", "passwords would be sent unencrypted"),

@@ -17,9 +17,9 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.delivery.dns_channel import DnsChannel
 from zonemta_py.delivery.dns_channel import Records as DnsAnswer
-from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.mx import FAILURE_TTL_S, MxResolver
 from zonemta_py.sink.nameserver import SERVFAIL, SILENT, NameServer, Records
-from zonemta_py.smtp.mx_order import TARGETS_MAX, Host, allowed, is_public, order
+from zonemta_py.smtp.mx_order import TARGETS_MAX, Host, allowed, best, is_public, order
 
 RECORDS: Records = {
     "plain.example": {"MX": ["20 b.example.", "10 a.example."]},
@@ -75,6 +75,26 @@ async def test_hosts(domain: str, hosts: list[tuple[int, str, tuple[str, ...]]])
     async with resolving() as (resolver, _):
         found = await resolver.resolve(domain)
         assert [(h.preference, h.name, tuple(sorted(h.ips))) for h in found] == hosts
+
+
+async def test_one_look_up_of_a_host_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found is used, and not for long; it is said that there may be more."""
+    async with resolving() as (resolver, _):
+        query = resolver._query
+
+        async def failing(name: str, rdtype: str, *, missing_domain_ok: bool = False) -> DnsAnswer:
+            if (name, rdtype) == ("a.example", "A"):
+                raise DestinationFailed(0, "4.4.3", "no answer")
+            return await query(name, rdtype, missing_domain_ok=missing_domain_ok)
+
+        monkeypatch.setattr(resolver, "_query", failing)
+        found = await resolver.resolve("plain.example")
+        assert [(host.ips, host.is_whole) for host in found] == [
+            (("::1",), False),
+            (("127.0.0.13",), True),
+        ]
+        assert resolver._cache["plain.example"][0] <= clock.monotonic_s() + FAILURE_TTL_S
+        assert best(found).has_ipv4
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,18 @@ async def test_421_on_an_idle_session_is_no_answer(directory: Path) -> None:
         assert codes(await made.deliver("y@a.example", sender="late@sender.example")) == [250]
 
 
+async def test_421_on_an_idle_session_where_no_new_one_is_permitted(directory: Path) -> None:
+    """It waits for one, and has had no attempt: a peer that closes sessions after some messages is no failure."""
+    closing = Rule(Step.MAIL, sender="late@*", reply="421 4.4.2 enough of this session", times=1)
+    order = EgressOrder("big", None, None, 1, 0, "both", (-1, -1))
+    async with sending(directory, closing) as made:
+        await made.deliver("x@a.example", order=order)
+        none = codec.replace(order, connects=0)
+        result = await made.deliver("y@a.example", sender="late@sender.example", order=none)
+        assert (result.not_permitted, result.tried, result.failure) == (True, False, None)
+        assert codes(await made.deliver("y@a.example", order=order)) == [250]
+
+
 async def test_421_on_an_idle_session_after_an_answer(directory: Path) -> None:
     """The answer counts; the other recipient is sent over a new session with the same host."""
     rules = (

@@ -24,12 +24,13 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.permits import Permit
+from zonemta_py.schedule.providers import NOT_FOUND_S, Providers
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.shaping import ReplyAbout
 from zonemta_py.schedule.sources import PoolPart
 from zonemta_py.schedule.warmup import DAY_MS
-from zonemta_py.smtp.mx_order import MxAnswer
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
 
 A, B = "192.0.2.1", "192.0.2.2"
 POOLS = {"default": [{"address": A}], "other": [{"address": B}]}
@@ -448,6 +449,39 @@ async def test_what_is_resumed_does_not_wait_behind_dead_destinations(
         assert len(started) == 10 + 1, "a third of the connections, and that one"
         assert zone.admission.waiting() == []
         assert zone.scheduler.binding("dead0.example", clock.monotonic_s()) is not None
+
+
+async def test_a_reload_keeps_what_is_known_of_domains(directory: Path) -> None:
+    """A reply that comes after it is still one of the provider, and mail leaves with its limits without a look-up."""
+    async with zone_of(directory, {"sessions": 1}) as zone:
+        await zone.mail("d.example", "u")
+        zone.configure(configured(directory, {"sessions": 1}))
+        way = zone.admission.ways.of("d.example")
+        assert way is not None
+        assert way.provider == "big"
+
+
+async def test_a_domain_that_was_not_found_is_looked_up_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its mail leaves: the name server may be back, and the domain one of a provider with limits."""
+    async with zone_of(directory, {"sessions": 1}) as zone:
+        await zone.mail("d.example", "u")
+        zone.egress.providers = Providers(zone.egress.providers.table)
+        zone.egress.learn("d.example", NO_MX_ANSWER)
+        assert not zone.admission.ways.must_look_up("d.example")
+        later_s = clock.monotonic_s() + NOT_FOUND_S + 1
+        monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)
+        assert zone.scheduler.next(later_s) is None
+        assert "d.example" in zone.egress.look_ups
+
+
+async def test_an_address_of_two_pools_has_the_limits_that_one_of_them_gives(directory: Path) -> None:
+    limited, plain = {"address": A, "limits": {"sessions": 1}}, {"address": A}
+    for pools in ({"default": [limited], "x": [plain]}, {"default": [plain], "x": [limited]}):
+        async with zone_of(directory, {}, pools=pools) as zone:
+            await zone.mail("d.example", "u", "v")
+            assert len(zone.start()) == 1
 
 
 async def test_a_connection_that_opened_no_session_counts_for_the_rate_of_new_ones(

@@ -45,6 +45,11 @@ def test_the_best_preference() -> None:
     assert best(hosts) == MxAnswer(("a.example", "b.example"), has_ipv4=True, has_ipv6=True)
 
 
+def test_a_look_up_that_failed_may_have_found_addresses_of_the_other_family() -> None:
+    hosts = [Host(10, "a.example", ("2001:db8::1",), is_whole=False), Host(20, "b.example", ())]
+    assert best(hosts) == MxAnswer(("a.example",), has_ipv4=True, has_ipv6=True)
+
+
 def test_what_is_known_of_a_domain() -> None:
     """Known at once by the table, else after a look-up; asked again after a while, and used meanwhile."""
     known = Providers(TABLE)
@@ -55,7 +60,12 @@ def test_what_is_known_of_a_domain() -> None:
     assert known.is_stale("a.example", FRESH_S + 1)
     assert known.get("a.example") == "big"
     known.configure(ProviderTable({}))
-    assert known.get("a.example") is None
+    assert known.get("a.example") == "mx.big.example", (
+        "found again from the hosts: mail may be under way"
+    )
+    assert known.domains("mx.big.example") == 1
+    known.configure(TABLE)
+    assert known.get("a.example") == "big"
     assert known.learn("b.example", NO_MX_ANSWER, 0.0) == "b.example"
 
 
@@ -69,7 +79,11 @@ def test_a_look_up_that_fails_is_repeated_soon() -> None:
     known.learn("b.example", NO_MX_ANSWER, 0.0)
     assert not known.is_stale("b.example", NOT_FOUND_S)
     assert known.is_stale("b.example", NOT_FOUND_S + 1)
+    assert not known.is_not_found("b.example", NOT_FOUND_S)
+    assert known.is_not_found("b.example", NOT_FOUND_S + 1), "looked up again before its mail leaves"
     assert known.learn("b.example", answer("mx.big.example"), NOT_FOUND_S + 1) == "big"
+    assert not known.is_not_found("b.example", NOT_FOUND_S + FRESH_S)
+    assert not known.is_not_found("a.example", 3 * FRESH_S), "its hosts are known"
 
 
 def test_families() -> None:

@@ -40,6 +40,22 @@ def test_a_threshold_in_its_window(directory: Path) -> None:
     assert made.reply(reply("blocked"), BEGIN_MS + 3_700_004) == []
 
 
+def test_a_threshold_that_gets_another_period_is_counted_anew(directory: Path) -> None:
+    """A reload that makes 5/1m of a rule 5/1h: the count of a minute would never reach it. Others count on."""
+    threshold = "name: r, class: blocked, threshold: {}, action: suspend, for: 1h"
+    made = engine(directory, threshold.format("3/1m"))
+    made.reply(reply("blocked"), BEGIN_MS)
+    for times, period in ((2, "1m"), (3, "1h")):
+        rules = directory / "rules.yaml"
+        rules.write_text("rules:\n  - {" + threshold.format(f"3/{period}") + "}\n")
+        found = ShapingRules(read_shaping(rules))
+        made.configure(ControllerSettings(enabled=False), found, lambda name: LIMITS)
+        step_ms = 50_000 if period == "1h" else 1
+        changes = [made.reply(reply("blocked"), BEGIN_MS + n * step_ms) for n in range(times)]
+        assert list(map(len, changes)) == [0] * (times - 1) + [1]
+        made.controller.paces.clear()
+
+
 def test_the_rules_of_a_provider(directory: Path) -> None:
     made = engine(
         directory,

@@ -1,7 +1,8 @@
 """The warm-up of addresses, with time as an argument."""
 
 from collections import Counter
-from datetime import date
+from dataclasses import replace
+from datetime import date, timedelta
 from typing import Any
 
 from hypothesis import given
@@ -125,6 +126,38 @@ def test_schedules_by_address_and_provider() -> None:
     assert room(warmup, "192.0.2.1", "x") == 0
     warmup.configure([SCHEDULE, own], {})
     assert room(warmup, "192.0.2.1", "google") == 0, "it was away for a moment"
+
+
+def test_a_schedule_that_begins_anew_is_not_late() -> None:
+    """Days that an earlier one was late by would keep back all mail of the first days of a new one."""
+    late = Warming(SCHEDULE, WarmupState())
+    for day in range(3):
+        assert late.slow(at(day))
+    late.count(1, at(2))
+    again = replace(SCHEDULE, begins=BEGINS + timedelta(days=2))
+    for warmup, stored in ((WarmUp(), late.state), (WarmUp(), WarmupState())):
+        warmup.configure([SCHEDULE], {("192.0.2.1", ""): stored} if stored.delay_days else {})
+        if not stored.delay_days:
+            [each] = warmup.of("192.0.2.1", "google")
+            for day in range(3):
+                assert each.slow(at(day))
+            each.count(1, at(2))
+        warmup.configure([again], {})
+        [each] = warmup.of("192.0.2.1", "google")
+        assert each.late_days(DAY + 3) == 0
+        assert each.room(at(2)) == SCHEDULE.daily[0] - 1, "what was sent today counts"
+    unchanged = WarmUp()
+    unchanged.configure([SCHEDULE], {("192.0.2.1", ""): late.state})
+    [each] = unchanged.of("192.0.2.1", "google")
+    assert each.late_days(DAY + 3) == 3
+
+
+def test_a_schedule_that_a_later_reload_brings_goes_on() -> None:
+    """It was not in the file at the start: what was sent today counts."""
+    warmup = WarmUp()
+    warmup.configure([], {("192.0.2.1", ""): WarmupState(day=DAY, sent=1)})
+    warmup.configure([SCHEDULE], {})
+    assert room(warmup, "192.0.2.1", "google") == SCHEDULE.daily[0] - 1
 
 
 def test_a_plan_grows_to_its_target() -> None:

@@ -17,6 +17,7 @@ from zonemta_py.config.schema import (
     LogSettings,
     QueueSettings,
 )
+from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.tenants import check_tenants
 from zonemta_py.config.zone_checks import check_zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise_domain
@@ -174,6 +175,7 @@ def _routes(config: Config, complain: Complain) -> None:
 
 
 def _pools(config: Config, complain: Complain) -> None:
+    limits: dict[str | None, tuple[str, AddressLimits]] = {}  # by address, and where they are
     for name, pool in config.pools.items():
         if not any(entry.weight for entry in pool):
             complain(f"pools.{name}", "needs an address with a weight above 0")
@@ -184,6 +186,14 @@ def _pools(config: Config, complain: Complain) -> None:
                 complain(
                     f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address"
                 )
+            where, known = limits.get(entry.address, ("", entry.limits))
+            if AddressLimits() not in (known, entry.limits) and known != entry.limits:
+                complain(
+                    f"pools.{name}[{i}].limits",
+                    f"differ from those of the same address in {where}: give them once, they hold in all pools",
+                )
+            elif entry.limits != AddressLimits():
+                limits[entry.address] = (f"pools.{name}[{i}]", entry.limits)
 
 
 def _dkim(dkim: Dkim, complain: Complain) -> None:

@@ -63,6 +63,7 @@ def _named_file(key: str) -> Iterator[None]:
 
 FREE_MAX = 100_000
 CLOCK_SET_MS = 1000
+UNLIMITED = AddressLimits()
 SUSPENDED_MIN_MS = 1000  # before mail tries again whether a suspension has ended
 
 
@@ -89,6 +90,7 @@ class Egress(Allowance):
         self.configure(config, read_egress(config), stored.warmups)
         self.permits.restore(stored.uses, self.now_ms())
         self.shaper.go_on(stored.paces, stored.reroutes)
+        self._arm()
 
     def now_ms(self) -> int:
         """Unix ms of a clock that is never set: windows and steps must not jump."""
@@ -109,8 +111,13 @@ class Egress(Allowance):
         self.files = files
         self.pools = config.pools
         self._sources.clear()
-        addresses: dict[str, AddressLimits] = {
-            source_name(each): each.limits for pool in config.pools.values() for each in pool
+        addresses: dict[
+            str, AddressLimits
+        ] = {  # an address of several pools has its limits in one of them
+            source_name(each): each.limits
+            for pool in config.pools.values()
+            for each in pool
+            if each.limits != UNLIMITED
         }
         self.providers.configure(files.table)
         self.permits.configure(lambda name: files.table.settings(name).limits, addresses)

@@ -9,6 +9,7 @@ Source: RFC 5321 section 5.1, RFC 7505 (null MX), RFC 2308 (negative answers).
 import asyncio
 from collections import OrderedDict
 from ipaddress import ip_address
+from typing import NamedTuple
 
 from zonemta_py.config.schema import Resolver
 from zonemta_py.core import clock
@@ -26,6 +27,14 @@ MX_MAX = 20  # hosts looked up for one domain
 ADDRESSES_MAX = 16  # kept for one host and family
 
 Answer = tuple[Host, ...] | DestinationFailed
+
+
+class HostAddresses(NamedTuple):
+    """The addresses of a host; not ``is_whole``: the look-up of one family failed."""
+
+    ips: tuple[str, ...]
+    ttl_s: float
+    is_whole: bool = True
 
 
 class MxResolver:
@@ -64,7 +73,7 @@ class MxResolver:
 
     async def addresses_of(self, host: str) -> tuple[Host, ...]:
         """A host by its addresses, without MX. Raises DestinationFailed."""
-        ips, _ = await self._addresses(host)
+        ips = (await self._addresses(host)).ips
         if not ips:
             raise DestinationFailed(0, "4.4.4", f"{host} has no address")
         return (Host(0, host, ips),)
@@ -106,9 +115,9 @@ class MxResolver:
             return (Host(0, domain, (_literal(domain),)),), TTL_MAX_S
         found, ttl_s = await self._mx(domain)
         if not found:
-            ips, address_ttl_s = await self._addresses(domain)
-            if ips:
-                return (Host(0, domain, ips),), address_ttl_s
+            own = await self._addresses(domain)
+            if own.ips:
+                return (Host(0, domain, own.ips, own.is_whole),), own.ttl_s
             raise DestinationFailed(550, "5.4.4", f"{domain} has neither MX nor address", permanent=True)
         hosts = []
         failure: DestinationFailed | None = None
@@ -120,9 +129,9 @@ class MxResolver:
                 failure = answer
             elif isinstance(answer, BaseException):
                 raise answer
-            elif answer[0]:
-                hosts.append(Host(preference, name, answer[0]))
-                ttl_s = min(ttl_s, answer[1])
+            elif answer.ips:
+                hosts.append(Host(preference, name, answer.ips, answer.is_whole))
+                ttl_s = min(ttl_s, answer.ttl_s)
         if hosts:
             if len(self._host_sets) >= HOSTS_MAX:
                 self._host_sets.clear()
@@ -141,7 +150,7 @@ class MxResolver:
             raise DestinationFailed(556, "5.1.10", f"{domain} accepts no mail (null MX)", permanent=True)
         return [(preference, name) for preference, name in found if name], _ttl_s(records)
 
-    async def _addresses(self, name: str) -> tuple[tuple[str, ...], float]:
+    async def _addresses(self, name: str) -> HostAddresses:
         """IPv4 and IPv6 addresses of a host, CNAMEs followed.
 
         Raises DestinationFailed when a look-up fails and the other finds nothing.
@@ -149,7 +158,7 @@ class MxResolver:
         now_s, cache = clock.monotonic_s(), self._of_host
         expires_s, known = cache.get(name, (0.0, ()))
         if now_s < expires_s:
-            return known, expires_s - now_s
+            return HostAddresses(known, expires_s - now_s)
         results = await asyncio.gather(
             self._query(name, "A", missing_domain_ok=True),
             self._query(name, "AAAA", missing_domain_ok=True),
@@ -164,11 +173,14 @@ class MxResolver:
         for result in results:
             if not ips and isinstance(result, BaseException):
                 raise result
-        if ips and not any(isinstance(result, BaseException) for result in results):
+        is_whole = not any(isinstance(result, BaseException) for result in results)
+        if ips and is_whole:
             if len(cache) >= HOSTS_MAX:
                 cache.clear()
             cache[name] = (now_s + ttl_s, tuple(ips))
-        return tuple(ips), ttl_s
+        if not is_whole:
+            ttl_s = min(ttl_s, FAILURE_TTL_S)
+        return HostAddresses(tuple(ips), ttl_s, is_whole)
 
     async def _query(self, name: str, rdtype: str, *, missing_domain_ok: bool = False) -> Records:
         """The records of this type; none if there are none. Raises DestinationFailed."""

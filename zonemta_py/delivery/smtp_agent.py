@@ -115,6 +115,10 @@ class SmtpAgent:
                     raise NotPermitted(tried=False)
                 session, endpoint = await self._opener.open(endpoints, request, zone)
             except NotPermitted:
+                if (
+                    expired and not progress.is_answered
+                ):  # it waits for a session, and has had no attempt
+                    return await self._answer(request, DeliveryResult([], not_permitted=True))
                 return await self._answer(request, progress.result())
             except DestinationFailed as exc:
                 return await self._answer(request, progress.result(exc if expired else None))

@@ -73,6 +73,11 @@ class Ways:
         way = self.of(destination)
         return way.provider if way is not None and way.provider != SMARTHOST else ""
 
+    def must_look_up(self, destination: str) -> bool:
+        """Whether its exchangers must be found before its mail leaves: they were not, the last time."""
+        now_s = clock.monotonic_s()
+        return self._egress.providers.is_not_found(destination, now_s) and self.asks_hosts(destination)
+
     def asks_hosts(self, destination: str) -> bool:
         """Whether the next request to ``destination`` is to find its exchangers again."""
         if self.is_local or destination.startswith(ALL) or self.table.settings(destination).smarthost:

@@ -47,7 +47,7 @@ class ZoneEgress:
         if self.ways.is_local and not egress.queue.suspended:
             return ANY_MAIL
         way = self.ways.of(destination)
-        if way is None:
+        if way is None or self.ways.must_look_up(destination):
             egress.look_ups.add(destination, self._resolve, lambda: self._looked_up(destination))
             return None
         stopped = egress.stopped(

@@ -11,7 +11,9 @@ from zonemta_py.config.providers import ProviderTable
 from zonemta_py.smtp.mx_order import MxAnswer
 
 FRESH_S = 3600.0
-NOT_FOUND_S = 10.0  # after a look-up that found no host: a name server may be back soon
+NOT_FOUND_S = (
+    4.0  # after a look-up that found no host; shorter than the resolver remembers that it failed
+)
 DOMAINS_MAX = 500_000
 NAMES_MAX = 2 * DOMAINS_MAX  # also those of domains that are not known any more
 IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"
@@ -21,6 +23,7 @@ class _Known(NamedTuple):
     provider: str
     families: str
     until_s: float
+    hosts: tuple[str, ...]
 
 
 class Providers:
@@ -30,11 +33,16 @@ class Providers:
         self.table = table
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._names: dict[str, str] = {}  # one object for each name: most domains share a few
+        self._host_sets: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same
 
     def configure(self, table: ProviderTable) -> None:
-        """Use another table: what is known is found again."""
-        self.table = table
-        self._known.clear()
+        """Use another table. Known hosts stay: mail that is under way, or waits, has a provider all the time."""
+        before, self.table = self.table, table
+        if table.providers == before.providers:
+            return
+        self._names.clear()
+        for domain, known in self._known.items():
+            self._known[domain] = known._replace(provider=self._named(domain, known.hosts))
 
     def get(self, domain: str) -> str | None:
         """The provider of ``domain``; None: it has to be looked up."""
@@ -53,24 +61,34 @@ class Providers:
         known = self._known.get(domain)
         return known is None or known.until_s < now_s
 
+    def is_not_found(self, domain: str, now_s: float) -> bool:
+        """Whether it must be looked up again before anything leaves: the last look-up found no host, a while ago."""
+        known = self._known.get(domain)
+        return known is not None and not known.hosts and known.until_s < now_s
+
     def learn(self, domain: str, answer: MxAnswer, now_s: float) -> str:
         """The exchangers of ``domain`` were found; returns its provider. None were: what is known stays, and is asked for again soon."""
         known = self._known.get(domain)
         if known is not None and not answer.hosts:
             self._known[domain] = known._replace(until_s=now_s + NOT_FOUND_S)
             return known.provider
-        name = self.table.of(domain, answer.hosts)
-        if len(self._names) > NAMES_MAX:
+        if len(self._names) > NAMES_MAX or len(self._host_sets) > NAMES_MAX:
             self._names = {each.provider: each.provider for each in self._known.values()}
-        name = self._names.setdefault(name, name)
+            self._host_sets = {each.hosts: each.hosts for each in self._known.values()}
+        name = self._named(domain, answer.hosts)
         families = IPV4 if not answer.has_ipv6 else IPV6 if not answer.has_ipv4 else BOTH
         if known is not None:
             self._known.move_to_end(domain)
         fresh_s = FRESH_S if answer.hosts else NOT_FOUND_S
-        self._known[domain] = _Known(name, families, now_s + fresh_s)
+        hosts = self._host_sets.setdefault(answer.hosts, answer.hosts)
+        self._known[domain] = _Known(name, families, now_s + fresh_s, hosts)
         if len(self._known) > DOMAINS_MAX:
             self._known.popitem(last=False)
         return name
+
+    def _named(self, domain: str, hosts: tuple[str, ...]) -> str:
+        name = self.table.of(domain, hosts)
+        return self._names.setdefault(name, name)
 
     def names(self) -> list[str]:
         """The providers that were found."""

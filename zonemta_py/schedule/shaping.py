@@ -67,7 +67,8 @@ class ShapingEngine:
         self.controller = Controller()
         self.reroutes: dict[tuple[str, str], Reroute] = {}  # by provider and pool
         self._rules = ShapingRules(())
-        self._counts: dict[tuple[str, str, str], SlidingWindow] = {}  # by rule, provider and address
+        # By rule, its period, provider and address.
+        self._counts: dict[tuple[str, float, str, str], SlidingWindow] = {}
 
     def configure(
         self,
@@ -78,8 +79,8 @@ class ShapingEngine:
         """Use other settings and rules; what is counted for a rule that stays counts on."""
         self.controller.configure(settings, limits_of)
         self._rules = rules
-        names = {rule.name for rule in rules.rules}
-        self._counts = {key: count for key, count in self._counts.items() if key[0] in names}
+        periods = {(rule.name, rule.threshold_s) for rule in rules.rules}
+        self._counts = {key: count for key, count in self._counts.items() if key[:2] in periods}
 
     @property
     def longest_ms(self) -> int:
@@ -125,14 +126,15 @@ class ShapingEngine:
     def _reaches_threshold(self, rule: ShapingRule, key: Key, now_ms: int) -> bool:
         if rule.threshold_count <= 1:
             return True
-        count = self._counts.get((rule.name, *key))
+        counted = (rule.name, rule.threshold_s, *key)
+        count = self._counts.get(counted)
         if count is None:
             count = SlidingWindow(rule.threshold_count, round(rule.threshold_s * 1000))
-            self._counts[rule.name, *key] = count
+            self._counts[counted] = count
         count.add(now_ms, 1)
         if count.used(now_ms) < rule.threshold_count:
             return False
-        del self._counts[rule.name, *key]  # the next time it takes as many again
+        del self._counts[counted]  # the next time it takes as many again
         return True
 
     def _act(self, rule: ShapingRule, about: ReplyAbout, now_ms: int) -> ShapingChange | None:

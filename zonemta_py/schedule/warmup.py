@@ -19,7 +19,8 @@ class WarmupState(NamedTuple):
     """What must survive of a schedule, as stored. Days are counted from 1970-01-01.
 
     ``delay_days``: by how many it is late. ``slowed_day``: the last on which it was slowed down; ``paused_day``: since
-    when it is paused, 0 if not. ``sent`` recipients on ``day``.
+    when it is paused, 0 if not. ``sent`` recipients on ``day``. ``begins``: the first day of the schedule that this is about, 0 in
+    states of earlier versions.
     """
 
     version: int = 1
@@ -28,6 +29,7 @@ class WarmupState(NamedTuple):
     paused_day: int = 0
     day: int = 0
     sent: int = 0
+    begins: int = 0
 
 
 class Warming:
@@ -36,16 +38,19 @@ class Warming:
     __slots__ = ("_day", "_today", "schedule", "state", "underway")
 
     def __init__(self, schedule: WarmupSchedule, state: WarmupState) -> None:
-        self.schedule = schedule
         self.state = state
         self.underway = 0
-        self._day = -1  # of ``_today``, what is allowed on it
         self._today: int | None = 0
+        self.use(schedule)
 
     def use(self, schedule: WarmupSchedule) -> None:
-        """Go on with another one."""
+        """Go on with this one. What was late of one that began on another day does not delay it."""
         self.schedule = schedule
-        self._day = -1
+        begins, state = schedule.begins.toordinal() - EPOCH, self.state
+        if state.begins not in (0, begins):
+            state = WarmupState(day=state.day, sent=state.sent)
+        self.state = state._replace(begins=begins)
+        self._day = -1  # of ``_today``, what is allowed on it
 
     @property
     def key(self) -> tuple[str, str]:
@@ -61,7 +66,7 @@ class Warming:
 
     def step(self, day: int) -> int:
         """The place of ``day`` in the schedule; negative before it begins."""
-        return day - (self.schedule.begins.toordinal() - EPOCH) - self.late_days(day)
+        return day - self.state.begins - self.late_days(day)
 
     def late_days(self, day: int) -> int:
         """By how many days it is late, those of a pause included."""
@@ -90,9 +95,9 @@ class Warming:
     def count(self, recipients: int, now_ms: int) -> None:
         """They were sent to."""
         day, state = now_ms // DAY_MS, self.state
-        version, delay_days, slowed_day, paused_day, last_day, sent = state
+        version, delay_days, slowed_day, paused_day, last_day, sent, begins = state
         sent = recipients + (sent if last_day == day else 0)
-        self.state = WarmupState(version, delay_days, slowed_day, paused_day, day, sent)
+        self.state = WarmupState(version, delay_days, slowed_day, paused_day, day, sent, begins)
 
     def slow(self, now_ms: int) -> bool:
         """Repeat the number of today tomorrow; False: that is so already, or it has no numbers any more."""
@@ -128,12 +133,14 @@ class WarmUp:
         self._left: dict[
             tuple[str, str], Warming
         ] = {}  # that a reload has removed: it may bring them back
+        self._stored: dict[tuple[str, str], WarmupState] = {}  # of an earlier life, not used so far
         self._of: dict[tuple[str, str], tuple[Warming, ...]] = {}  # each message asks
 
     def configure(
         self, schedules: Iterable[WarmupSchedule], stored: dict[tuple[str, str], WarmupState]
     ) -> None:
-        """Use these schedules; ``stored``: states of an earlier life, for those that have none here."""
+        """Use these schedules; ``stored``: states of an earlier life, also for those that a later call brings."""
+        self._stored |= stored
         self._left |= self._warming
         self._warming = {}
         self._of.clear()
@@ -142,7 +149,7 @@ class WarmUp:
             known = self._left.pop(key, None)
             if known is not None:
                 known.use(schedule)
-            self._warming[key] = known or Warming(schedule, stored.get(key, WarmupState()))
+            self._warming[key] = known or Warming(schedule, self._stored.pop(key, WarmupState()))
 
     def not_after(self, now_ms: int) -> None:
         """See ``Warming``; at the start, and when the clock was set."""

@@ -21,11 +21,12 @@ EQUAL_MAX = 8  # of them, those of one preference if there are others
 
 
 class Host(NamedTuple):
-    """One mail exchanger and its addresses, in the resolver's order."""
+    """One mail exchanger and its addresses, in the resolver's order; not ``is_whole``: one of their look-ups failed."""
 
     preference: int
     name: str
     ips: tuple[str, ...]
+    is_whole: bool = True
 
 
 class MxAnswer(NamedTuple):
@@ -40,10 +41,12 @@ NO_MX_ANSWER = MxAnswer((), has_ipv4=True, has_ipv6=True)
 
 
 def best(hosts: Sequence[Host]) -> MxAnswer:
-    """The hosts of the best preference; the families are those of all hosts."""
+    """The hosts of the best preference; the families are those of all hosts, both where a look-up failed."""
     first = min((host.preference for host in hosts), default=0)
     names = tuple(sorted(host.name for host in hosts if host.preference == first))
     families = {":" in ip for host in hosts for ip in host.ips}
+    if not all(host.is_whole for host in hosts):
+        families = {False, True}
     return MxAnswer(names, has_ipv4=False in families, has_ipv6=True in families)
 
 
