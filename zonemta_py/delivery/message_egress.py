@@ -210,7 +210,8 @@ class MessageEgress:
 
     def end(self, slot: WorkerSlot, lease: Lease, result: DeliveryResult) -> Puts:
         """The request has ended. Returns what is to be stored with its settle."""
-        if result.hosts is not None and not lease.destination.startswith(ALL):
+        # What was not found is for a look-up before the next delivery to say.
+        if result.hosts is not None and result.hosts.hosts and not lease.destination.startswith(ALL):
             self._egress.learn(lease.destination, result.hosts)
         sent = sum(
             1

@@ -62,6 +62,19 @@ def test_a_pattern(spark: "SparkSession", tmp_path: Path, name: str) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["list.csv"]
 
 
+def test_a_pattern_in_the_current_directory(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative output is there."""
+    (tmp_path / "june[1]").mkdir()
+    monkeypatch.chdir(tmp_path / "june[1]")
+    with (
+        pytest.raises(LocalError, match="is a pattern to Spark; choose another name"),
+        lock.locked_output(spark, "out"),
+    ):
+        pass
+
+
 def test_a_directory_that_cannot_be_made(spark: "SparkSession", tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (

@@ -83,6 +83,20 @@ def test_a_file_with_a_header(spark: "SparkSession", tmp_path: Path) -> None:
     assert "until 'soon': expected a day such as 2027-05-20" in found.bad_rows[0]
 
 
+def test_a_source_without_an_entry(spark: "SparkSession", tmp_path: Path) -> None:
+    """An error, beside others that have some; an empty one, or one whose entries have expired, is none."""
+    good, other = tmp_path / "good.csv", tmp_path / "other.csv"
+    good.write_text("entry,until\na@x.example,2026-01-01\nnobody\n")
+    other.write_text("date,contact\n2026-01-01,b@x.example\n")
+    with pytest.raises(
+        LocalError, match=r"other.csv: .*no other line is an entry either: name the column one of entry"
+    ):
+        read(spark, good, other)
+    other.write_text("entry,reason\n")
+    _, found = read(spark, good, other)
+    assert (found.entries, found.expired, found.bad) == (0, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("suffix", "scheme"), [("gz", ""), ("bz2", ""), ("zst", ""), ("zst", "file://")]
 )

@@ -187,8 +187,8 @@ def plan(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     if as_json:
         manifest = asdict(result.manifest)
         print_json({**manifest, "bad_suppression_lines": found.bad if found else 0})
-        return
-    _print(result.manifest, request.output)
+    else:
+        _print(result.manifest, request.output)
     if found:
         _print_bad_rows(found)
 

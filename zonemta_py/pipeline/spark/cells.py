@@ -16,6 +16,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.quotes import CsvForm, UnclosedQuote, cell_spans_lines
+from zonemta_py.pipeline.spark.storage import as_read
 from zonemta_py.pipeline.spark.tables import record_batch
 
 WHOLE = str(1 << 44)  # bytes, more than a file has: then each file is a partition of its own
@@ -39,7 +40,7 @@ def files_span_lines(
     lines = spark.read.options(
         **{name: value for name, value in options.items() if name.lower() in OF_TEXT}
     )
-    text = lines.text(source)
+    text = lines.text(as_read(source))
     if not form.has_quotes:
         return False
     if form.quote.isascii() and text.where(F.contains("value", F.lit(form.quote))).isEmpty():

@@ -34,6 +34,7 @@ from zonemta_py.pipeline.spark.segment_files import (
     read_here,
     segment_lengths,
 )
+from zonemta_py.pipeline.spark.storage import as_read
 from zonemta_py.pipeline.spark.tables import record_batch
 
 EVENTS, READ = (
@@ -98,8 +99,8 @@ class EventLog:
         """``path`` and ``content`` of the segments."""
         reader = spark.read.format("binaryFile").options(**OF_SEGMENTS)
         if len(self.segments) <= PATHS_MAX and self.known:
-            return reader.load(list(self.segments)).select("path", "content")
-        return self.listed(reader.load(self.path)).select("path", "content")
+            return reader.load(list(map(as_read, self.segments))).select("path", "content")
+        return self.listed(reader.load(as_read(self.path))).select("path", "content")
 
     def listed(self, rows: DataFrame) -> DataFrame:
         """Those of ``rows`` whose ``path`` is of a segment of this log: others were sealed since it was listed, and are not verified.
@@ -273,7 +274,9 @@ def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) ->
 def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
     """``path`` and ``line`` of the events in the segments of which only parts are read."""
     parts = {path: ranges for path, ranges in (log.parts or {}).items() if ranges}
-    segments = spark.read.format("binaryFile").load(sorted(parts)).select("path", "content")
+    segments = (
+        spark.read.format("binaryFile").load(sorted(map(as_read, parts))).select("path", "content")
+    )
     return segments.mapInArrow(partial(_part_lines, parts), _LINE)
 
 

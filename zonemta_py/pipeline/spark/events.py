@@ -25,6 +25,7 @@ from zonemta_py.pipeline.spark.event_log import EventLog, part_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
 from zonemta_py.pipeline.spark.lists import TABLE
 from zonemta_py.pipeline.spark.segment_files import OF_SEGMENTS
+from zonemta_py.pipeline.spark.storage import as_read
 from zonemta_py.pipeline.transforms.times import quoted
 
 IDENTITY = ("node", "seq", "position", "event")  # columns that every event has
@@ -55,7 +56,7 @@ def read_events(spark: SparkSession, log: EventLog) -> DataFrame:
         if log.path.startswith(TABLE):
             return _read_table(spark, log.path)
         if log.is_compacted:
-            return analysed(spark.read.schema(event_schema()).parquet(log.path))
+            return analysed(spark.read.schema(event_schema()).parquet(as_read(log.path)))
         return analysed(_read_segments(spark, log))
     except AnalysisException as exc:
         raise LocalError(f"{log.path}: no event log here: {error_line(str(exc))}") from exc
@@ -85,11 +86,11 @@ def _read_segments(spark: SparkSession, log: EventLog) -> DataFrame:
     segments = spark.read.schema(event_schema()).options(**OF_SEGMENTS)
     file = F.col("_metadata.file_path").alias("path")
     if not log.parts and not log.known:
-        return _with_hour_of_file(log.listed(segments.json(log.path).select("*", file)))
+        return _with_hour_of_file(log.listed(segments.json(as_read(log.path)).select("*", file)))
     whole = [path for path in log.segments if path not in (log.parts or {})]
     found = spark.createDataFrame([], event_schema())
     if whole:
-        rows = segments.json(whole).select("*", file)
+        rows = segments.json(list(map(as_read, whole))).select("*", file)
         found = found.unionByName(_with_hour_of_file(rows))
     if any((log.parts or {}).values()):
         record = F.from_json("line", event_schema()).alias("record")

@@ -12,7 +12,7 @@ from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines, fo
 from zonemta_py.pipeline.spark.cells import files_span_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.listing import local_size_bytes
-from zonemta_py.pipeline.spark.storage import names_in
+from zonemta_py.pipeline.spark.storage import as_read, names_in
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS, address_column_in
 
@@ -44,17 +44,17 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
             return analysed(reader.table(source.removeprefix(TABLE)).select("*", position))
         kind = _kind(spark, source)
         if kind == "parquet":
-            return analysed(reader.parquet(source).select("*", position))
+            return analysed(reader.parquet(as_read(source)).select("*", position))
         if kind == "orc":
-            return analysed(reader.orc(source).select("*", position))
+            return analysed(reader.orc(as_read(source)).select("*", position))
         check_zstd_files(spark, source)
         if kind in JSON:
-            return analysed(reader.json(source, primitivesAsString=True).select("*", position))
+            return analysed(reader.json(as_read(source), primitivesAsString=True).select("*", position))
         if kind == "tsv":
             options = {"sep": "\t", **options}
         spans = spans_lines(spark, source, options)
         rows = spark.read.options(**{"escape": '"', **options}).csv(
-            source, header=True, multiLine=spans, maxCharsPerColumn=CELL_MAX, enforceSchema=False,
+            as_read(source), header=True, multiLine=spans, maxCharsPerColumn=CELL_MAX, enforceSchema=False,
             ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
         )  # fmt: skip
         numbered = analysed(rows.select("*", position))

@@ -17,7 +17,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
 from zonemta_py.pipeline.spark.lists import TABLE, kinds_of, suffix_of
-from zonemta_py.pipeline.spark.storage import is_url, names_in
+from zonemta_py.pipeline.spark.storage import as_read, is_url, names_in
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 
@@ -70,9 +70,9 @@ def _is_directory(spark: SparkSession, url: str) -> bool:
 
 def _table(spark: SparkSession, path: str, kind: str) -> DataFrame:
     if kind == "parquet":
-        return _octets(spark.read.parquet(path), path)
+        return _octets(spark.read.parquet(as_read(path)), path)
     check_zstd_files(spark, path)
-    return _octets(spark.read.schema("octets string").json(path), path)
+    return _octets(spark.read.schema("octets string").json(as_read(path)), path)
 
 
 def _octets(rows: DataFrame, path: str) -> DataFrame:
@@ -86,7 +86,7 @@ def _octets(rows: DataFrame, path: str) -> DataFrame:
 
 def _mbox(spark: SparkSession, path: str) -> DataFrame:
     """Each message without its From_ line; one level of mbox quoting (``>From ``) is removed."""
-    text = spark.read.option("lineSep", "\nFrom ").text(path)
+    text = spark.read.option("lineSep", "\nFrom ").text(as_read(path))
     return text.where(F.trim("value") != "").select(
         F.input_file_name().alias("source"), F.col("value").cast("binary").alias("octets")
     ).mapInArrow(_unquoted, MAIL)  # fmt: skip

@@ -16,9 +16,7 @@ from pyspark.sql import SparkSession
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.listing import is_here
 from zonemta_py.pipeline.spark.lists import TABLE
-from zonemta_py.pipeline.spark.storage import is_url, local_path
-
-PATTERN = frozenset("*?[]{}\\")  # characters that Hadoop takes for a pattern where it reads a path
+from zonemta_py.pipeline.spark.storage import PATTERN, is_url, local_path
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,8 +54,9 @@ def locked_output(spark: SparkSession, output: str) -> Iterator[None]:
     if output.startswith(TABLE):
         yield
         return
-    if found := sorted(PATTERN & set(output)):
-        raise LocalError(f"{output}: a path with {found[0]} is a pattern to Spark; choose another name")
+    path = output if is_url(output) else str(local_path(output))
+    if found := sorted(PATTERN & set(path)):
+        raise LocalError(f"{path}: a path with {found[0]} is a pattern to Spark; choose another name")
     if is_url(output) or not is_here(spark):
         yield
         return

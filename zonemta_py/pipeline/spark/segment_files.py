@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
 from zonemta_py.pipeline.spark.listing import local_files
+from zonemta_py.pipeline.spark.storage import as_read
 
 GLOB = "*.jsonl.zst"
 # Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
@@ -26,7 +27,7 @@ def segment_lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
     try:
         if is_parquet(spark, path):
             return None
-        segments = analysed(spark.read.format("binaryFile").options(**OF_SEGMENTS).load(path))
+        segments = analysed(spark.read.format("binaryFile").options(**OF_SEGMENTS).load(as_read(path)))
         return {row["path"]: row["length"] for row in segments.select("path", "length").collect()}
     except AnalysisException as exc:
         raise LocalError(f"{path}: no event log here: {error_line(str(exc))}") from exc
@@ -35,7 +36,9 @@ def segment_lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
 def is_parquet(spark: SparkSession, path: str) -> bool:
     """Whether there is a Parquet file in ``path``; reads one footer."""
     try:
-        analysed(spark.read.options(**{**OF_SEGMENTS, "pathGlobFilter": "*.parquet"}).parquet(path))
+        analysed(
+            spark.read.options(**{**OF_SEGMENTS, "pathGlobFilter": "*.parquet"}).parquet(as_read(path))
+        )
     except AnalysisException:
         return False
     return True

@@ -25,6 +25,7 @@ RENAMING = (
     "viewfs",
 )  # schemes of file systems that show a part of a file while it is written
 SUCCESS = "_SUCCESS"  # written by Spark, when all files of a table are there
+PATTERN = frozenset("*?[]{}\\")  # characters that Hadoop takes for a pattern where it reads a path
 
 
 def prepare_output(
@@ -221,6 +222,14 @@ def open_in_java(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
 def local_path(path: str) -> Path:
     """The absolute path that Hadoop makes of ``path``: ``..`` is removed, links stay."""
     return Path(os.path.normpath(Path(path).absolute()))
+
+
+def as_read(path: str) -> str:
+    """``path`` as Spark's readers take it: the name of a file or directory of this machine is no pattern."""
+    local = path.removeprefix("file://") if path.startswith("file://") else path.removeprefix("file:")
+    if PATTERN.isdisjoint(path) or not Path(local).exists():
+        return path
+    return "".join(f"\\{each}" if each in PATTERN else each for each in path)
 
 
 def is_url(path: str) -> bool:

@@ -39,6 +39,7 @@ from zonemta_py.pipeline.spark.lists import (
     read_list,
     spans_lines,
 )
+from zonemta_py.pipeline.spark.storage import as_read
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 from zonemta_py.smtp.address import AddressError
 from zonemta_py.submit.recipients import BLANKS
@@ -105,9 +106,11 @@ def read_suppression(
             F.count_if("applies").alias("entries"),
             F.count("problem").alias("bad"),
             F.count_if("expired").alias("expired"),
+            *(each.alias(f"only_bad_{n}") for n, each in enumerate(map(_only_bad, range(len(sources))))),
         ).collect()[0]
         bad = rows.where("problem IS NOT NULL").limit(BAD_ROWS_MAX) if counts["bad"] else None
         problems = [row["problem"] for row in bad.collect()] if bad is not None else []
+        _check_usable([source for n, source in enumerate(sources) if counts[f"only_bad_{n}"]], problems)
         applying = rows.where("applies").select("source", F.col("key").alias("entry"), "reason")
         held = counts["entries"] <= HELD_MAX
         found_held = _first_of_each(applying.toArrow()) if held else None
@@ -115,6 +118,20 @@ def read_suppression(
     return Suppression(
         found_held, joined, counts["entries"], counts["bad"], counts["expired"], problems, rows
     )
+
+
+def _only_bad(number: int) -> Column:
+    """Whether source ``number`` has rows, and none of them is an entry: another column is meant, or another file."""
+    is_bad = F.when(F.col("source") == number, F.col("problem").isNotNull())
+    return F.coalesce(F.min(is_bad), F.lit(False))
+
+
+def _check_usable(unusable: Sequence[str], problems: Sequence[str]) -> None:
+    """Raises LocalError for a source in which nothing is an entry: mail would be sent to all that it was to keep."""
+    for source in unusable:
+        found = next((each for each in problems if each.startswith(f"{source}: ")), source)
+        columns = ", ".join(ENTRY_COLUMNS)
+        raise LocalError(f"{found}; no other line is an entry either: name the column one of {columns}")
 
 
 def _first_of_each(entries: pa.Table) -> pa.Table:
@@ -165,7 +182,7 @@ def _read(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataF
         check_zstd_files(spark, source)
         header = header_of(_first_line(spark, source))
         if header.column is None:
-            lines = spark.read.text(source)
+            lines = spark.read.text(as_read(source))
             return lines.mapInArrow(_map_lines, _KEYED)
         columns = _read_csv(spark, source, header)
     names = {name.strip(BLANKS).lower(): name for name in columns.columns}
@@ -201,7 +218,9 @@ def _first_line(spark: SparkSession, source: str) -> str:
             raise LocalError(f"{source}: {exc.strerror}") from exc
     text = F.btrim("value", F.lit(BLANKS))
     try:
-        rows = analysed(spark.read.text(source)).where((text != "") & ~F.startswith(text, F.lit("#")))
+        rows = analysed(spark.read.text(as_read(source))).where(
+            (text != "") & ~F.startswith(text, F.lit("#"))
+        )
     except AnalysisException as exc:
         raise LocalError(f"{source}: {error_line(str(exc))}") from exc
     first = rows.first()
@@ -211,7 +230,7 @@ def _first_line(spark: SparkSession, source: str) -> str:
 def _read_csv(spark: SparkSession, source: str, header: SuppressionHeader) -> DataFrame:
     spans = spans_lines(spark, source, {"sep": header.delimiter, "comment": COMMENT})
     return spark.read.csv(
-        source, header=True, sep=header.delimiter, comment=COMMENT, quote='"', escape='"',
+        as_read(source), header=True, sep=header.delimiter, comment=COMMENT, quote='"', escape='"',
         enforceSchema=False, multiLine=spans,
     )  # fmt: skip
 

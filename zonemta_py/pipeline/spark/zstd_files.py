@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import spark_errors
-from zonemta_py.pipeline.spark.storage import names_in, open_in_java
+from zonemta_py.pipeline.spark.storage import as_read, names_in, open_in_java
 
 SUFFIX = ".zst"
 READ_BYTES, DECOMPRESSED_BYTES = 1 << 20, 1 << 22  # at once
@@ -43,7 +43,7 @@ def _zstd_files(spark: SparkSession, source: str) -> list[str]:
         pathGlobFilter="*.[zZ][sS][tT]", recursiveFileLookup="true"
     )
     with spark_errors(source):
-        return sorted(row["path"] for row in listed.load(source).select("path").collect())
+        return sorted(row["path"] for row in listed.load(as_read(source)).select("path").collect())
 
 
 def _is_whole(java: Any, stream: Any) -> bool:

@@ -23,6 +23,7 @@ ISO = (
     r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?: ?(?:Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2}))?)?\z"
 )
+MINUTE = r"([T ][0-9]{2}:[0-9]{2})(?=\z| ?[ZUG+-])"
 
 
 def quoted(name: str) -> str:
@@ -43,7 +44,8 @@ def time_ms(column: str, kind: DataType) -> Column:
         basic = F.concat_ws(
             "-", F.substring(text, 1, 4), F.substring(text, 5, 2), F.substring(text, 7, 2)
         )
-        iso = F.when(text.rlike(BASIC_DAY), basic).when(text.rlike(ISO), text)
+        whole = F.regexp_replace(text, MINUTE, "$1:00")  # Spark wants seconds before an offset
+        iso = F.when(text.rlike(BASIC_DAY), basic).when(text.rlike(ISO), whole)
         ms = F.coalesce(
             F.when(number < MS_FROM, number * 1000).when(number < MS_END, number).cast("long"),
             F.unix_millis(F.try_to_timestamp(iso)),
