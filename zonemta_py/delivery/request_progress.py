@@ -21,7 +21,7 @@ class RequestProgress:
         self.unserved = list(range(len(request.recipients)))
         self.recipients_max = 0  # of a transaction, once it is known
         self._attempts: list[Attempt | None] = [None] * len(request.recipients)
-        self.is_answered = False  # a recipient has an answer that is about it
+        self._answered = False  # a recipient has an answer that is about it
 
     def part(self, request: DeliveryRequest) -> DeliveryRequest:
         """``request``, a form of this one, for the recipients that are not served."""
@@ -53,15 +53,21 @@ class RequestProgress:
             if unserved:
                 self.unserved.append(index)
             else:
-                self.is_answered = True
+                self._answered = True
         return closed
+
+    def without_session(self, *, expired: bool) -> DeliveryResult:
+        """The end of the request when no further session is permitted now. After an ``expired`` one it has had no attempt, and waits."""
+        if expired and not self._answered:
+            return DeliveryResult([], not_permitted=True)
+        return self.result()
 
     def result(self, failure: DestinationFailed | None = None) -> DeliveryResult:
         """The end of the request; ``failure``: no session could be opened after an idle one was closed."""
-        if failure is not None and not self.is_answered:
+        if failure is not None and not self._answered:
             return no_session(self.request, failure, self.began_s, tried=True)
         last = self._attempts[-1]
-        if self.is_answered or last is None or last.code not in (0, 421):
+        if self._answered or last is None or last.code not in (0, 421):
             return DeliveryResult(
                 self._attempts, recipients_max=self.recipients_max, sessions=self.opened
             )

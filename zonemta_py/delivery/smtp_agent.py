@@ -82,10 +82,7 @@ class SmtpAgent:
         except NotPermitted as exc:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
         except DestinationFailed as exc:
-            has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
-            tried = bool(endpoints) and not isinstance(exc, AllSkipped)
-            failed = no_session(request, exc, progress.began_s, has_idle=has_idle, tried=tried)
-            return await self._answer(request, failed)
+            return await self._answer(request, self._no_session(progress, endpoints, exc))
         context.session_opened(int(not reused))
         progress.opened += not reused
         if len(endpoints) > 1 and forms.converts(session):
@@ -115,15 +112,18 @@ class SmtpAgent:
                     raise NotPermitted(tried=False)
                 session, endpoint = await self._opener.open(endpoints, request, zone)
             except NotPermitted:
-                if (
-                    expired and not progress.is_answered
-                ):  # it waits for a session, and has had no attempt
-                    return await self._answer(request, DeliveryResult([], not_permitted=True))
-                return await self._answer(request, progress.result())
+                return await self._answer(request, progress.without_session(expired=expired))
             except DestinationFailed as exc:
                 return await self._answer(request, progress.result(exc if expired else None))
             progress.opened += 1
             reused = False
+
+    def _no_session(
+        self, progress: RequestProgress, endpoints: Candidates, exc: DestinationFailed
+    ) -> DeliveryResult:
+        has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
+        tried = bool(endpoints) and not isinstance(exc, AllSkipped)
+        return no_session(progress.request, exc, progress.began_s, has_idle=has_idle, tried=tried)
 
     async def resolve(self, domain: str) -> MxAnswer:
         """See ``DeliveryAgent``."""
