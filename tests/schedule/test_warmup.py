@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.schedule.allowance import Allowance
+from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.warmup import DAY_MS, EPOCH, Warming, WarmUp, WarmupState, plan
 
@@ -126,6 +127,21 @@ def test_schedules_by_address_and_provider() -> None:
     assert room(warmup, "192.0.2.1", "x") == 0
     warmup.configure([SCHEDULE, own], {})
     assert room(warmup, "192.0.2.1", "google") == 0, "it was away for a moment"
+
+
+def test_why_an_address_waits_before_its_first_day_and_on_it() -> None:
+    made = allowed({})
+    entries = [PoolAddress("192.0.2.1")]
+    early = made.take("google", entries, at(-7, 5_000))
+    assert isinstance(early, Refusal)
+    assert (early.reason, early.until_ms) == ("192.0.2.1 is new and begins on 2026-11-01", at(0))
+    for _ in range(SCHEDULE.daily[0]):
+        permit = made.take("google", entries, at(0))
+        assert isinstance(permit, Permit)
+        made.finish(permit, 1, 0, at(0))
+    late = made.take("google", entries, at(0, 5_000))
+    assert isinstance(late, Refusal)
+    assert (late.reason, late.until_ms) == ("192.0.2.1 is new and has sent its number of the day", at(1))
 
 
 def test_a_schedule_that_begins_anew_is_not_late() -> None:

@@ -11,6 +11,9 @@ from tests.pipeline.campaigns import LETTER, PERSONAL, relay_and_sinks, write_li
 from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
 
+pytest.importorskip("pyspark")
+from zonemta_py.pipeline.spark.interrupts import INTERRUPTED, WORDS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -34,6 +37,20 @@ async def test_a_plan(spark: "SparkSession", directory: Path, moment: str) -> No
     found = await Job(directory, *arguments).result()
     assert (found["planned"], found["input"]) == (COUNT, COUNT)
     assert spark.read.parquet(f"{directory}/plan/envelopes").count() == found["envelopes"]
+
+
+async def test_ctrl_c(directory: Path) -> None:
+    """One line, no stack of Java or Python, an exit code of its own; the same command completes the work."""
+    arguments = plan_arguments(directory, LETTER)
+    job = Job(directory, *arguments)
+    await until((directory / "plan").exists, "the output", DONE_S)
+    job.interrupt()
+    await until(job.ended, "the end of the job", DONE_S)
+    assert job.child.process.returncode == INTERRUPTED
+    lines = [line for line in job.said().splitlines() if "incubator modules" not in line]
+    assert lines == [WORDS.decode().strip()]
+    await job.kill()
+    assert (await Job(directory, *arguments).result())["planned"] == COUNT
 
 
 @pytest.mark.parametrize("moment", [0, 1, COUNT - 1000])

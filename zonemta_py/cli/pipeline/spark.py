@@ -4,7 +4,7 @@ pyspark is imported only when a job runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
@@ -99,9 +99,11 @@ class SparkOptions:
         from zonemta_py.pipeline.spark.deferred_session import DeferredSession
         from zonemta_py.pipeline.spark.event_log import open_log
         from zonemta_py.pipeline.spark.exceptions import spark_errors
+        from zonemta_py.pipeline.spark.interrupts import interruptible, same_handler
         from zonemta_py.pipeline.spark.session import is_connect, open_session
 
-        with step_shower() as show:
+        is_remote = is_connect(self.master)
+        with step_shower() as show, nullcontext() if is_remote else interruptible():
             step = ""
 
             def progress(text: str) -> None:
@@ -111,14 +113,13 @@ class SparkOptions:
 
             def opened() -> "SparkSession":
                 show("starting Spark")
-                session = open_session(self.master, self.heap, light=light, **self.settings)
+                with same_handler():
+                    session = open_session(self.master, self.heap, light=light, **self.settings)
                 if step:
                     show(step)
                 return session
 
-            session: Any = (
-                DeferredSession(opened) if deferred and not is_connect(self.master) else opened()
-            )
+            session: Any = DeferredSession(opened) if deferred and not is_remote else opened()
             try:
                 if events is not None:
                     progress("verifying the event log")

@@ -1,12 +1,11 @@
 """A session that starts when it is needed: a report of a few segments is made faster without one (decision 104)."""
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+from zonemta_py.pipeline.spark.interrupts import same_handler
 
 
 class DeferredSession:
@@ -23,7 +22,7 @@ class DeferredSession:
 
     def __getattr__(self, name: str) -> Any:
         if self._session is None:
-            with _same_handler():
+            with same_handler():
                 self._session = self._opened()
         return getattr(self._session, name)
 
@@ -31,16 +30,6 @@ class DeferredSession:
         """Stop the session, if it has started."""
         if self._session is not None:
             self._session.stop()
-
-
-@contextmanager
-def _same_handler() -> Iterator[None]:
-    """Keep the job's own handler of SIGINT, which Spark would replace (``intervals``)."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    is_own = before is not signal.default_int_handler
-    if is_own and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
 
 
 def is_deferred(spark: SparkSession) -> bool:
