@@ -69,6 +69,22 @@ def test_the_rules_of_a_provider(directory: Path) -> None:
     assert change.after == f"2 sessions, 600/m until {BEGIN_MS + HOUR_MS}"
 
 
+def test_replies_to_mail_of_another_pool_do_not_move_that_of_the_zone(directory: Path) -> None:
+    """That of a tenant with a pool of its own, or of the fallback pool; also while mail of the zone is moved."""
+    rule = "name: {0}, class: blocked, pattern: '{0}', action: pool, pool: {1}, for: 1h"
+    made = engine(directory, rule.format("p", "second"), rule.format("q", "third"))
+    rules = ShapingRules(read_shaping(directory / "shaping.yaml"))
+    own, second, tenants = "192.0.2.1", "192.0.2.2", "192.0.2.3"
+    pools = {"default": {own}, "second": {second}, "third": {"192.0.2.4"}, "tenants": {tenants}}
+    made.configure(ControllerSettings(enabled=False), rules, lambda name: LIMITS, pools)
+    assert made.reply(reply("blocked", address=tenants, text="p"), BEGIN_MS) == []
+    [change] = made.reply(reply("blocked", address=own, text="p"), BEGIN_MS)
+    assert change.before == "default"
+    assert made.reply(reply("blocked", address=tenants, text="q"), BEGIN_MS + 1) == []
+    [change] = made.reply(reply("blocked", address=second, text="q"), BEGIN_MS + 1)
+    assert change.before == "second"
+
+
 def test_another_pool_for_a_time(directory: Path) -> None:
     made = engine(directory, "name: p, class: blocked, action: pool, pool: second, for: 1h")
     [change] = made.reply(reply("blocked"), BEGIN_MS)

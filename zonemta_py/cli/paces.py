@@ -27,6 +27,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.durations import time_left
 from zonemta_py.schedule.replay import PoolOf, ReplayedChange, ShapingReplay, ShapingSetup
+from zonemta_py.schedule.sources import names_in_pools
 
 
 @click.group()
@@ -191,7 +192,7 @@ def _replayed(
     found = ShapingReplay(
         ShapingSetup(
             config.shaping.controller, files.rules, lambda name: files.table.settings(name).limits,
-            _pools(config),
+            _pools(config), names_in_pools(config.pools),
         )
     )  # fmt: skip
     with spinner("reading the event log"):

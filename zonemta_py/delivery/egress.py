@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
 from zonemta_py.config.schema import Config
-from zonemta_py.config.sending import AddressLimits, PoolAddress
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.shaping import check_pools, check_rule_providers, load_shaping
 from zonemta_py.config.warmup import check_warmups, read_warmups
 from zonemta_py.core import clock
@@ -29,7 +29,7 @@ from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import source_name, usable
+from zonemta_py.schedule.sources import limits_of_addresses, names_in_pools, source_name, usable
 from zonemta_py.schedule.warmup import WarmupState
 from zonemta_py.smtp.mx_order import MxAnswer
 
@@ -63,7 +63,6 @@ def _named_file(key: str) -> Iterator[None]:
 
 FREE_MAX = 100_000
 CLOCK_SET_MS = 1000
-UNLIMITED = AddressLimits()
 SUSPENDED_MIN_MS = 1000  # before mail tries again whether a suspension has ended
 
 
@@ -111,17 +110,10 @@ class Egress(Allowance):
         self.files = files
         self.pools = config.pools
         self._sources.clear()
-        addresses: dict[
-            str, AddressLimits
-        ] = {  # an address of several pools has its limits in one of them
-            source_name(each): each.limits
-            for pool in config.pools.values()
-            for each in pool
-            if each.limits != UNLIMITED
-        }
+        addresses = limits_of_addresses(config.pools)
         self.providers.configure(files.table)
         self.permits.configure(lambda name: files.table.settings(name).limits, addresses)
-        self.shaper.configure(config.shaping.controller, files)
+        self.shaper.configure(config.shaping.controller, files, names_in_pools(config.pools))
         self.warmup.configure(files.schedules, stored or {})
         self.warmup.not_after(self.calendar_ms(self.now_ms()))
         self.changed()

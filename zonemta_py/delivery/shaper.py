@@ -66,9 +66,16 @@ class Shaper:
         """The paces of addresses at providers."""
         return self.engine.controller
 
-    def configure(self, settings: ControllerSettings, files: EgressFiles) -> None:
+    def configure(
+        self,
+        settings: ControllerSettings,
+        files: EgressFiles,
+        pools: Mapping[str, Collection[str]],
+    ) -> None:
         """Use other settings; paces stay until they have come up."""
-        self.engine.configure(settings, files.rules, lambda name: files.table.settings(name).limits)
+        self.engine.configure(
+            settings, files.rules, lambda name: files.table.settings(name).limits, pools
+        )
 
     def go_on(self, paces: Mapping[Key, Pace], reroutes: Mapping[Key, Reroute]) -> None:
         """Go on with the paces of an earlier life, and with the pools that rules chose.

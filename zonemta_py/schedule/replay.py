@@ -6,7 +6,8 @@ are not known. The actions of an operator are repeated.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
@@ -26,12 +27,13 @@ PoolOf = Callable[[str, str], str]  # of a zone and a domain
 
 
 class ShapingSetup(NamedTuple):
-    """By what is decided."""
+    """By what is decided. ``pools``: their addresses."""
 
     settings: ControllerSettings
     rules: ShapingRules
     limits_of: Callable[[str], ProviderLimits]
     pool_of: PoolOf
+    pools: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class ReplayedChange(NamedTuple):
@@ -64,7 +66,8 @@ class _Node:
 
     def _make(self) -> ShapingEngine:
         engine = ShapingEngine()
-        engine.configure(self._setup.settings, self._setup.rules, self._setup.limits_of)
+        setup = self._setup
+        engine.configure(setup.settings, setup.rules, setup.limits_of, setup.pools)
         return engine
 
     def is_new(self, record: Record) -> bool:

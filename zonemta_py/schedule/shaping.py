@@ -4,7 +4,8 @@ A rule that a reply matches acts at once, or when its threshold is reached in a 
 and address. What it changes of a recipient is in ``Handling``; what it changes of sending is a ``ShapingChange``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
@@ -67,6 +68,7 @@ class ShapingEngine:
         self.controller = Controller()
         self.reroutes: dict[tuple[str, str], Reroute] = {}  # by provider and pool
         self._rules = ShapingRules(())
+        self._pools: Mapping[str, Collection[str]] = {}
         # By rule, its period, provider and address.
         self._counts: dict[tuple[str, float, str, str], SlidingWindow] = {}
 
@@ -75,8 +77,10 @@ class ShapingEngine:
         settings: ControllerSettings,
         rules: ShapingRules,
         limits_of: Callable[[str], ProviderLimits],
+        pools: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
-        """Use other settings and rules; what is counted for a rule that stays counts on."""
+        """Use other settings and rules; what is counted for a rule that stays counts on. ``pools``: their addresses."""
+        self._pools = pools
         self.controller.configure(settings, limits_of)
         self._rules = rules
         periods = {(rule.name, rule.threshold_s) for rule in rules.rules}
@@ -164,6 +168,11 @@ class ShapingEngine:
         before = self.pool_of(about.provider, about.pool, now_ms)
         if before == rule.pool:
             return None  # after its time the own pool is tried again
+        of_zone = {*self._pools.get(about.pool, ()), *self._pools.get(before, ())}
+        if of_zone and about.address not in of_zone:
+            return (
+                None  # it is an address of a tenant's pool, or of the fallback pool: others' mail stays
+            )
         self.reroutes[about.provider, about.pool] = Reroute(1, rule.pool, until_ms)
         after = f"{rule.pool} until {until_ms}"
         return ShapingChange(

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from math import log
 from typing import NamedTuple
 
-from zonemta_py.config.sending import PoolAddress
+from zonemta_py.config.sending import AddressLimits, PoolAddress
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.model import PART_MARK, USUAL_POOL
 from zonemta_py.smtp.classification import ReplyClass
@@ -22,6 +22,7 @@ from zonemta_py.smtp.classification import ReplyClass
 BY_SYSTEM = "system"  # the name of the address that the system chooses
 _FROM, _NOT_FROM = f"{PART_MARK}=", f"{PART_MARK}!"
 _OF_ADDRESS = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)  # the next attempt depends on our address
+UNLIMITED = AddressLimits()
 
 
 def source_name(entry: PoolAddress) -> str:
@@ -97,6 +98,17 @@ def ranked(pool: Sequence[PoolAddress], message: str) -> list[PoolAddress]:
     return sorted(
         pool, key=lambda entry: entry.weight / -log(_draw(message, entry.address or "")), reverse=True
     )
+
+
+def limits_of_addresses(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, AddressLimits]:
+    """By address; one in several pools has its limits in one of them."""
+    entries = (each for pool in pools.values() for each in pool)
+    return {source_name(each): each.limits for each in entries if each.limits != UNLIMITED}
+
+
+def names_in_pools(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, frozenset[str]]:
+    """The addresses of each pool, also those that are disabled."""
+    return {name: frozenset(map(source_name, pool)) for name, pool in pools.items()}
 
 
 def preferred(pool: Sequence[PoolAddress], message: str, *names: str) -> list[PoolAddress]:

@@ -22,7 +22,13 @@ from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, ShapingEngine
-from zonemta_py.schedule.sources import common_families, source_name, usable
+from zonemta_py.schedule.sources import (
+    common_families,
+    limits_of_addresses,
+    names_in_pools,
+    source_name,
+    usable,
+)
 
 DEFAULT_POOLS = {"default": (PoolAddress(),)}
 
@@ -65,10 +71,11 @@ class SimulatedEgress(Allowance):
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
         self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
         self._armed_ms: int | None = None
-        addresses = {source_name(each): each.limits for pool in settings.pools.values() for each in pool}
+        addresses = limits_of_addresses(settings.pools)
         self.permits.configure(lambda name: self.table.settings(name).limits, addresses)
         self.engine.configure(
-            settings.controller, ShapingRules(settings.rules), lambda name: self.table.settings(name).limits
+            settings.controller, ShapingRules(settings.rules), lambda name: self.table.settings(name).limits,
+            names_in_pools(settings.pools),
         )  # fmt: skip
         self.warmup.configure(settings.schedules, {})
 
