@@ -220,7 +220,7 @@ def _request(
 
 
 def _check_caps(caps: Mapping[str, int], config: Config) -> None:
-    """Raises ConfigError for a name that is no provider's, but like one: it would cap nothing."""
+    """Raises ConfigError for a name that is no provider's: it would cap nothing."""
     table = load_providers(config.providers.file, shipped=config.providers.shipped)
     for name in caps:
         lower = name.lower()
@@ -229,6 +229,8 @@ def _check_caps(caps: Mapping[str, int], config: Config) -> None:
             raise ConfigError(
                 f"--cap-per-day {name}: found no such provider; expected {meant}={caps[name]}"
             )
+        if problem := table.problem_of(name):
+            raise ConfigError(f"--cap-per-day {name}: {problem}")
 
 
 def _selection(options: dict[str, Any]) -> Selection:
