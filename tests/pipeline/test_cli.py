@@ -175,6 +175,16 @@ def test_simulate_reads_the_files_of_the_configuration(tmp_path: Path) -> None:
     assert "providers.big: mx, names of hosts, or domains are needed" in found.output
 
 
+def test_a_list_on_the_web(tmp_path: Path) -> None:
+    """Found before Spark starts, with what to do."""
+    (tmp_path / "letter.eml").write_text("From: x\n")
+    command = ["plan", "https://127.0.0.1:1/list.csv", "--message", str(tmp_path / "letter.eml")]
+    command += ["--from", "s@x.example", "--campaign", "june", "--output", str(tmp_path / "plan")]
+    found = CliRunner().invoke(pipeline, command)
+    assert found.exit_code == 2, found.output
+    assert "list.csv: found a web address, expected a file" in found.output
+
+
 @pytest.mark.parametrize(
     ("cap", "problem"),
     [

@@ -161,7 +161,11 @@ def are_short(paths: Iterable[str]) -> bool:
 
 
 def require_list(path: str) -> None:
-    """Raise ConfigError for a local file that is not there: wrong usage is found before Spark starts."""
+    """Raise ConfigError for a local file that is not there, or a web page: wrong usage is found before Spark starts."""
+    if path.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{path}: found a web address, expected a file, or one on s3a://, hdfs:// or file://; download it first"
+        )
     if is_local(path) and not Path(path).exists():
         raise ConfigError(f"{path}: no such file")
 
