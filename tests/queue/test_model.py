@@ -155,6 +155,8 @@ class QueueMachine(RuleBasedStateMachine):
         async def wake() -> None:
             while await self.queue.deferral.wake_due(self.clock.ms):
                 pass
+            # The queue's own timer may have found them first, and be writing.
+            await until(lambda: not self.queue.deferral.moving, "what is woken")
 
         self.runner.run(wake())
         for where, due_ms in list(self.deferred.items()):
