@@ -243,7 +243,7 @@ def test_a_warm_up_while_the_clock_was_ahead() -> None:
 async def test_the_day_of_a_warm_up_after_the_clock_was_set(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is that of the clock as it is now; what waits for the next day tries again."""
+    """It is that of the clock as it is now; what waits for the first day tries again."""
     clock = Clock()  # 2027-01-15 08:00 UTC
     monkeypatch.setattr(core_clock, "now_ms", clock)
     right_ms = clock.ms
@@ -252,7 +252,7 @@ async def test_the_day_of_a_warm_up_after_the_clock_was_set(
         now_ms = egress.now_ms()
         found = egress.take("big", [PoolAddress(B)], now_ms)
         assert isinstance(found, Refusal)
-        assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, DAY_MS - now_ms % DAY_MS)
+        assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, 400 * DAY_MS - now_ms % DAY_MS)
         tried = list[str]()
         places = Places(egress.gates, lambda name: not tried.append(name))
         places.wait("d.example", Place("z:default", "big"), found, 0)
