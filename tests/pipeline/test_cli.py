@@ -202,3 +202,29 @@ def test_a_cap_that_would_cap_nothing(tmp_path: Path, cap: str, problem: str) ->
     found = CliRunner().invoke(pipeline, [*command, "--cap-per-day", cap])
     assert found.exit_code == 2, found.output
     assert problem in found.output
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--scope", "a"), "--scope needs --suppress"),
+        (("--campaign", " "), "--campaign '': expected a name"),
+        (
+            ("--cap-per-day", "google=1", "--cap-per-day", "google=2"),
+            "'google=2': google is given twice",
+        ),
+        (("--option", "sep=;", "--option", "sep=,"), "'sep=,': sep is given twice"),
+    ],
+)
+def test_options_of_a_plan_that_say_nothing(
+    tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    """An option is used, or it is an error; before Spark starts."""
+    pytest.importorskip("pyspark")
+    for name, text in (("list.csv", "email\na@x.example\n"), ("letter.eml", "Subject: x\n\nx\n")):
+        (tmp_path / name).write_text(text)
+    message, output = str(tmp_path / "letter.eml"), str(tmp_path / "plan")
+    arguments = ["plan", str(tmp_path / "list.csv"), "--message", message, "--from", "n@example.com",
+                 "--campaign", "june", "--output", output, *options]  # fmt: skip
+    result = CliRunner().invoke(main, ["pipeline", *arguments])
+    assert (result.exit_code, problem in result.output) == (2, True), result.output

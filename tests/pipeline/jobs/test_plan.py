@@ -412,7 +412,7 @@ def test_times_of_sending(spark: "SparkSession", tmp_path: Path) -> None:
     listed = write_list(tmp_path / "list.csv", rows, head=("email", "at"))
     manifest = plan(spark, listed, tmp_path / "plan", send_at_column="at")
     assert (manifest.planned, manifest.rejected) == (4, 1)
-    assert left_out(spark, tmp_path / "plan")["rejected"] == [("e@x.example", "no time in 'at'")]
+    assert left_out(spark, tmp_path / "plan")["rejected"] == [("e@x.example", "no time in 'at': 'soon'")]
     found = {tuple(members_of(e)): e["send_at_ms"] for e in envelopes(spark, tmp_path / "plan")}
     assert set(found) == {("a@x.example", "b@x.example"), ("c@x.example",), ("d@x.example",)}
     assert found[("c@x.example",)] is None

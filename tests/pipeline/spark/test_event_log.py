@@ -36,6 +36,9 @@ def test_a_whole_log(spark: "SparkSession", tmp_path: Path) -> None:
     assert open_log(spark, lake).is_compacted
     with pytest.raises(LocalError, match="no event log here"):
         open_log(spark, tmp_path / "no such directory")
+    (tmp_path / "list.csv").write_text("email\n")
+    with pytest.raises(LocalError, match="no event log here: found a file, expected a directory"):
+        open_log(spark, tmp_path / "list.csv")
 
 
 def test_a_cut_segment(spark: "SparkSession", tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import pytest
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[X] first\nsecond", "[X] first"),
-        ("\n  \n[X] first", "[X] first"),
+        ("[X] first\nsecond", "first"),
+        ("\n  \n[X_Y.Z] first. SQLSTATE: 42704", "first."),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/a/b.c d. SQLSTATE: 42K03", "/a/b.c d does not exist"),
+        ("[PATH_NOT_FOUND] Path does not exist: s3a://a/b*. SQLSTATE: 42K03\nx", "s3a://a/b* does not exist"),
         ("", ""),
         ("Job aborted\n\tat x\nCaused by: java.io.IOException: disk full\n\tat y", "disk full"),
         ("An error occurred while calling o57.rename.\n: org.apache.hadoop.fs.FileAlreadyExistsException: Failed to rename x\n\tat y", "Failed to rename x"),

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from tests.pipeline.campaigns import write_list
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import ConfigError, LocalError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +41,9 @@ def test_address_column(columns: list[str], wanted: str | None, found: str) -> N
         ([], None, "l.csv: the list is empty"),
         (["mail"], None, "no column email or address or recipient; columns: mail"),
         (["email"], "mail", "no column mail; columns: email"),
+        (["name", "email1", "email2"], None, "the column email twice"),
+        (["mail0", "name", "mail2"], "mail", "the column mail twice"),
+        (["email1", "email2"], None, "no column email or"),
     ],
 )
 def test_no_address_column(columns: list[str], wanted: str | None, problem: str) -> None:
@@ -229,3 +232,29 @@ def test_tasks_of_a_list_with_line_ends_in_quotes(
     rows = lists.read_list(spark, str(path), {})
     assert rows.rdd.getNumPartitions() == path.stat().st_size // 1000
     assert rows.count() == 200
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        (("envelopes/x", "manifest/y"), "lists: found a plan, expected a list"),
+        ((), "lists: the directory is empty"),
+        (("list",), "lists: found 'list', expected .csv"),
+    ],
+)
+def test_a_directory_that_is_no_list(
+    spark: "SparkSession", tmp_path: Path, files: tuple[str, ...], problem: str
+) -> None:
+    (tmp_path / "lists").mkdir()
+    for each in files:
+        path = tmp_path / "lists" / each
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(GOOD)
+    with pytest.raises(ConfigError, match=problem):
+        lists.read_list(spark, str(tmp_path / "lists"), {})
+
+
+def test_a_column_with_the_name_of_an_added_one(spark: "SparkSession", tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("email,#Position\na@x.example,1\n")
+    with pytest.raises(LocalError, match="found a column '#position', which this job adds; rename it"):
+        lists.read_list(spark, str(tmp_path / "list.csv"), {})

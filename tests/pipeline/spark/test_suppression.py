@@ -74,13 +74,14 @@ def test_a_file_with_a_header(spark: "SparkSession", tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     path.write_text(
         '\ufeff# made by hand\n Entry ,reason,until\n#no,entry,\n"#User@x.example","one, two",\n'
-        '"""a,b""@x.example",quoted,2999-01-01\nold@x.example,,2020-01-01\nbad@x.example,,soon\n\n'
+        '"""a,b""@x.example",quoted,2999-01-01\nold@x.example,,2020-01-01\nbad@x.example,,soon\nbad@x.example,,2999-02-30\n\n'
         "\u00a0b@x.example\t\n"
     )
     rows, found = read(spark, path)
     assert rows == {"#user@x.example": "one, two", '"a,b"@x.example': "quoted", "b@x.example": NO_REASON}
-    assert (found.bad, found.expired) == (1, 1)
-    assert "until 'soon': expected a day such as 2027-05-20" in found.bad_rows[0]
+    assert (found.bad, found.expired) == (2, 1)
+    for each, row in zip(("2999-02-30", "soon"), sorted(found.bad_rows), strict=True):
+        assert f"until '{each}': expected a day such as 2027-05-20" in row
 
 
 def test_a_source_without_an_entry(spark: "SparkSession", tmp_path: Path) -> None:

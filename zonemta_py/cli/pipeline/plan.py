@@ -209,6 +209,10 @@ def _request(
     except AddressError as exc:
         raise ConfigError(f"--from '{sender}': {exc}") from exc
     selection = _selection(options)
+    if options["scopes"] and not options["suppress"]:
+        raise ConfigError("--scope needs --suppress: it chooses entries of suppression lists")
+    if not options["campaign"].strip():
+        raise ConfigError("--campaign '': expected a name")
     config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
     _check_caps(selection.caps or {}, config)
     message = message_path.read_bytes()

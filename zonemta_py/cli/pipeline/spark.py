@@ -59,6 +59,8 @@ def named_values(
         name, separator, value = text.partition("=")
         if not separator or not name:
             raise click.BadParameter(f"'{text}' is not NAME=VALUE", context, parameter)
+        if name in found:
+            raise click.BadParameter(f"'{text}': {name} is given twice", context, parameter)
         found[name] = value
     return found
 

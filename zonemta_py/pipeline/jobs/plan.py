@@ -14,7 +14,7 @@ from zonemta_py.pipeline.jobs.plan_request import PlanRequest
 from zonemta_py.pipeline.jobs.plan_tables import RecipientList, write_tables
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
-from zonemta_py.pipeline.spark.lists import POSITION, TABLE, address_column, read_list
+from zonemta_py.pipeline.spark.lists import POSITION, TABLE, address_column, read_list, refuse_repeated
 from zonemta_py.pipeline.spark.output_lock import locks_output
 from zonemta_py.pipeline.spark.plain_lists import begins_with_rows
 from zonemta_py.pipeline.spark.plan_manifest import CAMPAIGN, VERSION, PlanManifest, read_manifest
@@ -115,6 +115,8 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
     email = address_column(columns, request.email_column, request.source)
     merge_fields = [name.decode("utf-8", "replace") for name in template.fields]
     missing = [name for name in merge_fields if name not in columns]
+    for name in missing:
+        refuse_repeated(columns, name, request.source)
     if missing:
         raise LocalError(
             f"{request.source}: the message needs the column {', '.join(missing)}; "

@@ -20,6 +20,8 @@ _HEADER = re.compile(
 )
 _CSV_FILE = re.compile(r"CSV file: (?:file:/*(?=/))?(\S+)")
 _OWN = re.compile(r"^\s*zonemta_py\.core\.errors\.LocalError: (.+)$", re.MULTILINE)  # by a task of ours
+_CONDITION = re.compile(r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w{5}\b")  # Spark's names of an error
+_NO_PATH = re.compile(r"Path does not exist: (?:file:/*(?=/))?(.+?)\.(?: SQLSTATE|$)")
 _RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
 
 
@@ -55,6 +57,9 @@ def error_line(text: str) -> str:
             f"{name} has {own}, other files have {others}: "
             "give all files the same columns in the same order"
         )
+    if missing := _NO_PATH.search(text):
+        return f"{missing[1]} does not exist"
     causes = _CAUSE.findall(text) or _THROWN.findall(text) or _RAISED.findall(text)
     cause = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "")
+    cause = _CONDITION.sub("", cause)
     return f"{file[1]} cannot be read: {cause}" if file else cause

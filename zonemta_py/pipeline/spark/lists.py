@@ -26,6 +26,7 @@ KINDS = frozenset((*JSON, "parquet", "orc", "csv", "tsv", "txt"))
 COMPRESSIONS = ("gz", "bz2", "zst")
 JDBC = "jdbc:"
 TABLE = "table:"  # before the name of a table of a catalog of the session
+OF_PLAN = frozenset(("envelopes", "manifest"))  # directories that only a plan has
 POSITION = "#position"  # an added column: orders the rows as the list does
 
 
@@ -36,20 +37,19 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
     later: what is wrong with them is an error of the job that reads them (``spark_errors``).
     """
     reader = spark.read.options(**options)
-    position = F.monotonically_increasing_id().alias(POSITION)
     try:
         if source.startswith(JDBC):
-            return _read_database(spark, source, options).select("*", position)
+            return _numbered(source, _read_database(spark, source, options))
         if source.startswith(TABLE):
-            return analysed(reader.table(source.removeprefix(TABLE)).select("*", position))
+            return _numbered(source, reader.table(source.removeprefix(TABLE)))
         kind = _kind(spark, source)
         if kind == "parquet":
-            return analysed(reader.parquet(as_read(source)).select("*", position))
+            return _numbered(source, reader.parquet(as_read(source)))
         if kind == "orc":
-            return analysed(reader.orc(as_read(source)).select("*", position))
+            return _numbered(source, reader.orc(as_read(source)))
         check_zstd_files(spark, source)
         if kind in JSON:
-            return analysed(reader.json(as_read(source), primitivesAsString=True).select("*", position))
+            return _numbered(source, reader.json(as_read(source), primitivesAsString=True))
         if kind == "tsv":
             options = {"sep": "\t", **options}
         spans = spans_lines(spark, source, options)
@@ -57,10 +57,17 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
             as_read(source), header=True, multiLine=spans, maxCharsPerColumn=CELL_MAX, enforceSchema=False,
             ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
         )  # fmt: skip
-        numbered = analysed(rows.select("*", position))
+        numbered = _numbered(source, rows)
         return _spread(spark, source, numbered) if spans else numbered
     except AnalysisException as exc:
         raise LocalError(f"{source}: {error_line(str(exc))}") from exc
+
+
+def _numbered(source: str, rows: DataFrame) -> DataFrame:
+    """``rows`` with POSITION. Raises LocalError for a list that has such a column, AnalysisException."""
+    if POSITION in map(str.lower, rows.columns):
+        raise LocalError(f"{source}: found a column '{POSITION}', which this job adds; rename it")
+    return analysed(rows.select("*", F.monotonically_increasing_id().alias(POSITION)))
 
 
 def _spread(spark: SparkSession, source: str, rows: DataFrame) -> DataFrame:
@@ -82,8 +89,13 @@ def _read_database(spark: SparkSession, url: str, options: Mapping[str, str]) ->
 
 def _kind(spark: SparkSession, source: str) -> str:
     """The suffix of a list without that of its compression, of a directory that of its files. Raises ConfigError."""
-    found = only_kind(source, kinds_of(spark, source))
+    kinds = kinds_of(spark, source)
+    if kinds >= OF_PLAN:
+        raise ConfigError(f"{source}: found a plan, expected a list")
+    found = only_kind(source, kinds)
     if found not in KINDS:
+        if names_in(spark, source) == set():
+            raise ConfigError(f"{source}: the directory is empty")
         raise ConfigError(
             f"{source}: found '{found}', expected .{', .'.join(sorted(KINDS))}, table:NAME or jdbc:"
         )
@@ -161,6 +173,14 @@ def address_column(columns: Sequence[str], wanted: str | None, source: str) -> s
     if wanted is None:
         found = address_column_in(columns)
     if found is None:
+        for name in (wanted,) if wanted else ADDRESS_COLUMNS:
+            refuse_repeated(columns, name, source)
         names = wanted or " or ".join(ADDRESS_COLUMNS)
         raise LocalError(f"{source}: no column {names}; columns: {', '.join(columns)}")
     return found
+
+
+def refuse_repeated(columns: Sequence[str], name: str, source: str) -> None:
+    """Raise LocalError if the header of a CSV file has this name twice: Spark adds the number of the column to both."""
+    if sum(column == f"{name}{number}" for number, column in enumerate(columns)) > 1:
+        raise LocalError(f"{source}: found the column {name} twice; rename one of the two")

@@ -9,10 +9,11 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
-from zonemta_py.pipeline.spark.listing import local_files
-from zonemta_py.pipeline.spark.storage import as_read
+from zonemta_py.pipeline.spark.listing import is_here, local_files
+from zonemta_py.pipeline.spark.storage import as_read, is_url
 
 GLOB = "*.jsonl.zst"
+SUFFIXES = (".zst", ".parquet")  # of a single file that is an event log
 # Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
 OF_SEGMENTS = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
 
@@ -24,6 +25,9 @@ def segment_lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
         if any(each.endswith(".parquet") for each in files):
             return None
         return {each: length for each, length in files.items() if each.endswith(GLOB[1:])}
+    suffix = Path(path).suffix
+    if not is_url(path) and is_here(spark) and Path(path).is_file() and suffix not in SUFFIXES:
+        raise LocalError(f"{path}: no event log here: found a file, expected a directory")
     try:
         if is_parquet(spark, path):
             return None

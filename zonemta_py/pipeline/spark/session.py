@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyspark
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
@@ -20,6 +21,8 @@ from zonemta_py.pipeline.spark.exceptions import error_line
 
 LOG_SETTINGS = Path(__file__).parent / "conf" / "log4j2.properties"
 LOG_PROPERTY = "log4j2.configurationFile"
+# They write each error of an expression to standard error, as JSON with Java's stack; the job says it in a line.
+CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 JAVA_MIN = 17
 REMEDY = f"Spark needs Java {JAVA_MIN} or newer (Debian: apt-get install openjdk-17-jre-headless)"
 
@@ -88,6 +91,8 @@ def open_session(
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
     _set_log_settings()
+    for name in CONTEXT_LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
     builder = SparkSession.builder.appName("zonemta").master(master)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

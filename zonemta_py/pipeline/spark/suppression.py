@@ -156,7 +156,7 @@ def _checked_columns(source: str, scopes: Sequence[str], today: date) -> list[Co
     """``key``, ``reason``, ``problem``, ``expired`` and ``applies``."""
     until, scope = (F.btrim(F.coalesce(name, F.lit("")), F.lit(BLANKS)) for name in ("until", "scope"))
     reason = F.btrim(F.coalesce("reason", F.lit("")), F.lit(BLANKS))
-    bad_day = (until != "") & ~until.rlike(DAY)
+    bad_day = (until != "") & (~until.rlike(DAY) | until.try_cast("date").isNull())
     problem = F.concat(
         F.lit(f"{source}: '"),
         F.coalesce(F.substring("entry", 1, 100), F.lit("")),

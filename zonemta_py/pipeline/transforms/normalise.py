@@ -68,8 +68,11 @@ def normalise_rows(
         if send_at:
             at_ms = time_ms(send_at, rows.schema[send_at].dataType)
             columns.append(at_ms.alias("send_at_ms"))
-            is_given = F.btrim(F.col(quoted(send_at)).cast("string")) != ""
-            problems.append(F.when(is_given & at_ms.isNull(), F.lit(f"no time in '{send_at}'")))
+            text = F.btrim(F.col(quoted(send_at)).cast("string"))
+            problem = F.concat(
+                F.lit(f"no time in '{send_at}': '"), F.substring(text, 1, 100), F.lit("'")
+            )
+            problems.append(F.when((text != "") & at_ms.isNull(), problem))
         if needs:
             columns.append(F.coalesce(*problems).alias("problem"))
         if blocks is not None:
