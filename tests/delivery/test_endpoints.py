@@ -21,7 +21,7 @@ from zonemta_py.config.zones import SmarthostAuth, Zone
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.endpoints import EndpointResolver, choose_source, credentials, read_password
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.sink.nameserver import NameServer, Records
+from zonemta_py.sink.nameserver import SERVFAIL, NameServer, Records
 
 RECORDS: Records = {
     "a.example": {"MX": ["10 mx1.a.example.", "20 mx2.a.example."]},
@@ -29,6 +29,8 @@ RECORDS: Records = {
     "mx2.a.example": {"A": ["127.0.0.12"]},
     "one.example": {"MX": ["10 mx1.a.example."]},
     "loop.example": {"MX": ["10 mx1.a.example.", "20 relay.example.", "30 mx2.a.example."]},
+    "halfloop.example": {"MX": ["10 broken.example.", "20 relay.example."]},
+    "broken.example": SERVFAIL,
     "self.example": {"MX": ["10 relay.example."]},
     "relay.example": {"A": ["127.0.0.99"]},
     "six.example": {"AAAA": ["::1"]},
@@ -75,6 +77,11 @@ async def test_only_hosts_preferred_to_this_one() -> None:
         with pytest.raises(DestinationFailed, match="loops back to this relay") as failed:
             await found(resolver, "self.example")
         assert (failed.value.status, failed.value.permanent) == ("5.4.6", True)
+        with pytest.raises(
+            DestinationFailed, match=r"the addresses of broken\.example failed"
+        ) as failed:
+            await found(resolver, "halfloop.example")
+        assert not failed.value.permanent, "the one that is preferred may be found later"
 
 
 async def test_private_addresses_are_refused_by_default() -> None:

@@ -17,9 +17,9 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.delivery.dns_channel import DnsChannel
 from zonemta_py.delivery.dns_channel import Records as DnsAnswer
-from zonemta_py.delivery.mx import FAILURE_TTL_S, MxResolver
+from zonemta_py.delivery.mx import FAILURE_TTL_S, HOST_FAILURE_TTL_S, MxResolver
 from zonemta_py.sink.nameserver import SERVFAIL, SILENT, NameServer, Records
-from zonemta_py.smtp.mx_order import TARGETS_MAX, Host, allowed, best, is_public, order
+from zonemta_py.smtp.mx_order import TARGETS_MAX, Host, MxAnswer, allowed, best, is_public, order
 
 RECORDS: Records = {
     "plain.example": {"MX": ["20 b.example.", "10 a.example."]},
@@ -66,7 +66,7 @@ async def resolving(ttl_s: int = 60) -> AsyncIterator[tuple[MxResolver, NameServ
             [(10, "a.example", ("127.0.0.11", "127.0.0.12", "::1")), (20, "b.example", ("127.0.0.13",))],
         ),
         ("mxalias.example", [(10, "hostalias.example", ("127.0.0.13",))]),
-        ("halfhost.example", [(20, "b.example", ("127.0.0.13",))]),
+        ("halfhost.example", [(10, "broken.example", ()), (20, "b.example", ("127.0.0.13",))]),
         ("[127.0.0.1]", [(0, "[127.0.0.1]", ("127.0.0.1",))]),
         ("[ipv6:::1]", [(0, "[ipv6:::1]", ("::1",))]),
     ],
@@ -95,6 +95,16 @@ async def test_one_look_up_of_a_host_failed(monkeypatch: pytest.MonkeyPatch) -> 
         ]
         assert resolver._cache["plain.example"][0] <= clock.monotonic_s() + FAILURE_TTL_S
         assert best(found).has_ipv4
+
+
+async def test_the_look_ups_of_the_best_host_failed() -> None:
+    """Mail goes to the next one, and it is still the best one that says whose domain it is."""
+    async with resolving(ttl_s=3000) as (resolver, _):
+        found = await resolver.resolve("halfhost.example")
+        assert best(found) == MxAnswer(("broken.example",), True, True, is_whole=False)
+        assert order(found, Random(1)) == [("b.example", "127.0.0.13")]
+        expires_s = resolver._cache["halfhost.example"][0]
+        assert expires_s <= clock.monotonic_s() + HOST_FAILURE_TTL_S
 
 
 @pytest.mark.parametrize(
@@ -176,8 +186,8 @@ async def test_the_hosts_of_a_domain_are_looked_up_at_once() -> None:
     async with resolving() as (resolver, server):
         server.records = {**server.records, **records}
         async with asyncio.timeout(scaled(0.6) * 2.5):
-            [host] = await resolver.resolve("many.example")
-        assert host.name == "mx5.many.example"
+            hosts = await resolver.resolve("many.example")
+        assert [host.name for host in hosts if host.ips] == ["mx5.many.example"]
 
 
 @pytest.mark.parametrize(

@@ -455,7 +455,7 @@ async def test_a_reload_keeps_what_is_known_of_domains(directory: Path) -> None:
     """A reply that comes after it is still one of the provider, and mail leaves with its limits without a look-up."""
     async with zone_of(directory, {"sessions": 1}) as zone:
         await zone.mail("d.example", "u")
-        zone.configure(configured(directory, {"sessions": 1}))
+        zone.configure(configured(directory, {"sessions": 2}))
         way = zone.admission.ways.of("d.example")
         assert way is not None
         assert way.provider == "big"
@@ -474,6 +474,38 @@ async def test_a_domain_that_was_not_found_is_looked_up_again(
         monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)
         assert zone.scheduler.next(later_s) is None
         assert "d.example" in zone.egress.look_ups
+        binding = zone.admission.binding("d.example", later_s, "")
+        assert binding is not None
+        assert binding.limit == "provider_look_up"
+
+
+async def test_a_domain_without_hosts_has_its_turn_in_a_busy_zone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look-up for each turn, however late that comes: otherwise its mail would be looked up for ever."""
+    zones = {"default": {"connections": 1}}
+    async with zone_of(directory, {}, zones=zones) as zone:
+        now_s = clock.monotonic_s()
+        monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+
+        async def not_found(domain: str) -> MxAnswer:
+            return NO_MX_ANSWER
+
+        zone.admission._resolve = not_found
+        await accept(zone.queue, "u@none.example")
+        zone.ready("none.example")
+        served: list[str] = []
+        for _ in range(3):
+            assert zone.scheduler.next(now_s) is None
+            await until(lambda: "none.example" not in zone.egress.look_ups)
+            now_s += 10 * NOT_FOUND_S  # others had the connection
+            slot = zone.scheduler.next(now_s)
+            assert slot is not None
+            served.append(slot.destination.name)
+            zone.end(slot, has_mail=True)
+            now_s += 10 * NOT_FOUND_S
+            zone.ready("none.example")
+        assert served == ["none.example"] * 3
 
 
 async def test_an_address_of_two_pools_has_the_limits_that_one_of_them_gives(directory: Path) -> None:

@@ -15,6 +15,7 @@ from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.schedule.shaping import ReplyAbout, ShapingEngine
+from zonemta_py.schedule.sources import names_in_pools
 from zonemta_py.schedule.warmup import DAY_MS, EPOCH, WarmUp
 
 PAGE = (Path(__file__).parents[2] / "docs/deliverability.md").read_text()
@@ -106,7 +107,10 @@ def week(directory: Path) -> tuple[WarmUp, ShapingEngine]:
     warmup, engine = WarmUp(), ShapingEngine()
     warmup.configure(files.schedules, {})
     engine.configure(
-        config.shaping.controller, files.rules, lambda name: files.table.settings(name).limits
+        config.shaping.controller,
+        files.rules,
+        lambda name: files.table.settings(name).limits,
+        names_in_pools(config.pools),
     )
     return warmup, engine
 

@@ -54,3 +54,4 @@ async def test_a_session_that_has_ended_takes_no_step_of_another() -> None:
         turns.wait(lambda: None)
     Client("a", 3, turns, noted).go_on()
     await until(lambda: noted == ["a"] * 3, "all steps")
+    assert not turns._granted

@@ -245,7 +245,12 @@ def test_a_session_that_was_not_opened_gives_its_place_in_the_rate_back() -> Non
     assert isinstance(made.take("big", "a", 1_005), Refusal)
     made.end(permit, 1_010, opened=0)
     assert room == [("big", "a")]
-    assert taken(made.take("big", "a", 1_010)).connects == 1
+    permit = taken(made.take("big", "a", 1_010))
+    assert permit.connects == 1
+    made.begin(permit, 1_020, 0)  # in an idle session
+    made.end(permit, 1_030, opened=0)
+    assert room == [("big", "a")] * 2
+    assert taken(made.take("big", "a", 1_040)).connects == 1
 
 
 def test_slow_answers_do_not_lower_a_rate() -> None:

@@ -1,7 +1,7 @@
 """Which provider a domain belongs to."""
 
-from zonemta_py.config.providers import ProviderSettings, ProviderTable, own_provider
-from zonemta_py.schedule.providers import FRESH_S, NOT_FOUND_S, Providers
+from zonemta_py.config.providers import ProviderLimits, ProviderSettings, ProviderTable, own_provider
+from zonemta_py.schedule.providers import FRESH_S, NOT_FOUND_S, PARTIAL_S, Providers
 from zonemta_py.schedule.sources import common_families
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, best
 
@@ -11,6 +11,8 @@ TABLE = ProviderTable(
         "big": ProviderSettings(("*.big.example",)),
     }
 )
+
+LIMITED = ProviderLimits(sessions=1)
 
 
 def answer(*hosts: str) -> MxAnswer:
@@ -47,7 +49,7 @@ def test_the_best_preference() -> None:
 
 def test_a_look_up_that_failed_may_have_found_addresses_of_the_other_family() -> None:
     hosts = [Host(10, "a.example", ("2001:db8::1",), is_whole=False), Host(20, "b.example", ())]
-    assert best(hosts) == MxAnswer(("a.example",), has_ipv4=True, has_ipv6=True)
+    assert best(hosts) == MxAnswer(("a.example",), has_ipv4=True, has_ipv6=True, is_whole=False)
 
 
 def test_what_is_known_of_a_domain() -> None:
@@ -63,7 +65,6 @@ def test_what_is_known_of_a_domain() -> None:
     assert known.get("a.example") == "mx.big.example", (
         "found again from the hosts: mail may be under way"
     )
-    assert known.domains("mx.big.example") == 1
     known.configure(TABLE)
     assert known.get("a.example") == "big"
     assert known.learn("b.example", NO_MX_ANSWER, 0.0) == "b.example"
@@ -84,6 +85,30 @@ def test_a_look_up_that_fails_is_repeated_soon() -> None:
     assert known.learn("b.example", answer("mx.big.example"), NOT_FOUND_S + 1) == "big"
     assert not known.is_not_found("b.example", NOT_FOUND_S + FRESH_S)
     assert not known.is_not_found("a.example", 3 * FRESH_S), "its hosts are known"
+
+
+def test_an_answer_that_is_not_whole_is_repeated_soon() -> None:
+    known = Providers(TABLE)
+    partial = MxAnswer(("mx.big.example",), True, True, is_whole=False)
+    assert known.learn("a.example", partial, 0.0) == "big"
+    assert known.is_stale("a.example", PARTIAL_S + 1)
+    known.learn("a.example", answer("mx.big.example"), PARTIAL_S + 1)
+    assert not known.is_stale("a.example", FRESH_S)
+
+
+def test_a_reload_names_domains_when_they_are_asked_for() -> None:
+    """Also by an answer without hosts; other limits change no name."""
+    known = Providers(TABLE)
+    for name in "ab":
+        known.learn(f"{name}.example", answer("mx.big.example"), 0.0)
+    limited = {**TABLE.providers, "big": ProviderSettings(("*.big.example",), limits=LIMITED)}
+    known.configure(ProviderTable(limited))
+    assert known._version == 0
+    known.configure(ProviderTable({}))
+    assert known.learn("a.example", NO_MX_ANSWER, 1.0) == "mx.big.example"
+    assert known.get("b.example") == "mx.big.example"
+    known.configure(TABLE)
+    assert [known.get(f"{name}.example") for name in "ab"] == ["big", "big"]
 
 
 def test_families() -> None:

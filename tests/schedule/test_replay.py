@@ -37,7 +37,7 @@ def test_steps_that_were_due_before_an_operator_ended_a_pace() -> None:
     """No reply came between: the relay has recorded them by its timer."""
     settings = ControllerSettings()
     replay = ShapingReplay(
-        ShapingSetup(settings, ShapingRules([]), lambda name: LIMITS, lambda zone, domain: "default")
+        ShapingSetup(settings, ShapingRules([]), lambda name: LIMITS, lambda zone, domain: "default", {})
     )
     interval_s = float(settings.interval)
     replay.add(blocked(1, 0))

@@ -18,7 +18,7 @@ def engine(directory: Path, *rules: str) -> ShapingEngine:
     path.write_text("rules:\n" + "".join(f"  - {{{each}}}\n" for each in rules))
     made = ShapingEngine()
     found = ShapingRules(read_shaping(path))
-    made.configure(ControllerSettings(enabled=False), found, lambda name: LIMITS)
+    made.configure(ControllerSettings(enabled=False), found, lambda name: LIMITS, {})
     return made
 
 
@@ -49,7 +49,7 @@ def test_a_threshold_that_gets_another_period_is_counted_anew(directory: Path) -
         rules = directory / "rules.yaml"
         rules.write_text("rules:\n  - {" + threshold.format(f"3/{period}") + "}\n")
         found = ShapingRules(read_shaping(rules))
-        made.configure(ControllerSettings(enabled=False), found, lambda name: LIMITS)
+        made.configure(ControllerSettings(enabled=False), found, lambda name: LIMITS, {})
         step_ms = 50_000 if period == "1h" else 1
         changes = [made.reply(reply("blocked"), BEGIN_MS + n * step_ms) for n in range(times)]
         assert list(map(len, changes)) == [0] * (times - 1) + [1]

@@ -144,6 +144,33 @@ def test_why_an_address_waits_before_its_first_day_and_on_it() -> None:
     assert (late.reason, late.until_ms) == ("192.0.2.1 is new and has sent its number of the day", at(1))
 
 
+def test_why_an_address_waits_that_was_paused_before_its_first_day() -> None:
+    made = allowed({})
+    [warming] = made.warmup.all()
+    warming.pause(at(-7))
+    found = made.take("google", [PoolAddress("192.0.2.1")], at(3, 5_000))
+    assert isinstance(found, Refusal)
+    assert (found.reason, found.until_ms) == (
+        "192.0.2.1 is new and was paused before its first day",
+        at(4),
+    )
+    warming.go_on(at(3))
+    found = made.take("google", [PoolAddress("192.0.2.1")], at(3, 5_000))
+    assert isinstance(found, Refusal)
+    assert (found.reason, found.until_ms) == ("192.0.2.1 is new and begins on 2026-11-11", at(10))
+
+
+def test_a_pause_stays_when_a_schedule_begins_anew() -> None:
+    """At its first number, if it was paused before that."""
+    warming = Warming(SCHEDULE, WarmupState())
+    warming.pause(at(1))
+    warming.use(replace(SCHEDULE, begins=BEGINS + timedelta(days=5)))
+    day = at(0) // DAY_MS
+    assert [warming.allowed(day + each) for each in (4, 5, 9)] == [0, *[SCHEDULE.daily[0]] * 2]
+    warming.go_on(at(9))
+    assert warming.allowed(day + 10) == SCHEDULE.daily[1]
+
+
 def test_a_schedule_that_begins_anew_is_not_late() -> None:
     """Days that an earlier one was late by would keep back all mail of the first days of a new one."""
     late = Warming(SCHEDULE, WarmupState())

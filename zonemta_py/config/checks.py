@@ -17,7 +17,7 @@ from zonemta_py.config.schema import (
     LogSettings,
     QueueSettings,
 )
-from zonemta_py.config.sending import AddressLimits
+from zonemta_py.config.sending import NO_ADDRESS_LIMITS, AddressLimits
 from zonemta_py.config.tenants import check_tenants
 from zonemta_py.config.zone_checks import check_zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise_domain
@@ -186,14 +186,15 @@ def _pools(config: Config, complain: Complain) -> None:
                 complain(
                     f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address"
                 )
-            where, known = limits.get(entry.address, ("", entry.limits))
-            if AddressLimits() not in (known, entry.limits) and known != entry.limits:
+            if entry.limits == NO_ADDRESS_LIMITS:
+                continue
+            at = f"pools.{name}[{i}]"
+            where, known = limits.setdefault(entry.address, (at, entry.limits))
+            if known != entry.limits:
                 complain(
-                    f"pools.{name}[{i}].limits",
+                    f"{at}.limits",
                     f"differ from those of the same address in {where}: give them once, they hold in all pools",
                 )
-            elif entry.limits != AddressLimits():
-                limits[entry.address] = (f"pools.{name}[{i}]", entry.limits)
 
 
 def _dkim(dkim: Dkim, complain: Complain) -> None:

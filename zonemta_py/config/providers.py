@@ -75,6 +75,10 @@ class ProviderTable:
         self._patterns = [(pattern, name) for name, each in providers.items() for pattern in each.mx]
         self._of_host = lru_cache(maxsize=10_000)(self._find)
 
+    def owners(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """What decides which domain belongs to which provider."""
+        return [(name, each.mx, each.domains) for name, each in self.providers.items()]
+
     def of_domain(self, domain: str) -> str:
         """The provider that lists ``domain``, or empty."""
         return self._domains.get(domain, "")

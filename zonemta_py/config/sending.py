@@ -16,6 +16,9 @@ class AddressLimits:
     connect_rate: tuple[Rate, ...] = ()
 
 
+NO_ADDRESS_LIMITS = AddressLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class PoolAddress:
     """One source address of outgoing connections. ``disabled``: no connection leaves from it."""
@@ -24,7 +27,7 @@ class PoolAddress:
     ehlo: str | None = None
     weight: int = number(1, 0, 1_000_000)
     disabled: bool = False
-    limits: AddressLimits = AddressLimits()
+    limits: AddressLimits = NO_ADDRESS_LIMITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,9 @@ class EndpointResolver:
         if zone.smarthost:
             return await self._smarthosts(zone.smarthost)
         hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
+        if not any(host.ips for host in hosts):
+            names = ", ".join(host.name for host in hosts)
+            raise DestinationFailed(0, "4.4.3", f"looking up the addresses of {names} failed")
         return [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
 
     async def _look_up(

@@ -21,6 +21,9 @@ from zonemta_py.smtp.mx_order import Host
 TTL_MIN_S, TTL_MAX_S = 5.0, 3600.0
 NEGATIVE_TTL_S = 300.0
 FAILURE_TTL_S = 5.0
+HOST_FAILURE_TTL_S = (
+    60.0  # of one host among others: mail leaves meanwhile, and each look-up waits for it
+)
 CACHE_MAX = 200_000
 HOSTS_MAX = 10_000  # of which the addresses are cached, and sets of hosts: most domains share a few
 MX_MAX = 20  # hosts looked up for one domain
@@ -127,12 +130,14 @@ class MxResolver:
         for (preference, name), answer in zip(found, answers, strict=False):
             if isinstance(answer, DestinationFailed):
                 failure = answer
+                hosts.append(Host(preference, name, (), is_whole=False))
+                ttl_s = min(ttl_s, HOST_FAILURE_TTL_S)
             elif isinstance(answer, BaseException):
                 raise answer
             elif answer.ips:
                 hosts.append(Host(preference, name, answer.ips, answer.is_whole))
                 ttl_s = min(ttl_s, answer.ttl_s)
-        if hosts:
+        if any(host.ips for host in hosts):
             if len(self._host_sets) >= HOSTS_MAX:
                 self._host_sets.clear()
             host_set = tuple(hosts)

@@ -31,9 +31,13 @@ class Peers:
         """Whether PIPELINING is used with a host that offers it."""
         return not self._is_broken("PIPELINING", ip, now_s) and self.settings(host, ip).pipelining
 
-    def may_encrypt(self, host: str, ip: str, now_s: float) -> bool:
-        """Whether STARTTLS is used with a host that offers it, where it is opportunistic."""
-        return not self._is_broken("STARTTLS", ip, now_s) and self.settings(host, ip).starttls
+    def may_encrypt(self, host: str, ip: str, now_s: float, *, repeats: bool) -> bool:
+        """Whether STARTTLS is used with a host that offers it, where it is opportunistic.
+
+        ``repeats``: where it fails another connection follows at once, so that it may be tried each time.
+        """
+        is_known = not repeats and self._is_broken("STARTTLS", ip, now_s)
+        return not is_known and self.settings(host, ip).starttls
 
     def pipelining_broke(self, ip: str, now_s: float) -> None:
         """A session was lost in the middle of pipelined commands."""

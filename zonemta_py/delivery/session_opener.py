@@ -115,7 +115,7 @@ class SessionOpener:
                 # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
                 if endpoint is endpoints[0][0]:
                     raise
-                raise failure or AllSkipped(endpoints) from exc
+                raise failure or DestinationFailed(0, "4.4.1", exc.text) from exc
             except DestinationFailed as exc:
                 failure = exc
                 self._failed_to_open(endpoint, request, zone, exc)
@@ -157,7 +157,9 @@ class SessionOpener:
         """A session; ``repeats``: with a second connection where STARTTLS fails. Raises DestinationFailed, NotPermitted."""
         target = Target(endpoint.host, endpoint.ip, endpoint.port)
         lmtp, peers, now_s = zone.transport == "lmtp", self._resources.peers, clock.monotonic_s()
-        starttls = endpoint.port and peers.may_encrypt(endpoint.host, endpoint.ip, now_s)
+        starttls = endpoint.port and peers.may_encrypt(
+            endpoint.host, endpoint.ip, now_s, repeats=repeats
+        )
         options = SessionOptions(
             ehlo, endpoint.source, zone.tls if starttls or zone.tls != "opportunistic" else "off",
             zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
@@ -167,7 +169,7 @@ class SessionOpener:
         try:
             return await open_session(target, options, trace=trace)
         except TlsFailed as exc:
-            if options.tls != "opportunistic" or options.credentials is not None:
+            if options.tls != "opportunistic":
                 raise
             if not repeats:
                 log.info("%s; the next connection is without TLS", exc.text)

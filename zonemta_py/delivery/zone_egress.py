@@ -30,6 +30,7 @@ class ZoneEgress:
         self._resolve = resolve
         self._ready = ready
         self._places = Places(egress.gates, ready)
+        self._looked_up: set[str] = set()  # destinations that have not been admitted since
         self.closed = ClosedAddresses()
         self.ways = Ways(zone, egress)
 
@@ -37,6 +38,7 @@ class ZoneEgress:
         """Use other settings. Returns the destinations that waited at gates, and do not any more."""
         self.ways.configure(zone)
         self.closed.clear()
+        self._looked_up.clear()
         return self._places.leave_all()
 
     # ---- Admission
@@ -47,9 +49,18 @@ class ZoneEgress:
         if self.ways.is_local and not egress.queue.suspended:
             return ANY_MAIL
         way = self.ways.of(destination)
-        if way is None or self.ways.must_look_up(destination):
-            egress.look_ups.add(destination, self._resolve, lambda: self._looked_up(destination))
+        is_new = destination not in self._looked_up
+        if way is None or (is_new and self.ways.must_look_up(destination)):
+            self._places.pass_turns(destination)
+            egress.look_ups.add(destination, self._resolve, lambda: self._on_look_up(destination))
             return None
+        found = self._admitted(destination, way)
+        if found is not None:
+            self._looked_up.discard(destination)
+        return found
+
+    def _admitted(self, destination: str, way: Way) -> Admitted | None:
+        egress = self._egress
         stopped = egress.stopped(
             ("zone", self._name), ("provider", way.provider), ("domain", destination)
         )
@@ -111,8 +122,9 @@ class ZoneEgress:
             ]
         return found
 
-    def _looked_up(self, destination: str) -> None:
-        self._ready(destination)
+    def _on_look_up(self, destination: str) -> None:
+        if self._ready(destination):
+            self._looked_up.add(destination)
 
     def _wait(self, destination: str, place: Place, refusal: Refusal) -> None:
         self._places.wait(destination, place, refusal, self._egress.now_ms())
@@ -127,6 +139,7 @@ class ZoneEgress:
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
+        self._looked_up.discard(destination)
         self._places.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -191,9 +204,9 @@ class ZoneEgress:
     def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
         """See ``Admission``."""
         egress, way = self._egress, self.ways.of(destination)
+        if destination in egress.look_ups:
+            return Binding(Limit.PROVIDER_LOOK_UP, now_s, 0.0, "its provider is being looked up")
         if way is None:
-            if destination in egress.look_ups:
-                return Binding(Limit.PROVIDER_LOOK_UP, now_s, 0.0, "its provider is being looked up")
             return None
         kinds = ("zone", self._name), ("provider", way.provider), ("domain", destination)
         places = [Place(self._name, "", f"{kind}:{name}") for kind, name in kinds]

@@ -2,7 +2,7 @@
 
 A loop that serves all that has come computes for many milliseconds while clients submit, and mail that could leave
 waits for each of these turns. Beyond a budget sessions wait for the next turn, in the order in which they came.
-Deliveries, writes and timers are served in between.
+Deliveries, writes and timers are served in between. What follows a commit or a check of a password is outside the budget.
 """
 
 import asyncio
@@ -21,9 +21,8 @@ class IntakeTurns:
         self._loop = loop
         self._budget_s = budget_s
         self._end_s = 0.0  # of the budget of this turn; 0: no session has done anything yet
-        self._granted = (
-            False  # a session that has waited may do one step, however long it is since the last check
-        )
+        # A session that has waited may do one step, however long it is since the last check.
+        self._granted = False
         self._waiting: deque[Callable[[], None]] = deque()
 
     def is_over(self) -> bool:

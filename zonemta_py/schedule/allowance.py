@@ -58,12 +58,8 @@ class Allowance:
         today_ms = self.calendar_ms(now_ms) if warming else now_ms
         for each in warming:
             if each.room(today_ms) == 0:
-                days = max(1, -each.step(today_ms // DAY_MS))
+                what, days = each.why_none(today_ms // DAY_MS)
                 until_ms = now_ms - today_ms % DAY_MS + days * DAY_MS
-                is_later = each.step(today_ms // DAY_MS) < 0
-                what = (
-                    f"begins on {each.schedule.begins}" if is_later else "has sent its number of the day"
-                )
                 reason = f"{name} is new and {what}"
                 at = () if each.schedule.provider else ((name, until_ms),)
                 return Refusal(Limit.WARMUP, until_ms, reason, at)

@@ -7,14 +7,13 @@ counted from then on, so the limits hold over all zones and processes. Waiting f
 from collections.abc import Callable, Iterator, Sequence
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderLimits
-from zonemta_py.config.sending import AddressLimits
+from zonemta_py.config.sending import NO_ADDRESS_LIMITS, AddressLimits
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Path, Refusal
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT, RateUse, RateWindows
 from zonemta_py.schedule.warmup import Warming
 
 Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, length (ms), slot, use
-NO_ADDRESS_LIMITS = AddressLimits()
 ANY = ""  # the sum over all addresses
 MESSAGES, CONNECTS = "messages", "connects"
 FORGET_AT_ONCE = 1000
@@ -25,11 +24,11 @@ REST_MS = 2000  # without a worker: then others may have the idle sessions of an
 class Permit:
     """One session of a worker, and the message in it. ``paths``: where both count.
 
-    ``connects``: how many new sessions it may open; -1: any number.
+    ``connects``: how many new sessions it may open; -1: any number. ``gave_back``: it has opened none, so that others may.
     """
 
     __slots__ = (
-        "address", "connects", "granted", "messages", "openings", "paths", "provider",
+        "address", "connects", "gave_back", "granted", "messages", "openings", "paths", "provider",
         "recipients", "stored", "warming",
     )  # fmt: skip
 
@@ -40,6 +39,7 @@ class Permit:
         self.messages: list[tuple[Path, RateWindows, RateUse]] = []
         self.openings: list[tuple[Path, RateWindows, RateUse]] = []
         self.connects = -1
+        self.gave_back = False
         self.granted = False  # a message, which has not ended
         self.recipients = 0  # of it, that count for the schedules
         self.warming: Sequence[Warming] = ()
@@ -185,6 +185,7 @@ class Permits:
             self._end_openings(permit, now_ms, opened)
 
     def _end_openings(self, permit: Permit, now_ms: int, opened: int) -> None:
+        """Count the openings, or give back their places in the rates."""
         for path, windows, use in permit.openings:
             if opened:
                 windows.begin(use, now_ms)
@@ -192,12 +193,13 @@ class Permits:
             else:
                 windows.cancel(use)
         permit.openings.clear()
+        permit.gave_back = not opened
 
     def end(self, permit: Permit, now_ms: int, *, opened: int = 0) -> Stored:
         """The message has its answer, or was never sent. Returns what is stored, for the batch that settles it."""
-        cancelled = bool(permit.openings) and not opened
         if permit.openings:
             self._end_openings(permit, now_ms, opened)
+        cancelled, permit.gave_back = permit.gave_back, False
         for path, windows, use in permit.messages:
             if use.sent_ms:
                 ended = windows.end(use, now_ms)

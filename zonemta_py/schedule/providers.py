@@ -13,16 +13,20 @@ from zonemta_py.smtp.mx_order import MxAnswer
 FRESH_S = 3600.0
 # After a look-up that found no host: much shorter than the resolver remembers that it failed.
 NOT_FOUND_S = 0.5
+PARTIAL_S = 5.0  # after one in which a query failed: as long as the resolver remembers it
 DOMAINS_MAX = 500_000
 NAMES_MAX = 2 * DOMAINS_MAX  # also those of domains that are not known any more
 IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"
 
 
 class _Known(NamedTuple):
+    """``hosts``: those of the best preference. ``version``: of the table that named the provider."""
+
     provider: str
     families: str
     until_s: float
     hosts: tuple[str, ...]
+    version: int
 
 
 class Providers:
@@ -30,25 +34,30 @@ class Providers:
 
     def __init__(self, table: ProviderTable) -> None:
         self.table = table
+        self._version = 0
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._names: dict[str, str] = {}  # one object for each name: most domains share a few
         self._host_sets: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same
 
     def configure(self, table: ProviderTable) -> None:
-        """Use another table. Known hosts stay: mail that is under way, or waits, has a provider all the time."""
-        before, self.table = self.table, table
-        if table.providers == before.providers:
-            return
-        self._names.clear()
-        for domain, known in self._known.items():
-            self._known[domain] = known._replace(provider=self._named(domain, known.hosts))
+        """Use another table. Known hosts stay: mail that is under way, or waits, has a provider all the time.
+
+        The provider of a domain is found again when it is asked for: all at once would take seconds.
+        """
+        if table.owners() != self.table.owners():
+            self._version += 1
+        self.table = table
 
     def get(self, domain: str) -> str | None:
         """The provider of ``domain``; None: it has to be looked up."""
         known = self._known.get(domain)
-        if known is not None:
-            return known.provider
-        return self.table.of_domain(domain) or None
+        if known is None:
+            return self.table.of_domain(domain) or None
+        if known.version != self._version:
+            name = self._named(domain, known.hosts)
+            self._known[domain] = known._replace(provider=name, version=self._version)
+            return name
+        return known.provider
 
     def families(self, domain: str) -> str:
         """Over which addresses its exchangers can be reached, as far as that is known."""
@@ -70,7 +79,7 @@ class Providers:
         known = self._known.get(domain)
         if known is not None and not answer.hosts:
             self._known[domain] = known._replace(until_s=now_s + NOT_FOUND_S)
-            return known.provider
+            return self.get(domain) or domain
         if len(self._names) > NAMES_MAX or len(self._host_sets) > NAMES_MAX:
             self._names = {each.provider: each.provider for each in self._known.values()}
             self._host_sets = {each.hosts: each.hosts for each in self._known.values()}
@@ -78,9 +87,9 @@ class Providers:
         families = IPV4 if not answer.has_ipv6 else IPV6 if not answer.has_ipv4 else BOTH
         if known is not None:
             self._known.move_to_end(domain)
-        fresh_s = FRESH_S if answer.hosts else NOT_FOUND_S
+        fresh_s = NOT_FOUND_S if not answer.hosts else FRESH_S if answer.is_whole else PARTIAL_S
         hosts = self._host_sets.setdefault(answer.hosts, answer.hosts)
-        self._known[domain] = _Known(name, families, now_s + fresh_s, hosts)
+        self._known[domain] = _Known(name, families, now_s + fresh_s, hosts, self._version)
         if len(self._known) > DOMAINS_MAX:
             self._known.popitem(last=False)
         return name
@@ -92,7 +101,3 @@ class Providers:
     def names(self) -> list[str]:
         """The providers that were found."""
         return list(self._names)
-
-    def domains(self, provider: str) -> int:
-        """How many known domains belong to ``provider``."""
-        return sum(1 for known in self._known.values() if known.provider == provider)

@@ -7,7 +7,6 @@ are not known. The actions of an operator are repeated.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
@@ -33,7 +32,7 @@ class ShapingSetup(NamedTuple):
     rules: ShapingRules
     limits_of: Callable[[str], ProviderLimits]
     pool_of: PoolOf
-    pools: Mapping[str, Collection[str]] = MappingProxyType({})
+    pools: Mapping[str, Collection[str]]
 
 
 class ReplayedChange(NamedTuple):

@@ -5,7 +5,6 @@ and address. What it changes of a recipient is in ``Handling``; what it changes 
 """
 
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
@@ -77,7 +76,7 @@ class ShapingEngine:
         settings: ControllerSettings,
         rules: ShapingRules,
         limits_of: Callable[[str], ProviderLimits],
-        pools: Mapping[str, Collection[str]] = MappingProxyType({}),
+        pools: Mapping[str, Collection[str]],
     ) -> None:
         """Use other settings and rules; what is counted for a rule that stays counts on. ``pools``: their addresses."""
         self._pools = pools
@@ -170,9 +169,8 @@ class ShapingEngine:
             return None  # after its time the own pool is tried again
         of_zone = {*self._pools.get(about.pool, ()), *self._pools.get(before, ())}
         if of_zone and about.address not in of_zone:
-            return (
-                None  # it is an address of a tenant's pool, or of the fallback pool: others' mail stays
-            )
+            # An address of a tenant's pool, or of the fallback pool: the mail of others stays where it is.
+            return None
         self.reroutes[about.provider, about.pool] = Reroute(1, rule.pool, until_ms)
         after = f"{rule.pool} until {until_ms}"
         return ShapingChange(

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from math import log
 from typing import NamedTuple
 
-from zonemta_py.config.sending import AddressLimits, PoolAddress
+from zonemta_py.config.sending import NO_ADDRESS_LIMITS, AddressLimits, PoolAddress
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.model import PART_MARK, USUAL_POOL
 from zonemta_py.smtp.classification import ReplyClass
@@ -22,7 +22,6 @@ from zonemta_py.smtp.classification import ReplyClass
 BY_SYSTEM = "system"  # the name of the address that the system chooses
 _FROM, _NOT_FROM = f"{PART_MARK}=", f"{PART_MARK}!"
 _OF_ADDRESS = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)  # the next attempt depends on our address
-UNLIMITED = AddressLimits()
 
 
 def source_name(entry: PoolAddress) -> str:
@@ -103,7 +102,7 @@ def ranked(pool: Sequence[PoolAddress], message: str) -> list[PoolAddress]:
 def limits_of_addresses(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, AddressLimits]:
     """By address; one in several pools has its limits in one of them."""
     entries = (each for pool in pools.values() for each in pool)
-    return {source_name(each): each.limits for each in entries if each.limits != UNLIMITED}
+    return {source_name(each): each.limits for each in entries if each.limits != NO_ADDRESS_LIMITS}
 
 
 def names_in_pools(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, frozenset[str]]:

@@ -44,11 +44,12 @@ class Warming:
         self.use(schedule)
 
     def use(self, schedule: WarmupSchedule) -> None:
-        """Go on with this one. What was late of one that began on another day does not delay it."""
+        """Use this schedule. Delays of one that began on another day do not count for it; a pause stays."""
         self.schedule = schedule
         begins, state = schedule.begins.toordinal() - EPOCH, self.state
         if state.begins not in (0, begins):
-            state = WarmupState(day=state.day, sent=state.sent)
+            paused_day = state.paused_day and max(begins, state.paused_day)
+            state = WarmupState(paused_day=paused_day, day=state.day, sent=state.sent)
         self.state = state._replace(begins=begins)
         self._day = -1  # of ``_today``, what is allowed on it
 
@@ -92,6 +93,15 @@ class Warming:
         sent = self.state.sent if self.state.day == day else 0
         return max(0, allowed - sent - self.underway)
 
+    def why_none(self, day: int) -> tuple[str, int]:
+        """Why there is no room on ``day``, and after how many days that is another one."""
+        step = self.step(day)
+        if step >= 0:
+            return "has sent its number of the day", 1
+        if self.state.paused_day and self.state.paused_day <= day:
+            return "was paused before its first day", 1
+        return f"begins on {date.fromordinal(EPOCH + day - step)}", -step
+
     def count(self, recipients: int, now_ms: int) -> None:
         """They were sent to."""
         day, state = now_ms // DAY_MS, self.state
@@ -130,9 +140,8 @@ class WarmUp:
 
     def __init__(self) -> None:
         self._warming: dict[tuple[str, str], Warming] = {}
-        self._left: dict[
-            tuple[str, str], Warming
-        ] = {}  # that a reload has removed: it may bring them back
+        # Those that a reload has removed: another one may bring them back.
+        self._left: dict[tuple[str, str], Warming] = {}
         self._stored: dict[tuple[str, str], WarmupState] = {}  # of an earlier life, not used so far
         self._of: dict[tuple[str, str], tuple[Warming, ...]] = {}  # each message asks
 

@@ -21,7 +21,10 @@ EQUAL_MAX = 8  # of them, those of one preference if there are others
 
 
 class Host(NamedTuple):
-    """One mail exchanger and its addresses, in the resolver's order; not ``is_whole``: one of their look-ups failed."""
+    """One mail exchanger and its addresses, in the resolver's order.
+
+    Not ``is_whole``: a look-up failed, of one family, or of both: then there are no addresses.
+    """
 
     preference: int
     name: str
@@ -30,11 +33,15 @@ class Host(NamedTuple):
 
 
 class MxAnswer(NamedTuple):
-    """The exchangers of the best preference of a domain, and whether they have addresses of each family."""
+    """The exchangers of the best preference of a domain, and whether they have addresses of each family.
+
+    Not ``is_whole``: a look-up failed, and another answer may follow soon.
+    """
 
     hosts: tuple[str, ...]
     has_ipv4: bool
     has_ipv6: bool
+    is_whole: bool = True
 
 
 NO_MX_ANSWER = MxAnswer((), has_ipv4=True, has_ipv6=True)
@@ -45,9 +52,10 @@ def best(hosts: Sequence[Host]) -> MxAnswer:
     first = min((host.preference for host in hosts), default=0)
     names = tuple(sorted(host.name for host in hosts if host.preference == first))
     families = {":" in ip for host in hosts for ip in host.ips}
-    if not all(host.is_whole for host in hosts):
+    is_whole = all(host.is_whole for host in hosts)
+    if not is_whole:
         families = {False, True}
-    return MxAnswer(names, has_ipv4=False in families, has_ipv6=True in families)
+    return MxAnswer(names, has_ipv4=False in families, has_ipv6=True in families, is_whole=is_whole)
 
 
 def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
 
 pytest.importorskip("pyspark")
-from zonemta_py.pipeline.spark.interrupts import INTERRUPTED, WORDS
+from zonemta_py.pipeline.spark.interrupts import INTERRUPTED, MESSAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ async def test_ctrl_c(directory: Path) -> None:
     await until(job.ended, "the end of the job", DONE_S)
     assert job.child.process.returncode == INTERRUPTED
     lines = [line for line in job.said().splitlines() if "incubator modules" not in line]
-    assert lines == [WORDS.decode().strip()]
+    assert lines == [MESSAGE.decode().strip()]
     await job.kill()
     assert (await Job(directory, *arguments).result())["planned"] == COUNT
 

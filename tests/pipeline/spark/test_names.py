@@ -66,6 +66,8 @@ def test_what_is_not_here_is_a_pattern(spark: "SparkSession", tmp_path: Path) ->
         (tmp_path / f"part{number}.csv").write_text(f"email\nu{number}@x.example\n")
     assert as_read(f"{tmp_path}/part*.csv") == f"{tmp_path}/part*.csv"
     assert lists.read_list(spark, f"{tmp_path}/part*.csv", {}).count() == 2
+    many = ",".join(f"part{number}" for number in range(100))
+    assert as_read(f"{tmp_path}/{{{many}}}.csv").endswith("}.csv"), "longer than a name may be"
     with pytest.raises(LocalError, match=r"other\*\.csv does not exist$"):
         lists.read_list(spark, f"{tmp_path}/other*.csv", {})
 

@@ -13,14 +13,15 @@ from pyspark import SparkContext
 
 INTERRUPTED = 130  # the exit code of a process that SIGINT ended, as shells have it
 ANSWER_S = 2.0  # for Java to answer
-WORDS = b"interrupted: start it again (send: resume) to complete the work\n"
+MESSAGE = b"interrupted: start it again (send: resume) to complete the work\n"
 SHOW_CURSOR = b"\r\x1b[K\x1b[?25h"
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """SIGINT ends the process meanwhile. Handlers that a job has of its own come before (``intervals``)."""
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as nohup sets it
         yield
         return
     before = signal.signal(signal.SIGINT, _end)
@@ -34,25 +35,26 @@ def interruptible() -> Iterator[None]:
 def same_handler() -> Iterator[None]:
     """Keep the handler of SIGINT, which a session that starts would replace."""
     before = signal.getsignal(signal.SIGINT)
-    yield
-    is_own = before is not signal.default_int_handler
-    if is_own and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:
+        is_own = before is not signal.default_int_handler
+        if is_own and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _end(*_: object) -> None:
-    quiet = threading.Thread(
-        target=_silence_java, daemon=True
-    )  # the connection of this one may be in a call
-    quiet.start()
-    quiet.join(ANSWER_S)
+    # In a thread of its own: this one may be in a call to Java.
+    silencing = threading.Thread(target=_silence_java, daemon=True)
+    silencing.start()
+    silencing.join(ANSWER_S)
     with suppress(OSError):
-        os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + WORDS)
+        os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + MESSAGE)
     os._exit(INTERRUPTED)
 
 
 def _silence_java() -> None:
-    """It ends with this process, and would log that its tasks failed."""
+    """Stop Java's log: its tasks fail when this process ends."""
     context = SparkContext._active_spark_context
     if context is not None:
         with suppress(Exception):

@@ -227,7 +227,11 @@ def local_path(path: str) -> Path:
 def as_read(path: str) -> str:
     """``path`` as Spark's readers take it: the name of a file or directory of this machine is no pattern."""
     local = path.removeprefix("file://") if path.startswith("file://") else path.removeprefix("file:")
-    if PATTERN.isdisjoint(path) or not Path(local).exists():
+    if PATTERN.isdisjoint(path):
+        return path
+    try:
+        Path(local).stat()
+    except OSError:  # or a pattern that is longer than a name may be
         return path
     return "".join(f"\\{each}" if each in PATTERN else each for each in path)
 
