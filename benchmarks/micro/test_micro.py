@@ -15,7 +15,7 @@ from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.codec import pack
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.format.records import Origin, new_waiting, read_waiting
+from zonemta_py.queue.format.records import Origin, new_recipient_record, read_recipient_record
 from zonemta_py.queue.options import QueueOptions
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
@@ -92,8 +92,8 @@ def test_body_hash(benchmark: BenchmarkFixture) -> None:
 
 def test_record(benchmark: BenchmarkFixture) -> None:
     """A recipient to its record and back."""
-    record = new_waiting(3, "example.net", "127.0.0.1")
-    assert benchmark(lambda: read_waiting(pack(record))) == record
+    record = new_recipient_record(3, "example.net", "127.0.0.1")
+    assert benchmark(lambda: read_recipient_record(pack(record))) == record
 
 
 @pytest.fixture

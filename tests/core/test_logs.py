@@ -128,7 +128,7 @@ async def test_repetitions_are_counted(
         lines.write(kind, logging.WARNING, partial(str, kind))
     lines.flush()
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "failure 0", "other", "999 more within a minute as: failure 0"
+        "failure 0", "other", "repeated 999 more times within a minute: failure 0"
     ]  # fmt: skip
 
 

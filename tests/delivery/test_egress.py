@@ -1,4 +1,4 @@
-"""What is known of sending: it is forgotten when it counts no more, and a part of it is shown when it is much."""
+"""What is known of sending: it is forgotten when it no longer counts, and a part of it is shown when it is much."""
 
 from pathlib import Path
 from typing import Any

@@ -8,7 +8,7 @@ import yaml
 
 from zonemta_py.config.load import parse_config
 from zonemta_py.delivery.mail_pools import mail_pools
-from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, Waiting
+from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, RecipientRecord
 from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
 from zonemta_py.schedule.sources import PoolPart, read_part
 
@@ -32,9 +32,11 @@ def pools(directory: Path, *, several: tuple[str, ...] = (B, C), **changes: Any)
     return mail_pools(parse_config(yaml.safe_dump(whole), directory / "z.yaml"))
 
 
-def record(attempts: int = 0, source: str = "", reply_class: str = "", *, lane: str = "") -> Waiting:
+def record(
+    attempts: int = 0, source: str = "", reply_class: str = "", *, lane: str = ""
+) -> RecipientRecord:
     reply = (451, "4.7.1", "later", 0, "", source, reply_class) if attempts else (0, "", "", 0, "")
-    return Waiting(FORMAT, 0, "d.example", lane, attempts, 0, 0, 0, *reply)
+    return RecipientRecord(FORMAT, 0, "d.example", lane, attempts, 0, 0, 0, *reply)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,9 @@ def record(attempts: int = 0, source: str = "", reply_class: str = "", *, lane: 
         ("local", record(lane=f"{TENANT_LANE}acme"), PoolPart("")),
     ],
 )  # fmt: skip
-def test_from_where_mail_leaves(directory: Path, zone: str, after: Waiting, expected: PoolPart) -> None:
+def test_from_where_mail_leaves(
+    directory: Path, zone: str, after: RecipientRecord, expected: PoolPart
+) -> None:
     found = pools(directory)
     part = found.of(zone, "d.example", after)
     assert read_part(part) == expected

@@ -21,7 +21,7 @@ from zonemta_py.delivery.outcome import (
     verdict_of,
 )
 from zonemta_py.queue.format.keys import HELD_MS, waiting_key
-from zonemta_py.queue.format.records import FORMAT, DeliveryOptions, Meta, Origin, new_waiting
+from zonemta_py.queue.format.records import FORMAT, DeliveryOptions, Meta, Origin, new_recipient_record
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.transitions import deferred
@@ -49,7 +49,7 @@ NO_SESSION = Attempt("connect", 0, "4.4.1", "connection timed out")
 
 def recipient(attempts: int = 0, notify: int = UNSET, index: int = 0) -> QueuedRecipient:
     key = waiting_key("default", MESSAGE, "r@a.example")
-    record = new_waiting(index, "a.example", "", notify, "rfc822;r@a.example")
+    record = new_recipient_record(index, "a.example", "", notify, "rfc822;r@a.example")
     return QueuedRecipient(key, "default", MESSAGE, "r@a.example", record._replace(attempts=attempts))
 
 
@@ -328,7 +328,7 @@ def test_what_a_note_says() -> None:
 
 
 def test_a_delayed_note_of_another_recipient() -> None:
-    record = new_waiting(3, "a.example", "")
+    record = new_recipient_record(3, "a.example", "")
     assert delayed_note("default", "r@a.example", record) is None, "not attempted yet"
     deferred = record._replace(
         attempts=2, due_ms=ACCEPTED_MS, last_ms=7, code=451, status="4.7.1", text="later"

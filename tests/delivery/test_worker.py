@@ -26,18 +26,18 @@ from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_routes import EgressRoutes
 from zonemta_py.delivery.egress_store import read_stored
 from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
-from zonemta_py.delivery.ways import Ways
 from zonemta_py.delivery.worker import SUSPEND_S, LeaseResult, Worker
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
-from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 from zonemta_py.schedule.closed_addresses import ClosedAddresses
@@ -69,7 +69,7 @@ def scheduled(zone: Zone = ZONE, working: int = 0) -> tuple[Scheduler, WorkerSlo
 
 def egress_of(queue: Queue, zone: Zone = ZONE, egress: Egress | None = None) -> MessageEgress:
     egress = egress or Egress(queue, parse_config("hostname: relay.example\n", Path("z.yaml")))
-    return MessageEgress(egress, Ways(zone, egress), ClosedAddresses())
+    return MessageEgress(egress, EgressRoutes(zone, egress), ClosedAddresses())
 
 
 def worker_of(
@@ -156,7 +156,7 @@ async def test_a_failure_without_a_session_keeps_the_address(queue: Queue) -> No
     agent = ScriptedAgent(lambda request: DeliveryResult([late]))
     await deliver(queue, from_address(lease(queue, "a.example"), "192.0.2.2"), agent)
     [(_, value)] = queue.store.scan(DEFERRED_KEYS, end_of(DEFERRED_KEYS))
-    assert read_waiting(value).source == "192.0.2.2"
+    assert read_recipient_record(value).source == "192.0.2.2"
 
 
 async def test_verp_is_one_recipient_at_a_time(queue: Queue) -> None:

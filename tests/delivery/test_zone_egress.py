@@ -59,7 +59,7 @@ class Zone:
         return has_mail
 
     def learn(self, domain: str, *, has_ipv6: bool = True) -> None:
-        """The exchangers of ``domain`` are found."""
+        """The MX hosts of ``domain`` are found."""
         self.egress.learn(domain, MxAnswer(("mx.big.example",), True, has_ipv6))
 
     async def mail(self, domain: str, *users: str, has_ipv6: bool = True) -> None:
@@ -456,7 +456,7 @@ async def test_a_reload_keeps_what_is_known_of_domains(directory: Path) -> None:
     async with zone_of(directory, {"sessions": 1}) as zone:
         await zone.mail("d.example", "u")
         zone.configure(configured(directory, {"sessions": 2}))
-        way = zone.admission.ways.of("d.example")
+        way = zone.admission.routes.of("d.example")
         assert way is not None
         assert way.provider == "big"
 
@@ -469,7 +469,7 @@ async def test_a_domain_that_was_not_found_is_looked_up_again(
         await zone.mail("d.example", "u")
         zone.egress.providers = Providers(zone.egress.providers.table)
         zone.egress.learn("d.example", NO_MX_ANSWER)
-        assert not zone.admission.ways.must_look_up("d.example")
+        assert not zone.admission.routes.must_look_up("d.example")
         later_s = clock.monotonic_s() + NOT_FOUND_S + 1
         monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)
         assert zone.scheduler.next(later_s) is None
@@ -482,7 +482,7 @@ async def test_a_domain_that_was_not_found_is_looked_up_again(
 async def test_a_domain_without_hosts_has_its_turn_in_a_busy_zone(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One look-up for each turn, however late that comes: otherwise its mail would be looked up for ever."""
+    """One look-up for each turn, however late that comes: otherwise its mail would be looked up again and again."""
     zones = {"default": {"connections": 1}}
     async with zone_of(directory, {}, zones=zones) as zone:
         now_s = clock.monotonic_s()
@@ -526,7 +526,7 @@ async def test_a_connection_that_opened_no_session_counts_for_the_rate_of_new_on
         assert slot.permit.connects == 1
         lease = zone.queue.lease("default", "d.example", 1, slot.pool)
         assert lease is not None
-        messages = MessageEgress(zone.egress, zone.admission.ways, zone.admission.closed)
+        messages = MessageEgress(zone.egress, zone.admission.routes, zone.admission.closed)
         assert messages.end(slot, lease, DeliveryResult([], not_permitted=True, tried=True))
         zone.queue.release(lease)
         zone.admission.not_permitted(slot)
@@ -579,7 +579,7 @@ async def test_another_address_of_the_pool_opens_the_session(directory: Path) ->
         [slot] = zone.start()
         first = slot.permit.address
         sent_in_a_new_session(zone, slot)
-        messages = MessageEgress(zone.egress, zone.admission.ways, zone.admission.closed)
+        messages = MessageEgress(zone.egress, zone.admission.routes, zone.admission.closed)
         refused = 0
         for number in range(40):  # which address is taken first is drawn
             await zone.mail(f"d{number}.example", "u")

@@ -31,12 +31,12 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.verifications import VerificationResult
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gate import Place
+from zonemta_py.schedule.gate import GateKey
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.shaping import ReplyAbout
 from zonemta_py.schedule.warmup import EPOCH, Warming, WarmupState
+from zonemta_py.schedule.zone_gates import ZoneGates
 
 DAY_MS = 86_400_000
 A, B = "192.0.2.1", "192.0.2.2"
@@ -254,8 +254,8 @@ async def test_the_day_of_a_warm_up_after_the_clock_was_set(
         assert isinstance(found, Refusal)
         assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, 400 * DAY_MS - now_ms % DAY_MS)
         tried = list[str]()
-        places = Places(egress.gates, lambda name: not tried.append(name))
-        places.wait("d.example", Place("z:default", "big"), found, 0)
+        zone_gates = ZoneGates(egress.gates, lambda name: not tried.append(name))
+        zone_gates.wait("d.example", GateKey("z:default", "big"), found, 0)
         await egress.forget_old()
         assert tried == []
         clock.ms = right_ms

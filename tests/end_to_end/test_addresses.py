@@ -30,7 +30,7 @@ GREYLISTED = "451 4.7.1 Greylisted, please try again"
 
 @asynccontextmanager
 async def dual_stack(directory: Path) -> AsyncIterator[Stage]:
-    """d.example has an exchanger with an address of each family."""
+    """d.example has an MX host with an address of each family."""
     async with staged(directory) as stage:
         await stage.provider("big", ["d.example"])
         six = Sink(keep=True)
@@ -158,14 +158,14 @@ async def test_slow_answers(directory: Path, processes: tuple[int, int]) -> None
 
 
 async def test_a_domain_that_moves(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its exchangers are asked for again by the deliveries: mail has the limits of its new provider from the next one on."""
+    """Its MX hosts are asked for again by the deliveries: mail has the limits of its new provider from the next one on."""
     monkeypatch.setattr(providers, "FRESH_S", 0.0)  # an hour
     monkeypatch.setattr(mx, "TTL_MIN_S", 0.0)
     monkeypatch.setattr(endpoints, "SOLE_ENDPOINT_S", 0.0)  # five seconds, as the next
     async with staged(directory) as stage:
         stage.names.ttl_s = 0
         old = await stage.provider("old", ["d.example"])
-        # One more than its limit: the session of the mail that found the new exchanger stays open for a while.
+        # One more than its limit: the session of the mail that found the new MX host stays open for a while.
         new = await stage.provider("new", ["other.example"], sessions=2)
         config = shaped(stage, (0, 0), {"old": {"sessions": 5}, "new": {"sessions": 1}})
         async with relaying(config) as relay:

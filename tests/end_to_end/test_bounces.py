@@ -78,7 +78,7 @@ async def test_one_report_per_message(directory: Path) -> None:
 
 
 async def test_noted_failures_survive_a_restart_and_a_deletion(directory: Path) -> None:
-    """The notes are on disk: the next life reports them, also when an operator removes the last recipient."""
+    """The notes are on disk: the next run reports them, also when an operator removes the last recipient."""
     async with staged(directory) as stage:
         _, home = await stage_of(stage, NO, NEVER)
         config = stage.config(

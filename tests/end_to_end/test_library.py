@@ -14,7 +14,7 @@ from zonemta_py import NotAccepted, Relay, parse_config
 from zonemta_py.policies import split_by_domain
 from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
 from zonemta_py.storage.memory import MemoryStore
@@ -106,7 +106,7 @@ async def test_what_smtp_clients_say_with_parameters(directory: Path) -> None:
             with relay.queue.store.frozen() as view:
                 meta, _ = read_message(view, message)
                 records = {
-                    keys.parse_recipient(key)[2]: read_waiting(value)
+                    keys.parse_recipient(key)[2]: read_recipient_record(value)
                     for key, value in recipients_of(view, message, meta.zones)
                 }
             assert (meta.zones, meta.ret, meta.envid) == (("bulk",), "HDRS", "x1")

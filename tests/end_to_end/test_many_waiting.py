@@ -83,13 +83,13 @@ async def test_a_change_at_one_provider_wakes_no_other(
             egress = relay._delivery.egress
             await until(lambda: len(egress.gates.all()) == len(names), "all providers to wait")
             woken: list[str] = []
-            wake = Gates.room_at
+            wake = Gates.capacity_at_provider
 
-            def room_at(gates: Gates, provider: str) -> None:
+            def capacity_at_provider(gates: Gates, provider: str) -> None:
                 woken.append(provider)
                 wake(gates, provider)
 
-            monkeypatch.setattr(Gates, "room_at", room_at)
+            monkeypatch.setattr(Gates, "capacity_at_provider", capacity_at_provider)
             now_ms = egress.now_ms()
             changes = egress.shaper.controller.attempt(("p7", "127.0.0.31"), "blocked", now_ms)
             egress.shaper.write(*egress.shaper.apply(changes))

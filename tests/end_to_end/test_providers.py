@@ -172,7 +172,7 @@ async def test_addresses_share_the_sessions(
 
 @pytest.mark.parametrize("processes", PROCESSES)
 async def test_a_long_window_holds_over_a_restart(directory: Path, processes: tuple[int, int]) -> None:
-    """What was sent in the hour counts in the next life."""
+    """What was sent in the hour counts in the next run."""
     async with staged(directory) as stage:
         big = await stage.provider("big", ["d.example"], rate=["10/h"])
         free = await stage.provider("free", ["free.example"])

@@ -109,7 +109,7 @@ def test_a_crash_before_a_sealed_segment_loses_its_hidden_name(
 async def test_every_event_once_also_when_the_relay_dies_between_log_and_outbox(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys of an exported frame are still there: the next life deletes them, and nothing twice."""
+    """The keys of an exported frame are still there: the next run deletes them, and nothing twice."""
     clock, settings = Clock(), Events(directory / "events", Rotate(Size(1 << 20), Seconds(3600)))
     queue = make_queue(directory / "queue", clock)
     await begin(queue)

@@ -52,7 +52,7 @@ async def test_the_outcomes_of_a_relay(directory: Path, caplog: pytest.LogCaptur
     lines = [record.getMessage() for record in caplog.records if record.name == "zonemta_py.smtp"]
     assert len(lines) == 2
     assert " bounced to=<no" in lines[0]
-    assert lines[1].startswith("8 more within a minute as: ")
+    assert lines[1].startswith("repeated 8 more times within a minute: ")
 
 
 async def test_lines_below_the_level_are_not_made(caplog: pytest.LogCaptureFixture) -> None:

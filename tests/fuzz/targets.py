@@ -101,7 +101,7 @@ def config(data: bytes) -> None:
 def stored(data: bytes) -> None:
     """A record, or QueueCorrupt."""
     for read in (
-        records.read_mark, records.read_meta, records.read_waiting, records.read_inflight,
+        records.read_mark, records.read_meta, records.read_recipient_record, records.read_inflight,
         records.read_open, records.read_note, records.read_submitted,
     ):  # fmt: skip
         try:

@@ -17,9 +17,9 @@ from zonemta_py.config.schema import ListenerSettings
 from zonemta_py.config.units import Size
 from zonemta_py.core import clock
 from zonemta_py.core.codec import replace
-from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import MessageReceiver
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
+from zonemta_py.intake.submission_key import SubmissionKeyClaim
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue
@@ -134,7 +134,7 @@ KEY = b"X-Submission-Key: k\r\n"
 
 
 def receiver(queue: Queue, recipients: Sequence[Rcpt] = ENVELOPE.recipients) -> MessageReceiver:
-    claim = IdempotencyClaim(queue.idempotency_keys, "192.0.2.1", 60)
+    claim = SubmissionKeyClaim(queue.submission_keys, "192.0.2.1", 60)
     return MessageReceiver(queue, RULES, replace(ENVELOPE, recipients=recipients), claim)
 
 
@@ -180,7 +180,7 @@ async def test_refusals_leave_nothing(tmp_path: Path, data: bytes, refusal: str)
         assert found.refusal.startswith(refusal)
         assert found.result is None
         assert everything(queue.store) == []
-        assert not queue.idempotency_keys._under_way
+        assert not queue.submission_keys._under_way
 
 
 async def test_the_hard_limit(tmp_path: Path) -> None:

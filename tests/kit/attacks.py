@@ -70,7 +70,7 @@ class Victim:
             "every lease that no worker holds to be given back",
         )
         assert problems(self.relay.queue.store) == []
-        assert not self.relay.queue.idempotency_keys._under_way
+        assert not self.relay.queue.submission_keys._under_way
 
 
 @asynccontextmanager

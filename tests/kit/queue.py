@@ -25,7 +25,7 @@ from zonemta_py.queue.format.keys import (
     is_chunk,
     owner_of,
 )
-from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin, Waiting
+from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin, RecipientRecord
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
@@ -50,7 +50,7 @@ class UserPools:
     After several attempts it leaves from ``part``, a part of that.
     """
 
-    def of(self, zone: str, destination: str, record: Waiting) -> str:
+    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
         """See ``MailPools``."""
         if record.submitter == "a" or not record.attempts:
             return "own" if record.submitter == "a" else ""

@@ -1,4 +1,4 @@
-"""6. A rate for an hour or more holds over a restart; 13. a domain whose exchangers have no address."""
+"""6. A rate for an hour or more holds over a restart; 13. a domain whose MX hosts have no address."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ async def test_a_restart(directory: Path, rate: str, survives: bool) -> None:
         async with relaying(config) as relay:
             if survives:
                 assert 3000 < wait_s(relay) <= 3600
-            await until(lambda: len(sink.messages) == 1 + (not survives), "the next life")
+            await until(lambda: len(sink.messages) == 1 + (not survives), "the next run")
 
 
 async def test_a_smaller_rate_after_a_restart(directory: Path) -> None:

@@ -55,7 +55,7 @@ def test_never_more_than_the_limit_in_any_window(steps: list[tuple[int, int]], l
 
 
 def test_a_clock_that_is_set_back() -> None:
-    """What was used counts on; by more than a window: as if it was used now, and not until the clock is there again."""
+    """What was used continues to count; by more than a window: as if it was used now, and not until the clock is there again."""
     window = SlidingWindow(2, 60_000)
     window.add(1_000_000, 1)
     window.add(950_000, 1)

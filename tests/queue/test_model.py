@@ -33,7 +33,7 @@ from zonemta_py.queue.census import differences
 from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
 from zonemta_py.queue.upkeep.flush import flush
 
@@ -202,7 +202,7 @@ class QueueMachine(RuleBasedStateMachine):
         for key in store.keys(keys.WAITING, keys.end_of(keys.WAITING)):
             waiting.add(keys.parse_recipient(key)[1:])
         for key, value in store.scan(keys.DEFERRED, keys.end_of(keys.DEFERRED)):
-            deferred[keys.parse_recipient(key)[1:]] = read_waiting(value).due_ms
+            deferred[keys.parse_recipient(key)[1:]] = read_recipient_record(value).due_ms
         assert waiting == self.waiting
         assert deferred == self.deferred
         assert problems(store) == []

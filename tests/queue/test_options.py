@@ -11,7 +11,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.outcome import before_attempt
 from zonemta_py.queue import deferral
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import DeliveryOptions, read_waiting
+from zonemta_py.queue.format.records import DeliveryOptions, read_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.flush import flush
 
@@ -176,7 +176,7 @@ async def test_the_lane_says_the_priority(directory: Path) -> None:
         await accept(queue, "a@x.example", user="ann", tenant="acme", options=URGENT)
         await accept(queue, "b@x.example", user="", options=NONURGENT)
         rows = queue.store.scan(keys.WAITING, keys.end_of(keys.WAITING))
-        records = [read_waiting(value) for _, value in rows]
+        records = [read_recipient_record(value) for _, value in rows]
         assert [record.lane for record in records] == [
             "tenant:acme @ann @!urgent",
             "127.0.0.1 @sender.example @!nonurgent",

@@ -263,7 +263,7 @@ async def test_a_damaged_body_is_never_complete(directory: Path) -> None:
 async def test_after_a_failed_write_everything_is_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ENOSPC or EIO: later writes fail too, nothing is lost, the next life finds everything."""
+    """ENOSPC or EIO: later writes fail too, nothing is lost, the next run finds everything."""
     clock = Clock()
     queue = make_queue(directory, clock)
     await begin(queue)

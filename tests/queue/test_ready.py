@@ -14,7 +14,7 @@ from zonemta_py.queue import refill
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_waiting
+from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, QueuedRecipient, stream_of
@@ -25,7 +25,11 @@ from zonemta_py.queue.window_room import HEADROOM, SHARES
 def _recipient(message: str, n: int, domain: str = "x.example") -> QueuedRecipient:
     address = f"{n}@{domain}"
     return QueuedRecipient(
-        keys.waiting_key("z", message, address), "z", message, address, new_waiting(n, domain, "me")
+        keys.waiting_key("z", message, address),
+        "z",
+        message,
+        address,
+        new_recipient_record(n, domain, "me"),
     )
 
 

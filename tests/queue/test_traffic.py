@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue import traffic as traffic_module
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import new_waiting
+from zonemta_py.queue.format.records import new_recipient_record
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.traffic import OTHER, WINDOWS_MIN, RecentCounts, Traffic, percentile
@@ -25,7 +25,7 @@ class Now:
 def outcome(kind: OutcomeKind, code: int, duration_ms: int, source: str = "192.0.2.1") -> Outcome:
     address, message = "a@x.example", "0" * 24
     key = keys.waiting_key("bulk", message, address)
-    recipient = QueuedRecipient(key, "bulk", message, address, new_waiting(0, "x.example", ""))
+    recipient = QueuedRecipient(key, "bulk", message, address, new_recipient_record(0, "x.example", ""))
     attempt = Attempt("dot", code, "", "", source_ip=source, duration_ms=duration_ms)
     return Outcome(recipient, kind, attempt)
 

@@ -10,7 +10,7 @@ from random import Random
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.schedule.allowance import together
-from zonemta_py.schedule.gate import Place
+from zonemta_py.schedule.gate import GateKey
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit, Permits
@@ -75,17 +75,17 @@ class ProviderSimulation:
 
     def room(self, provider: str, address: str) -> None:
         """Something has ended."""
-        self.gates.room_at(provider)
-        self.gates.room_of(address)
+        self.gates.capacity_at_provider(provider)
+        self.gates.capacity_at_address(address)
 
-    def wake(self, destination: str, place: Place) -> bool:
+    def wake(self, destination: str, place: GateKey) -> bool:
         """A gate gives the turn to ``destination``."""
         self.wakes += 1
         if self.left[destination]:
             self.ready.append(destination)
         return bool(self.left[destination])
 
-    def release(self, destination: str, place: Place) -> None:
+    def release(self, destination: str, place: GateKey) -> None:
         """A gate has no turns any more for ``destination``."""
         self.wake(destination, place)
 
@@ -115,13 +115,13 @@ class ProviderSimulation:
             destination = self.ready.popleft()
             provider = self.provider_of[destination]
             if not self.left[destination]:
-                self.gates.emptied(Place(ZONE, provider), destination)
+                self.gates.emptied(GateKey(ZONE, provider), destination)
                 continue
             found = self._take(provider)
             if isinstance(found, Refusal):
-                self.gates.wait(Place(ZONE, provider), destination, self, found, self.now_ms)
+                self.gates.wait(GateKey(ZONE, provider), destination, self, found, self.now_ms)
                 continue
-            self.gates.granted(Place(ZONE, provider), destination)
+            self.gates.granted(GateKey(ZONE, provider), destination)
             self.left[destination] -= 1
             self._begin(destination, found, 1)
             if self.left[destination]:
@@ -183,7 +183,7 @@ class ProviderSimulation:
             return False
         found.remove(session or found[0])
         if self.permits.set_idle(provider, address, len(found)):
-            self.gates.room_at(provider)
+            self.gates.capacity_at_provider(provider)
         return True
 
     def _answered(self, destination: str, permit: Permit, sent: int) -> None:

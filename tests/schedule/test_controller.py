@@ -178,7 +178,7 @@ def test_an_operator_ends_it() -> None:
 
 
 def test_the_end_of_no_pace_changes_nothing() -> None:
-    """It came up by itself a moment before. There is no event of it, so a replay counts on."""
+    """It came up by itself a moment before. There is no event of it, so a replay continues to count."""
     made, replayed = controller(), controller()
     for each in (made, replayed):
         replies(each, ["", "", "policy"], BEGIN_MS)

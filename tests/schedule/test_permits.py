@@ -237,7 +237,7 @@ def test_open_sessions_are_used_while_no_new_one_may_be_opened() -> None:
 
 
 def test_a_session_that_was_not_opened_gives_its_place_in_the_rate_back() -> None:
-    """And what waits for it is woken: the exchangers of a domain were not found."""
+    """And what waits for it is woken: the MX hosts of a domain were not found."""
     room: list[tuple[str, str]] = []
     made = Permits(lambda provider, address: room.append((provider, address)))
     made.configure(lambda name: ProviderLimits(connect_rate=(Rate(1, 60.0),)), {})

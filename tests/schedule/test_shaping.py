@@ -41,7 +41,7 @@ def test_a_threshold_in_its_window(directory: Path) -> None:
 
 
 def test_a_threshold_that_gets_another_period_is_counted_anew(directory: Path) -> None:
-    """A reload that makes 5/1m of a rule 5/1h: the count of a minute would never reach it. Others count on."""
+    """A reload that makes 5/1m of a rule 5/1h: the count of a minute would never reach it. Others continue to count."""
     threshold = "name: r, class: blocked, threshold: {}, action: suspend, for: 1h"
     made = engine(directory, threshold.format("3/1m"))
     made.reply(reply("blocked"), BEGIN_MS)

@@ -99,7 +99,7 @@ def shaping_changes(stage: Stage) -> dict[str, Any]:
 
 
 async def providers(stage: Stage) -> None:
-    """Receivers with limits: one takes its mail, one takes less than it says, and blocks an address of ours."""
+    """Receivers with limits: one takes its mail, one takes less than it says, and blocks a source address."""
     await stage.provider("bigmail", ["big.example"])
     fussy = await stage.provider("fussy", ["fussy.example"], rate=["30/m"])
     fussy.block(POOL[2], BLOCKED)

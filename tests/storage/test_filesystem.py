@@ -24,7 +24,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, new_waiting
+from zonemta_py.queue.format.records import FORMAT, new_recipient_record
 from zonemta_py.storage import filesystem as files
 from zonemta_py.storage.filesystem import FilesystemStore
 
@@ -186,7 +186,8 @@ def test_a_recipient_without_a_message_keeps_its_key(directory: Path) -> None:
     key = keys.waiting_key("default", "0" * 24, "a@x.example")
     store.write(
         store.batch(
-            [(keys.mark_key("0" * 24), b"m"), (key, pack(new_waiting(0, "x.example", "")))], sync=True
+            [(keys.mark_key("0" * 24), b"m"), (key, pack(new_recipient_record(0, "x.example", "")))],
+            sync=True,
         )
     )
     store.close()

@@ -215,7 +215,9 @@ class RelayCollector(Collector):
         writable = int(commits.failure is None)
         yield _gauge("zonemta_queue_writable", "0 when nothing can be written any more.", writable)
         yield _gauge(
-            "zonemta_event_log_lag_seconds", "Since when events wait for the event log.", sources.lag_s()
+            "zonemta_event_log_lag_seconds",
+            "Age of the oldest event that is not in the event log yet.",
+            sources.lag_s(),
         )
         try:
             stat = os.statvfs(sources.directory)
@@ -229,9 +231,13 @@ class RelayCollector(Collector):
     def _processes(self) -> Iterator[Metric]:
         count = GaugeMetricFamily("zonemta_processes", "Processes of the relay.", labels=["role"])
         resident = GaugeMetricFamily(
-            "zonemta_process_resident_bytes", "Their memory, without files.", labels=["role"]
+            "zonemta_process_resident_bytes",
+            "Memory of the processes, without pages of files.",
+            labels=["role"],
         )
-        cpu = CounterMetricFamily("zonemta_process_cpu_seconds", "Their CPU time.", labels=["role"])
+        cpu = CounterMetricFamily(
+            "zonemta_process_cpu_seconds", "CPU time of the processes.", labels=["role"]
+        )
         for role, pids in self._sources.pids().items():
             used = [found for pid in pids if (found := process_use(pid)) is not None]
             count.add_metric([role], len(used))
@@ -243,7 +249,9 @@ class RelayCollector(Collector):
             return
         yield _gauge("zonemta_open_descriptors", "File descriptors of the queue's process.", descriptors)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        yield _gauge("zonemta_max_descriptors", "As many as it may have.", most)
+        yield _gauge(
+            "zonemta_max_descriptors", "The limit of file descriptors of the queue's process.", most
+        )
 
 
 def metric_routes(sources: MetricSources) -> list[HttpRoute]:

@@ -10,7 +10,7 @@ from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
+from zonemta_py.queue.format.records import Meta, RecipientRecord, RecipientState, read_meta
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MAIL, USER, named, suspended_submitter
 from zonemta_py.schedule.constraint import Constraint, Limit
@@ -111,7 +111,7 @@ class Reasons:
             self._by_destination[place] = view.why(destination, pool) if view is not None else None
         return self._by_destination[place]
 
-    def of(self, zone: str, message: str, address: str, record: Waiting) -> Constraint:
+    def of(self, zone: str, message: str, address: str, record: RecipientRecord) -> Constraint:
         """Why a recipient does not move."""
         failure = self._queue.failure
         if failure is not None:
@@ -128,7 +128,7 @@ class Reasons:
             case RecipientState.WAITING:
                 return self._waiting(zone, message, address, record)
 
-    def _held(self, key: bytes, message: str, record: Waiting) -> Constraint:
+    def _held(self, key: bytes, message: str, record: RecipientRecord) -> Constraint:
         meta = self._meta_of(message)
         if meta is not None and meta.options.quarantined:
             reason = "the scanner had it held; `zonemta queue release` or `delete` decides"
@@ -165,7 +165,7 @@ class Reasons:
                 self._meta = message, None
         return self._meta[1]
 
-    def _deferred(self, zone: str, record: Waiting) -> Constraint:
+    def _deferred(self, zone: str, record: RecipientRecord) -> Constraint:
         if record.due_ms <= self._queue.now():
             return Constraint("waking", "it is due, and made ready now", record.due_ms)
         name, key = "retry", f"zones.{zone}.retry"
@@ -176,7 +176,7 @@ class Reasons:
             name, f"attempt {record.attempts} failed: {reply}", record.last_ms, record.due_ms, key
         )
 
-    def _waiting(self, zone: str, message: str, address: str, record: Waiting) -> Constraint:
+    def _waiting(self, zone: str, message: str, address: str, record: RecipientRecord) -> Constraint:
         queue = self._queue
         key, window = keys.waiting_key(zone, message, address), queue.windows.zone(zone)
         if window.is_leased(key):

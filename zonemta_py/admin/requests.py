@@ -26,7 +26,7 @@ class SummaryRequest(Request, frozen=True):
 
 
 class StatusRequest(Request, frozen=True):
-    """Show what the relay is and how it is: version, processes, readiness, depths, rates, suspensions."""
+    """Show the version, processes, readiness, queue depths, rates and suspensions of the relay."""
 
 
 class RatesRequest(Request, frozen=True):
@@ -38,7 +38,7 @@ class RatesRequest(Request, frozen=True):
 
 
 class ShapeRequest(Request, frozen=True):
-    """Count recipients by destination and age, as Postfix's qshape; the ``limit`` largest destinations."""
+    """Count recipients by destination and age, like Postfix's qshape; the ``limit`` largest destinations."""
 
     zone: str | None = None
     state: str | None = None
@@ -87,7 +87,7 @@ class ShowRequest(Request, frozen=True):
 
 
 class WhyRequest(Request, frozen=True):
-    """Explain why the recipients of a message, or ``recipient``, do not move."""
+    """Explain why the recipients of a message, or ``recipient``, are still waiting."""
 
     message: str
     recipient: str | None = None
@@ -188,20 +188,20 @@ class ResumeRequest(ChangeRequest, frozen=True):
 
 
 class WarmupRequest(Request, frozen=True):
-    """Show how far the warm-up of each address is."""
+    """Show the progress of the warm-up of each address."""
 
     address: str = ""
 
 
 class WarmupPauseRequest(ChangeRequest, frozen=True):
-    """Let the warm-up of an address stay at the number of today; without ``provider`` all its schedules."""
+    """Pause the warm-up of an address at the number of today; without ``provider`` all its schedules."""
 
     address: str
     provider: str = ""
 
 
 class WarmupContinueRequest(ChangeRequest, frozen=True):
-    """End a pause of the warm-up of an address; without ``provider`` of all its schedules."""
+    """Continue the warm-up of an address; without ``provider`` all its schedules."""
 
     address: str
     provider: str = ""
@@ -215,7 +215,7 @@ class ShapingRequest(Request, frozen=True):
 
 
 class ShapingEndRequest(ChangeRequest, frozen=True):
-    """Forget the pace of an address at a provider, and its pause, or that the mail of a pool leaves from another one."""
+    """End the lowered pace or the pause of an address at a provider, or the move of a pool's mail to another one."""
 
     provider: str
     address: str = ""
@@ -223,7 +223,7 @@ class ShapingEndRequest(ChangeRequest, frozen=True):
 
 
 class ClassifyRequest(Request, frozen=True):
-    """Say what a reply of a server is about, by the rules of the relay. ``phase``: connect, mail, rcpt, data or dot."""
+    """Classify a reply of a server by the rules of the relay. ``phase``: connect, mail, rcpt, data or dot."""
 
     text: str
     phase: str = ""
@@ -250,7 +250,7 @@ class UnreachableRequest(Request, frozen=True):
 
 
 class LoginRequest(Request, frozen=True):
-    """Make a link that opens the page once, for everything."""
+    """Make a link that logs in to the page once, with all permissions."""
 
 
 class ReloadRequest(Request, frozen=True):

@@ -198,7 +198,7 @@ def known_name(egress: EgressView, kind: str, name: str) -> str:
 
 
 def address_of(text: str) -> str:
-    """An address of ours in normal form, or the word for the one that the system chooses. Raises UnknownName."""
+    """An source address in normal form, or the word for the one that the system chooses. Raises UnknownName."""
     if text == BY_SYSTEM:
         return text
     try:

@@ -12,7 +12,7 @@ from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_waiting
+from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_recipient_record
 from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.storage.interface import Op
 from zonemta_py.storage.leveldb_store import LevelDBStore
@@ -78,7 +78,7 @@ def fill_dead(directory: Path, domains: int) -> None:
     ops: list[Op] = []
     for number in range(domains):
         message, domain = _message_id(start_ms, number), f"d{number}.dead.example"
-        record = new_waiting(0, domain, _ORIGIN.submitter)
+        record = new_recipient_record(0, domain, _ORIGIN.submitter)
         ops += _message_ops(message, start_ms, "default")
         ops.append((keys.waiting_key("default", message, f"{number}@{domain}"), pack(record)))
     store.write(store.batch(ops, sync=True))
@@ -91,7 +91,7 @@ def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
     blocked = number % BLOCKED != 0
     zone, domain = ("blocked", "blocked.example") if blocked else ("default", f"d{number % 500}.example")
     address = f"{number}@{domain}"
-    record = new_waiting(0, domain, _ORIGIN.submitter)
+    record = new_recipient_record(0, domain, _ORIGIN.submitter)
     stored = _message_ops(message, start_ms, zone)
     if blocked:
         return [*stored, (keys.waiting_key(zone, message, address), pack(record))]
@@ -121,7 +121,7 @@ def churn_queue(directory: Path, recipients: int) -> None:
     """
     store = _new_queue(directory)
     start_ms = clock.now_ms() - 3_600_000
-    record = pack(new_waiting(0, "gone.example", _ORIGIN.submitter))
+    record = pack(new_recipient_record(0, "gone.example", _ORIGIN.submitter))
     for first in range(0, recipients, BATCH_OPS):
         stored = [
             keys.waiting_key("default", _message_id(start_ms, number // 50), f"{number}@gone.example")

@@ -37,7 +37,7 @@ def receivers_table(sinks: Mapping[str, Sink]) -> Table:
 def checks(
     sinks: Mapping[str, Sink], history: RecipientHistory, submitted: int, sources: set[str]
 ) -> list[tuple[str, bool]]:
-    """What must agree, in words, and whether it does. ``sources``: the addresses of the pools."""
+    """What must agree, as text, and whether it does. ``sources``: the addresses of the pools."""
     tallies = {domain: sink.tally for domain, sink in sinks.items()}
     received = sum(tally.recipients for tally in tallies.values())
     repeated = sum(

@@ -1,4 +1,4 @@
-"""Reasons and changes of shaping in words, as all commands print them."""
+"""Reasons and changes of shaping as text, as all commands print them."""
 
 from typing import Any
 

@@ -55,7 +55,7 @@ def warmup() -> None:
 @json_option
 @reports_errors
 def status(config_path: Path, address: str, as_json: bool) -> None:
-    """Print how far the warm-up of each address is: its day, what is allowed today (UTC), and what was sent.
+    """Print the progress of the warm-up of each address: its day, what is allowed today (UTC), and what was sent.
 
     late days: by how many the schedule is behind, because a provider refused too much or an operator paused it. Also when
     the relay is down.

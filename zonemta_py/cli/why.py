@@ -17,7 +17,7 @@ from zonemta_py.cli.reason import reason_text
 @json_option
 @reports_errors
 def why(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
-    """Explain why the recipients of a message do not move: what they wait for, since when, and until when.
+    """Explain why the recipients of a message are still waiting: for what, from when, and until when.
 
     One line for each recipient; at its end, in brackets, the key of the configuration that sets the limit.
 

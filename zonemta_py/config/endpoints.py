@@ -34,7 +34,7 @@ class HostPort(NamedTuple):
 class Smarthost(NamedTuple):
     """A host that sends mail on. ``host`` is a name or an IP address, or with ``port`` 0 the path of a Unix socket.
 
-    ``by_mx``: the exchangers of the name are meant, not its addresses.
+    ``by_mx``: the MX hosts of the name are meant, not its addresses.
     """
 
     host: str

@@ -67,7 +67,7 @@ class ProviderFile:
 
 
 class ProviderTable:
-    """The provider of a domain, by its exchangers. Pure."""
+    """The provider of a domain, by its MX hosts. Pure."""
 
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self.providers = dict(providers)
@@ -84,7 +84,7 @@ class ProviderTable:
         return self._domains.get(domain, "")
 
     def of(self, domain: str, hosts: tuple[str, ...]) -> str:
-        """The provider of ``domain``, whose exchangers of the best preference are ``hosts``.
+        """The provider of ``domain``, whose MX hosts of the best preference are ``hosts``.
 
         If not all of them belong to one provider of the table, the set of hosts is a provider of its own.
         """

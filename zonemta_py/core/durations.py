@@ -1,4 +1,4 @@
-"""Durations in words, as commands and the page show them."""
+"""Durations as text, as commands and the page show them."""
 
 from zonemta_py.core import clock
 

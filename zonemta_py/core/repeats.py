@@ -39,7 +39,7 @@ class RepeatedLines:
         counts, self._counts = self._counts, {}
         for level, text, count in counts.values():
             if count:
-                self._log.log(level, "%d more within a minute as: %s", count, text)
+                self._log.log(level, "repeated %d more times within a minute: %s", count, text)
         if self._others:
-            self._log.info("%d further lines within a minute are left out", self._others)
+            self._log.info("%d further messages were left out within a minute", self._others)
             self._others = 0

@@ -31,7 +31,7 @@ class SlidingWindow:
         return self.total
 
     def counts(self, slot: int, now_ms: int) -> bool:
-        """Whether what an earlier life used in ``slot`` counts; its clock may have been ahead."""
+        """Whether what an earlier run used in ``slot`` counts; its clock may have been ahead."""
         return abs(slot - now_ms // self.slot_ms) <= SLOTS
 
     def add(self, now_ms: int, amount: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from zonemta_py.delivery.report_composer import ReportComposer, is_headers_only
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import DEFERRED, HELD_MS, end_of, parse_recipient, zone_prefix
-from zonemta_py.queue.format.records import Note, read_waiting
+from zonemta_py.queue.format.records import Note, read_recipient_record
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
@@ -133,7 +133,7 @@ def _also_delayed(queue: Queue, active: ActiveMessage, named: set[int]) -> list[
         for zone in active.meta.zones:
             prefix = zone_prefix(DEFERRED, zone, active.id)
             for key, value in queue.store.scan(prefix, end_of(prefix)):
-                record = read_waiting(value)
+                record = read_recipient_record(value)
                 note = delayed_note(zone, parse_recipient(key)[2], record)
                 if note is not None and note.recipient_index not in named and record.due_ms != HELD_MS:
                     found.append(note)

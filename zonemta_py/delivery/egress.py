@@ -71,7 +71,7 @@ class Egress(Allowance):
 
     def __init__(self, queue: Queue, config: Config) -> None:
         self.gates = Gates(self._arm)
-        super().__init__(self.gates.room_on)
+        super().__init__(self.gates.capacity_on_path)
         self.queue = queue
         self._epoch_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
         self._ahead_ms = 0  # by how much the clock was set since
@@ -106,7 +106,7 @@ class Egress(Allowance):
     def configure(
         self, config: Config, files: EgressFiles, stored: dict[Key, WarmupState] | None = None
     ) -> None:
-        """Use another configuration; what is under way, and what was used, counts on."""
+        """Use another configuration; what is under way, and what was used, continues to count."""
         self.files = files
         self.pools = config.pools
         self._sources.clear()
@@ -123,10 +123,10 @@ class Egress(Allowance):
         self._free.clear()
         self._arm()
         for gate in self.gates.all():
-            if not gate.place.cause:
-                self.gates.room_at(gate.provider)
+            if not gate.key.cause:
+                self.gates.capacity_at_provider(gate.provider)
                 continue
-            kind, _, name = gate.place.cause.partition(":")
+            kind, _, name = gate.key.cause.partition(":")
             stopped = self.stopped((kind, name))
             if stopped is not None:
                 self.gates.put_off(gate, stopped[1])
@@ -138,7 +138,7 @@ class Egress(Allowance):
         self._free.clear()
         self._arm()
         for provider in providers:
-            self.gates.room_at(provider)
+            self.gates.capacity_at_provider(provider)
             self.gates.release_at(provider, self.now_ms())
 
     # ---- what the zones ask
@@ -237,10 +237,10 @@ class Egress(Allowance):
         provider, source = way
         makes_room = self.permits.set_idle(provider, source or source_name(PoolAddress()), idle)
         if makes_room and provider in self.gates:
-            asyncio.get_running_loop().call_soon(self.gates.room_at, provider)
+            asyncio.get_running_loop().call_soon(self.gates.capacity_at_provider, provider)
 
     def learn(self, domain: str, answer: MxAnswer) -> None:
-        """The exchangers of ``domain`` were found."""
+        """The MX hosts of ``domain`` were found."""
         self.providers.learn(domain, answer, clock.monotonic_s())
 
     # ---- time
@@ -267,7 +267,7 @@ class Egress(Allowance):
     # ---- at intervals and in the end
 
     async def forget_old(self) -> None:
-        """Forget what counts no more, a little at a time. Raises QueueUnavailable."""
+        """Forget what no longer counts, a little at a time. Raises QueueUnavailable."""
         now_ms = self.now_ms()
         ahead_ms = clock.now_ms() - now_ms
         if abs(ahead_ms - self._ahead_ms) > CLOCK_SET_MS:

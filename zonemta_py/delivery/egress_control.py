@@ -8,6 +8,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.similar import no_such
 from zonemta_py.delivery.egress import Egress, read_egress
+from zonemta_py.delivery.egress_routes import SMARTHOST
 from zonemta_py.delivery.egress_store import (
     Puts,
     pace_put,
@@ -17,7 +18,6 @@ from zonemta_py.delivery.egress_store import (
 )
 from zonemta_py.delivery.egress_view import warmup_row, warmup_rows, way_rows
 from zonemta_py.delivery.shaper import event_of
-from zonemta_py.delivery.ways import SMARTHOST
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue

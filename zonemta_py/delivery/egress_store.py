@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class StoredEgress(NamedTuple):
-    """What an earlier life stored; ``warmups`` by address and provider."""
+    """What an earlier run stored; ``warmups`` by address and provider."""
 
     uses: Stored
     paces: dict[Key, Pace]
@@ -90,7 +90,7 @@ def warmup_put(warming: Warming) -> tuple[bytes, bytes]:
 
 
 async def delete_old(queue: Queue, now_ms: int) -> None:
-    """Delete the uses that count no more. Raises QueueUnavailable."""
+    """Delete the uses that no longer count. Raises QueueUnavailable."""
     async for rows in row_slices(queue.store, keys.META_SENDING):
         batch = WriteBatch()
         for key, _ in rows:

@@ -39,7 +39,7 @@ def way_rows(
         found = nlargest(most, found, lambda path: _weight(egress, path, counts, now_ms))
     waiting: Counter[str] = Counter()
     for gate in egress.gates.all():
-        waiting[gate.provider or gate.place.cause.removeprefix("provider:")] += len(gate.waiting)
+        waiting[gate.provider or gate.key.cause.removeprefix("provider:")] += len(gate.waiting)
     rows = []
     for path in found:
         key = path.provider, path.address

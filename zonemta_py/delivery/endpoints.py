@@ -81,8 +81,8 @@ class EndpointResolver:
             self._sole[key] = (now_s + SOLE_ENDPOINT_S, endpoints)
         return endpoints
 
-    async def exchangers(self, domain: str) -> MxAnswer:
-        """The exchangers of ``domain``; none if they cannot be found now."""
+    async def mx_hosts(self, domain: str) -> MxAnswer:
+        """The MX hosts of ``domain``; none if they cannot be found now."""
         try:
             return best(await self._resolver.resolve(domain))
         except DestinationFailed:

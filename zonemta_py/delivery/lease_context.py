@@ -15,7 +15,7 @@ from zonemta_py.schedule.scheduler import Scheduler
 
 
 def next_token_in_s(queue: Queue, zone: str) -> float:
-    """Seconds until the next token of ``zone`` is due, by what an earlier life stored; 0 when nothing was."""
+    """Seconds until the next token of ``zone`` is due, by what an earlier run stored; 0 when nothing was."""
     due_ms = queue.store.get(keys.rate_key(zone))
     return max(0, int(due_ms) - clock.now_ms()) / 1000 if due_ms is not None else 0.0
 

@@ -1,4 +1,4 @@
-"""Finds the exchangers of domains before their first delivery, a limited number at a time."""
+"""Finds the MX hosts of domains before their first delivery, a limited number at a time."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class LookUps:
-    """``learn`` is called with each domain and its exchangers; none if they cannot be found now."""
+    """``learn`` is called with each domain and its MX hosts; none if they cannot be found now."""
 
     def __init__(self, learn: Callable[[str, MxAnswer], None]) -> None:
         self._learn = learn
@@ -56,9 +56,9 @@ class LookUps:
         try:
             answer = await resolve(domain)
         except AgentLost as exc:
-            log.warning("the exchangers of %s were not found: %s", domain, exc)
+            log.warning("the MX hosts of %s were not found: %s", domain, exc)
         except Exception:
-            log.exception("the exchangers of %s were not found", domain)
+            log.exception("the MX hosts of %s were not found", domain)
         self._learn(domain, answer)
         for then in self._then.pop(domain):
             then()

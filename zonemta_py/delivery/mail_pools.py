@@ -7,7 +7,7 @@ greylisted leave from the same one again, and those that were blocked from anoth
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config
 from zonemta_py.core.model import USUAL_POOL
-from zonemta_py.queue.format.records import TENANT_LANE, Waiting
+from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
 from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
 from zonemta_py.schedule.sources import addresses_of, fallback_pool, part_after, read_part
 
@@ -57,7 +57,7 @@ class ConfiguredPools:
     def __bool__(self) -> bool:
         return bool(self._of_submitters or self._tables)
 
-    def of(self, zone: str, destination: str, record: Waiting) -> str:
+    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
         """See ``MailPools``."""
         pool = USUAL_POOL
         if self._of_submitters and zone in self._zones:

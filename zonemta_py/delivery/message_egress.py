@@ -7,12 +7,12 @@ from zonemta_py.config.sending import PoolAddress
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_routes import SMARTHOST, EgressRoute, EgressRoutes
 from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.request import DeliveryResult, EgressOrder
-from zonemta_py.delivery.ways import SMARTHOST, Way, Ways
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.active import Lease
-from zonemta_py.queue.format.records import Waiting
+from zonemta_py.queue.format.records import RecipientRecord
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitter_queues import QueuedRecipient
@@ -32,11 +32,11 @@ AGAIN_MS = 2_000  # when a message is tried again for which no address had room
 
 
 class MessageEgress:
-    """The messages of one zone."""
+    """Chooses the source address of each message of a zone, and reports its replies to shaping."""
 
-    def __init__(self, egress: Egress, ways: Ways, closed: ClosedAddresses) -> None:
+    def __init__(self, egress: Egress, routes: EgressRoutes, closed: ClosedAddresses) -> None:
         self._egress = egress
-        self._ways = ways
+        self._routes = routes
         self._closed = closed
 
     @property
@@ -45,46 +45,46 @@ class MessageEgress:
         return self._egress.queue
 
     def asks_hosts(self, destination: str) -> bool:
-        """Whether the next request to ``destination`` is to find its exchangers again."""
-        return self._ways.asks_hosts(destination)
+        """Whether the next request to ``destination`` is to find its MX hosts again."""
+        return self._routes.asks_hosts(destination)
 
     def provider(self, lease: Lease) -> str:
         """The provider of the destination, or the word for a smarthost; empty while it is not known."""
-        way = self._ways.of(lease.destination)
-        return way.provider if way is not None else ""
+        route = self._routes.of(lease.destination)
+        return route.provider if route is not None else ""
 
     def order(self, slot: WorkerSlot, lease: Lease) -> EgressOrder | Refusal | None:
         """From where ``lease`` is sent; None: as the agent chooses. A refusal: none of its addresses has room."""
-        egress, way = self._egress, self._ways.of(lease.destination)
-        if way is None or self._ways.is_local:
+        egress, route = self._egress, self._routes.of(lease.destination)
+        if route is None or self._routes.is_local:
             return None
-        way = way.leaving_from(self._part(lease))
-        pool = way.pool
-        family = egress.providers.table.settings(way.provider).family
-        is_usual = slot.permit is FREE and pool == way.own_pool and family == "both"
+        route = route.with_pool(self._part(lease))
+        pool = route.pool
+        family = egress.providers.table.settings(route.provider).family
+        is_usual = slot.permit is FREE and pool == route.own_pool and family == "both"
         if is_usual and not self._is_blocked(lease):
             return None
-        usable = self._ways.sources(way)
+        usable = self._routes.sources(route)
         if not usable and egress.is_disabled(pool):
             return Refusal(
                 Limit.NO_SOURCE, UNTIL_EVENT, f"every address of the pool '{pool}' is disabled"
             )
         if not usable:  # the agent says of the attempt what is missing
-            is_own = family != "both" and pool == way.own_pool
-            return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
+            is_own = family != "both" and pool == route.own_pool
+            return self._order(route.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
         now_ms, held = egress.now_ms(), slot.permit.address
         usable = self._closed.open_of(lease.destination, usable, now_ms, held) or usable
-        found = self._held(slot, lease, usable) or self._choose(slot, lease, way.provider, usable)
+        found = self._held(slot, lease, usable) or self._choose(slot, lease, route.provider, usable)
         if isinstance(found, Refusal):
             return found
         permit = slot.permit
         if permit is FREE:
-            return self._order(way.provider, found, FREE, (-1, -1))
+            return self._order(route.provider, found, FREE, (-1, -1))
         if permit.warming:
             most = egress.recipients_max(permit, len(lease.recipients), egress.now_ms())
             if most < len(lease.recipients):
                 egress.queue.narrow(lease, most)
-        return self._order(way.provider, found, permit, permit.sessions_max)
+        return self._order(route.provider, found, permit, permit.sessions_max)
 
     def _order(
         self, provider: str, entry: PoolAddress, permit: Permit, sessions_max: tuple[int, int]
@@ -113,14 +113,14 @@ class MessageEgress:
     def _last_class(self, lease: Lease) -> str:
         return self._class_of(lease.recipients[0].record)
 
-    def _class_of(self, record: Waiting) -> str:
+    def _class_of(self, record: RecipientRecord) -> str:
         """The class of the last reply; records of earlier versions do not have it, nor the phase that it depends on."""
         classify = self._egress.queue.classifier.classify
         return record.reply_class or classify("", record.code, record.status, record.text)
 
     def not_sent(self, lease: Lease, recipient: QueuedRecipient, reason: str) -> Attempt:
         """What is said of a recipient to which nothing may be sent for ``reason``, with its last reply and the class of that."""
-        record, provider = recipient.record, self._ways.provider(lease.destination)
+        record, provider = recipient.record, self._routes.provider(lease.destination)
         if not record.text:
             return Attempt("", 0, "4.3.0", reason, reply_class=ReplyClass.EXPIRED, provider=provider)
         about = self._class_of(record)
@@ -193,13 +193,15 @@ class MessageEgress:
 
     def has_others(self, lease: Lease, attempt: Attempt) -> bool:
         """Whether a refused session says something of our address only, and mail may leave from other ones."""
-        way = self._ways.of(lease.destination)
-        if way is None or attempt.reply_class not in OF_SENDER:
+        route = self._routes.of(lease.destination)
+        if route is None or attempt.reply_class not in OF_SENDER:
             return False
-        fallback = self._ways.table.settings(lease.destination).fallback_pool
-        pools = {way.pool, fallback or way.pool}
+        fallback = self._routes.table.settings(lease.destination).fallback_pool
+        pools = {route.pool, fallback or route.pool}
         found = {
-            source_name(each) for pool in pools for each in self._ways.sources(way._replace(pool=pool))
+            source_name(each)
+            for pool in pools
+            for each in self._routes.sources(route._replace(pool=pool))
         }
         return len(found) > 1
 
@@ -233,33 +235,33 @@ class MessageEgress:
     def named(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Sequence[Attempt | None]:
         """``attempts`` with the classes of their replies, and the provider."""
         classifier = self._egress.queue.classifier
-        return classify_attempts(classifier, attempts, self._ways.provider(lease.destination))
+        return classify_attempts(classifier, attempts, self._routes.provider(lease.destination))
 
     def handling(self, lease: Lease, attempts: Sequence[Attempt | None]) -> list[Handling]:
         """What the rules of shaping say of each recipient; recipients share attempts."""
-        way, found = self._ways.of(lease.destination), dict[int, Handling]()
+        route, found = self._routes.of(lease.destination), dict[int, Handling]()
         for each in attempts:
             if each is not None and id(each) not in found:
-                is_refused = each.reply_class and each.code and way is not None
-                found[id(each)] = self._handling(way, lease, each) if is_refused and way else USUAL
+                is_refused = each.reply_class and each.code and route is not None
+                found[id(each)] = self._handling(route, lease, each) if is_refused and route else USUAL
         return [USUAL if each is None else found[id(each)] for each in attempts]
 
-    def _handling(self, way: Way, lease: Lease, attempt: Attempt) -> Handling:
-        return self._egress.shaper.engine.handling(_about(way, lease, attempt))
+    def _handling(self, route: EgressRoute, lease: Lease, attempt: Attempt) -> Handling:
+        return self._egress.shaper.engine.handling(_about(route, lease, attempt))
 
     def replies(
         self, lease: Lease, attempts: Sequence[Attempt], now_ms: int
     ) -> tuple[list[Event], Puts]:
         """Report the replies to a message: the events of what they change, and what is to be stored."""
-        way = self._ways.of(lease.destination)
-        if way is None or not way.provider or way.provider == SMARTHOST:
+        route = self._routes.of(lease.destination)
+        if route is None or not route.provider or route.provider == SMARTHOST:
             return [], []
-        about = (_about(way, lease, each) for each in attempts if each.code)
+        about = (_about(route, lease, each) for each in attempts if each.code)
         return self._egress.shaper.replies(about, self._egress.steady_ms(now_ms))
 
 
 def of_same_address(lease: Lease) -> int:
-    """How many recipients, from the first on, have had their last attempt from the same address of ours."""
+    """How many recipients, from the first on, have had their last attempt from the same source address."""
     first = lease.recipients[0].record.source
     for number, recipient in enumerate(lease.recipients):
         if recipient.record.source != first:
@@ -267,9 +269,9 @@ def of_same_address(lease: Lease) -> int:
     return len(lease.recipients)
 
 
-def _about(way: Way, lease: Lease, attempt: Attempt) -> ReplyAbout:
+def _about(route: EgressRoute, lease: Lease, attempt: Attempt) -> ReplyAbout:
     address, domain = attempt.source_ip or BY_SYSTEM, lease.recipients[0].record.domain
     return ReplyAbout(
-        way.provider, address, way.own_pool, domain, attempt.reply_class, attempt.code, attempt.status,
+        route.provider, address, route.own_pool, domain, attempt.reply_class, attempt.code, attempt.status,
         attempt.text,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from zonemta_py.config.zones import Retry
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.format.keys import HELD_MS
-from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, starts
+from zonemta_py.queue.format.records import FORMAT, Meta, Note, RecipientRecord, starts
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.schedule.retry import (
@@ -140,7 +140,7 @@ def is_given_up(meta: Meta, message: str, retry: Retry, now_ms: int) -> bool:
 
 
 def has_no_address(attempt: Attempt) -> bool:
-    """Whether the domain has exchangers, of which none has an address."""
+    """Whether the domain has MX hosts, of which none has an address."""
     return attempt.code == 0 and attempt.status == NO_ADDRESS
 
 
@@ -203,7 +203,7 @@ def _note(outcome: Outcome, action: str, now_ms: int) -> Note:
     )  # fmt: skip
 
 
-def delayed_note(zone: str, address: str, record: Waiting) -> Note | None:
+def delayed_note(zone: str, address: str, record: RecipientRecord) -> Note | None:
     """The entry of a deferred recipient in a warning about another; None when it does not belong there."""
     if not record.attempts or not record.due_ms or not wants_delay(record.notify):
         return None

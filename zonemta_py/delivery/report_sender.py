@@ -20,7 +20,7 @@ from zonemta_py.smtp.digest import report_digest
 from zonemta_py.smtp.dsn import ReportHead
 
 DIGEST_MAX = 10_000  # recipients in one digest; the reports on others are in a second one
-SCAN_AT_ONCE = 1000  # keys of an earlier life read without a turn of the loop
+SCAN_AT_ONCE = 1000  # keys of an earlier run read without a turn of the loop
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ReportSender:
         self._tasks = BackgroundTasks()
 
     async def start(self) -> None:
-        """Find what earlier lives left, and send in the background."""
+        """Find what earlier runs left, and send in the background."""
         self._tasks.start(self._run(), "reports")
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class ReportSender:
                     log.exception("the report or digest %s is not sent before the next start", what)
 
     async def _find(self) -> None:
-        """What earlier lives left is due as if it had just come."""
+        """What earlier runs left is due as if it had just come."""
         store = self._context.queue.store
         for space in (keys.BOUNCE, keys.DIGEST):
             cursor: bytes | None = space
@@ -100,7 +100,7 @@ class ReportSender:
                     batch.future.add_done_callback(callback)
                 await queue.commits.submit(batch)
         except QueueUnavailable:
-            return  # the next life finds the notes
+            return  # the next run finds the notes
         except Exception:
             log.exception("no report about %s could be composed; it is tried again at its end", message)
         finally:

@@ -116,7 +116,7 @@ class DeliveryAgent(Protocol):
         """Execute ``request``. Raises AgentLost, and what ``context`` raises."""
 
     async def resolve(self, domain: str) -> MxAnswer:
-        """The exchangers of ``domain``; none if they cannot be found now. Raises AgentLost."""
+        """The MX hosts of ``domain``; none if they cannot be found now. Raises AgentLost."""
 
     def close(self) -> None:
         """No request follows. Idle sessions end now, the others after their transaction."""

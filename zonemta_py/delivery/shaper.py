@@ -78,7 +78,7 @@ class Shaper:
         )
 
     def go_on(self, paces: Mapping[Key, Pace], reroutes: Mapping[Key, Reroute]) -> None:
-        """Go on with the paces of an earlier life, and with the pools that rules chose.
+        """Go on with the paces of an earlier run, and with the pools that rules chose.
 
         What is to end later than any rule says is over: the clock was set back since.
         """
@@ -102,7 +102,7 @@ class Shaper:
                 self._follow(key)
 
     def forget_old(self, now_ms: int) -> None:
-        """Drop what counts no more."""
+        """Drop what no longer counts."""
         self.engine.forget_old(now_ms)
         if over := self.engine.end_reroutes(now_ms):
             self.write(*self.apply(over))

@@ -127,13 +127,13 @@ class SmtpAgent:
 
     async def resolve(self, domain: str) -> MxAnswer:
         """See ``DeliveryAgent``."""
-        return await self._resources.endpoints.exchangers(domain)
+        return await self._resources.endpoints.mx_hosts(domain)
 
     async def _answer(self, request: DeliveryRequest, result: DeliveryResult) -> DeliveryResult:
         """``result``, with the hosts of the domain if they were asked for: they are cached by now."""
         if not request.asks_hosts:
             return result
-        return replace(result, hosts=await self._resources.endpoints.exchangers(request.domain))
+        return replace(result, hosts=await self._resources.endpoints.mx_hosts(request.domain))
 
     async def _serve(
         self, progress: RequestProgress, session: SmtpSession, endpoint: Endpoint, form: MessageForm

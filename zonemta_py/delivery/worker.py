@@ -53,7 +53,7 @@ class LeaseResult(Struct, frozen=True):
     """How a lease ended: the future of its settle, and why the destination did not serve it, if so.
 
     ``at_connection_limit``: the destination serves no session in addition to the open ones; the lease
-    was released without an attempt, unless the peer closed without a word. ``recipients_max`` and ``not_permitted``: see
+    was released without an attempt, unless the peer closed the connection without a reply. ``recipients_max`` and ``not_permitted``: see
     ``DeliveryResult``.
     """
 

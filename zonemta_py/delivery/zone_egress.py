@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_routes import EgressRoute, EgressRoutes
 from zonemta_py.delivery.look_ups import Resolve
-from zonemta_py.delivery.ways import Way, Ways
 from zonemta_py.queue.windows import ONLY_USUAL
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.constraint import Binding, Limit
-from zonemta_py.schedule.gate import Place
+from zonemta_py.schedule.gate import GateKey
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
-from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import ranked, read_part
+from zonemta_py.schedule.zone_gates import ZoneGates
 
 
 class ZoneEgress:
@@ -29,96 +29,96 @@ class ZoneEgress:
         self._egress = egress
         self._resolve = resolve
         self._ready = ready
-        self._places = Places(egress.gates, ready)
+        self._zone_gates = ZoneGates(egress.gates, ready)
         self._looked_up: set[str] = set()  # destinations that have not been admitted since
         self.closed = ClosedAddresses()
-        self.ways = Ways(zone, egress)
+        self.routes = EgressRoutes(zone, egress)
 
     def configure(self, zone: Zone) -> list[str]:
         """Use other settings. Returns the destinations that waited at gates, and do not any more."""
-        self.ways.configure(zone)
+        self.routes.configure(zone)
         self.closed.clear()
         self._looked_up.clear()
-        return self._places.leave_all()
+        return self._zone_gates.leave_all()
 
     # ---- Admission
 
     def admit(self, destination: str) -> Admitted | None:
         """See ``Admission``."""
         egress = self._egress
-        if self.ways.is_local and not egress.queue.suspended:
+        if self.routes.is_local and not egress.queue.suspended:
             return ANY_MAIL
-        way = self.ways.of(destination)
+        route = self.routes.of(destination)
         is_new = destination not in self._looked_up
-        if way is None or (is_new and self.ways.must_look_up(destination)):
-            self._places.pass_turns(destination)
+        if route is None or (is_new and self.routes.must_look_up(destination)):
+            self._zone_gates.give_up_turns(destination)
             egress.look_ups.add(destination, self._resolve, lambda: self._on_look_up(destination))
             return None
-        found = self._admitted(destination, way)
+        found = self._admitted(destination, route)
         if found is not None:
             self._looked_up.discard(destination)
         return found
 
-    def _admitted(self, destination: str, way: Way) -> Admitted | None:
+    def _admitted(self, destination: str, route: EgressRoute) -> Admitted | None:
         egress = self._egress
         stopped = egress.stopped(
-            ("zone", self._name), ("provider", way.provider), ("domain", destination)
+            ("zone", self._name), ("provider", route.provider), ("domain", destination)
         )
         if stopped is not None:
-            place = Place(self._name, "", stopped[0])
-            self._places.keep(destination, [place])
-            self._wait(destination, place, stopped[1])
+            key = GateKey(self._name, "", stopped[0])
+            self._zone_gates.keep(destination, [key])
+            self._wait(destination, key, stopped[1])
             return None
         pools = egress.queue.windows.pools_of(self._name, destination)
-        if self.ways.is_local or all(
-            egress.is_free(way.leaving_from(pool).pool, way.provider) for pool in pools
+        if self.routes.is_local or all(
+            egress.is_free(route.with_pool(pool).pool, route.provider) for pool in pools
         ):
-            self._places.granted_all(destination)
+            self._zone_gates.granted_all(destination)
             return ANY_MAIL
-        places = {pool: self._place(way.leaving_from(pool)) for pool in pools}
-        return self._places.first_admitted(
-            destination, places, lambda pool: self._admit(destination, way.leaving_from(pool))
+        keys = {pool: self._key(route.with_pool(pool)) for pool in pools}
+        return self._zone_gates.admit_first(
+            destination, keys, lambda pool: self._admit(destination, route.with_pool(pool))
         )
 
-    def _admit(self, destination: str, way: Way) -> Permit | None:
-        """What a worker may send from the pool of ``way``."""
-        egress, place = self._egress, self._place(way)
-        if egress.is_free(way.pool, way.provider):
-            self._places.granted(destination, place)
+    def _admit(self, destination: str, route: EgressRoute) -> Permit | None:
+        """What a worker may send from the pool of ``route``."""
+        egress, key = self._egress, self._key(route)
+        if egress.is_free(route.pool, route.provider):
+            self._zone_gates.granted(destination, key)
             return FREE
-        if not self._places.may_try(destination, place):
+        if not self._zone_gates.may_try(destination, key):
             return None
-        now_ms, sources = egress.now_ms(), self.ways.sources(way)
-        if not sources and egress.is_disabled(way.pool):
-            reason = f"every address of the pool '{way.pool}' is disabled"
-            self._wait(destination, place, Refusal(Limit.NO_SOURCE, UNTIL_EVENT, reason))
+        now_ms, sources = egress.now_ms(), self.routes.sources(route)
+        if not sources and egress.is_disabled(route.pool):
+            reason = f"every address of the pool '{route.pool}' is disabled"
+            self._wait(destination, key, Refusal(Limit.NO_SOURCE, UNTIL_EVENT, reason))
             return None
         if not sources:  # the attempt fails, so that the sender hears of it in time
-            self._places.granted(destination, place)
+            self._zone_gates.granted(destination, key)
             return FREE
         order = ranked(sources, f"{destination} {now_ms}")
-        permit = self.closed.take(egress, destination, way.provider, way.part, order, now_ms)
+        permit = self.closed.take(egress, destination, route.provider, route.part, order, now_ms)
         if isinstance(permit, Refusal):
-            self._wait(destination, place, permit)
+            self._wait(destination, key, permit)
             return None
-        self._places.granted(destination, place)
+        self._zone_gates.granted(destination, key)
         return permit
 
-    def _place(self, way: Way) -> Place:
-        return Place(f"{self._name}:{way.gate}", way.provider)
+    def _key(self, route: EgressRoute) -> GateKey:
+        return GateKey(f"{self._name}:{route.gate}", route.provider)
 
     def waiting(self) -> list[tuple[str, str, str]]:
         """The destinations that wait for a permit: for mail that leaves from which part of which pool, and why."""
         window = self._egress.queue.windows.zone(self._name)
         found: list[tuple[str, str, str]] = []
-        for destination, place, refusal in self._places.waiting():
-            way = self.ways.of(destination)
-            shared = place._replace(cause="")
-            is_whole = not place.provider  # whatever the pool
+        for destination, key, refusal in self._zone_gates.waiting():
+            route = self.routes.of(destination)
+            shared = key._replace(cause="")
+            is_whole = not key.provider  # whatever the pool
             found += [
                 (destination, pool, refusal.reason)
                 for pool in window.pools_of(destination) or ONLY_USUAL
-                if is_whole or (way and self._place(way.leaving_from(pool)) == shared)
+                if is_whole or (route and self._key(route.with_pool(pool)) == shared)
             ]
         return found
 
@@ -126,21 +126,21 @@ class ZoneEgress:
         if self._ready(destination):
             self._looked_up.add(destination)
 
-    def _wait(self, destination: str, place: Place, refusal: Refusal) -> None:
-        self._places.wait(destination, place, refusal, self._egress.now_ms())
+    def _wait(self, destination: str, key: GateKey, refusal: Refusal) -> None:
+        self._zone_gates.wait(destination, key, refusal, self._egress.now_ms())
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
-        self._places.pass_turns(destination)
+        self._zone_gates.give_up_turns(destination)
 
     def none_starts(self) -> None:
         """See ``Admission``."""
-        self._places.pass_rooms()
+        self._zone_gates.pass_capacity()
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
         self._looked_up.discard(destination)
-        self._places.leave(destination)
+        self._zone_gates.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
         """See ``Admission``. A worker that may not goes to the gate with its destination."""
@@ -149,17 +149,17 @@ class ZoneEgress:
             return True  # its last message was not sent
         if slot.pool and (pool := read_part(slot.pool).pool) and pool not in egress.pools:
             return False  # a reload has removed it
-        if self.ways.is_local:
+        if self.routes.is_local:
             return not egress.stopped(("zone", self._name))
         name = slot.destination.name
-        way = self.ways.of(name)
-        if way is None or egress.stopped(
-            ("zone", self._name), ("provider", way.provider), ("domain", name)
+        route = self.routes.of(name)
+        if route is None or egress.stopped(
+            ("zone", self._name), ("provider", route.provider), ("domain", name)
         ):
             return False
         if permit is FREE:
-            return all(self._is_free(way.leaving_from(pool)) for pool in self._pools(slot))
-        if way.provider != permit.provider:
+            return all(self._is_free(route.with_pool(pool)) for pool in self._pools(slot))
+        if route.provider != permit.provider:
             return False
         return egress.renew(permit, egress.now_ms()) is None
 
@@ -170,48 +170,48 @@ class ZoneEgress:
         window = self._egress.queue.windows.zone(self._name)
         return window.pools_of(slot.destination.name) or ONLY_USUAL
 
-    def _is_free(self, way: Way) -> bool:
-        """Whether nothing limits mail from the pool of ``way``, or it is to fail, so that its sender hears of it."""
-        if self._egress.is_free(way.pool, way.provider):
+    def _is_free(self, route: EgressRoute) -> bool:
+        """Whether nothing limits mail from the pool of ``route``, or it is to fail, so that its sender hears of it."""
+        if self._egress.is_free(route.pool, route.provider):
             return True
-        return not self._egress.is_disabled(way.pool) and not self.ways.sources(way)
+        return not self._egress.is_disabled(route.pool) and not self.routes.sources(route)
 
     def others_wait(self, slot: WorkerSlot) -> bool:
         """See ``Admission``. Others are also mail of the same destination that leaves from other pools."""
         destination = slot.destination.name
-        way = self.ways.of(destination)
-        if way is None or self.ways.is_local:
+        route = self.routes.of(destination)
+        if route is None or self.routes.is_local:
             return False
         if slot.pool is not None:
             pools = self._egress.queue.windows.zone(self._name).pools_of(destination)
-            ways = (way.leaving_from(pool) for pool in pools if pool != slot.pool)
-            if any(self._places.gate(destination, self._place(each)) is None for each in ways):
+            routes = (route.with_pool(pool) for pool in pools if pool != slot.pool)
+            if any(self._zone_gates.gate(destination, self._key(each)) is None for each in routes):
                 return True  # those that wait at a gate are woken there
         gates = self._egress.gates
-        gate = gates.get(self._place(way.leaving_from(slot.pool)))
+        gate = gates.get(self._key(route.with_pool(slot.pool)))
         if gate is not None and gate.waiting:
             return True
-        return gates.wait_for_session(way.provider, slot.permit.address)
+        return gates.wait_for_session(route.provider, slot.permit.address)
 
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``. A worker may leave a session, which is what its destination waits for."""
         name = slot.destination.name
         if self.closed.ended(slot, had_session=slot.established):
-            self._places.leave_apart(name)
+            self._zone_gates.leave_own_gate(name)
             self._ready(name)
         self._egress.release(slot)
 
     def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
         """See ``Admission``."""
-        egress, way = self._egress, self.ways.of(destination)
+        egress, route = self._egress, self.routes.of(destination)
         if destination in egress.look_ups:
             return Binding(Limit.PROVIDER_LOOK_UP, now_s, 0.0, "its provider is being looked up")
-        if way is None:
+        if route is None:
             return None
-        kinds = ("zone", self._name), ("provider", way.provider), ("domain", destination)
-        places = [Place(self._name, "", f"{kind}:{name}") for kind, name in kinds]
-        places.append(self._place(way.leaving_from(pool)))
-        gates = (self._places.gate(destination, place) for place in places)
+        kinds = ("zone", self._name), ("provider", route.provider), ("domain", destination)
+        keys = [GateKey(self._name, "", f"{kind}:{name}") for kind, name in kinds]
+        keys.append(self._key(route.with_pool(pool)))
+        gates = (self._zone_gates.gate(destination, key) for key in keys)
         gate = next((gate for gate in gates if gate is not None), None)
         if gate is None or gate.refusal is None:
             return None
@@ -225,5 +225,7 @@ class ZoneEgress:
 
     def provider_answers(self, destination: str) -> bool:
         """Whether a message was sent to its provider lately."""
-        way = self.ways.of(destination)
-        return way is not None and self._egress.permits.is_answering(way.provider, self._egress.now_ms())
+        route = self.routes.of(destination)
+        return route is not None and self._egress.permits.is_answering(
+            route.provider, self._egress.now_ms()
+        )

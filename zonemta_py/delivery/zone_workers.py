@@ -55,7 +55,7 @@ class ZoneWorkers:
         self.scheduler = Scheduler(zone, now_s, self._on_room, due_in_s, self._egress)
         self._make_agent = make_agent
         self._agent = make_agent(name, zone)
-        self._messages = MessageEgress(context.egress, self._egress.ways, self._egress.closed)
+        self._messages = MessageEgress(context.egress, self._egress.routes, self._egress.closed)
         self._worker = Worker(context, zone, self.scheduler, self._messages)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None

@@ -255,7 +255,7 @@ class Moved(Struct, frozen=True, kw_only=True):
 class Shaped(Struct, frozen=True, kw_only=True):
     """What is sent from an address to a provider has changed, and why: by replies, a rule, a schedule or an operator.
 
-    ``what``: pace, pause, pool, warmup, suspended or resumed. ``from`` and ``to`` in words. A zone or domain that is suspended is
+    ``what``: pace, pause, pool, warmup, suspended or resumed. ``from`` and ``to`` as text. A zone or domain that is suspended is
     in ``cause``.
     """
 

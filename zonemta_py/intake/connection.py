@@ -258,7 +258,7 @@ class Connection(asyncio.Protocol, ABC):
             self._refuse(exc.reply)
 
     def _handle_unread(self) -> None:
-        """Until no more can be handled, or a pause. Raises CloseConnection."""
+        """Handle what was read, until it is incomplete or the session pauses. Raises CloseConnection."""
         while not self._pauses:
             if self._unread and self._turns.is_over():
                 self._pauses.add(Pause.TURN)

@@ -92,7 +92,7 @@ class ListenerContext:
         self._limits.know(session)
 
     def ended(self, session: OpenSession) -> None:
-        """Count ``session`` no more; may be called twice."""
+        """Stop counting ``session``; may be called twice."""
         self._limits.remove(session)
 
     def trusts(self, client_ip: str) -> bool:

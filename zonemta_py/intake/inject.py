@@ -8,11 +8,11 @@ from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.context import check_suspended
-from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
+from zonemta_py.intake.submission_key import SubmissionKeyClaim
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.intake_limits import client_of
@@ -95,7 +95,7 @@ class Injector:
         unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
         self._check_room(len(unique))
         envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
-        claim = IdempotencyClaim(self._queue.idempotency_keys, origin.submitter, self._key_window_s)
+        claim = SubmissionKeyClaim(self._queue.submission_keys, origin.submitter, self._key_window_s)
         if key:
             lookup = claim.acquire(key)
             await lookup

@@ -12,7 +12,6 @@ from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import LocalError, NotAccepted, QueueUnavailable
 from zonemta_py.events.schema import Repeated
-from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.rewriting import EnvelopeWriters, apply_policies
 from zonemta_py.intake.scan import ACCEPT, MessageScanner, Scan, ScannedEnvelope
@@ -23,6 +22,7 @@ from zonemta_py.intake.stamping import (
     key_in_header,
     stamp,
 )
+from zonemta_py.intake.submission_key import SubmissionKeyClaim
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
@@ -80,7 +80,7 @@ class MessageReceiver:
         queue: QueueClient,
         rules: MessageRules,
         envelope: MessageEnvelope,
-        claim: IdempotencyClaim,
+        claim: SubmissionKeyClaim,
         scanner: MessageScanner | None = None,
     ) -> None:
         self._queue = queue

@@ -8,8 +8,8 @@ from zonemta_py.events.schema import Event
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.idempotency import KeyLookup
 from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
+from zonemta_py.queue.submission_keys import KeyLookup
 
 
 class KeysClient(Protocol):
@@ -51,7 +51,7 @@ class QueueClient(Protocol):
         """The verified domains, with their tenants in front."""
 
     @property
-    def idempotency_keys(self) -> KeysClient:
+    def submission_keys(self) -> KeysClient:
         """Its submission keys."""
 
     @property

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.stamping import MessageContent, MessageEnvelope, MessageRules, stamp
+from zonemta_py.intake.submission_key import SubmissionKeyClaim
 from zonemta_py.policies import Client, Envelope, EnvelopePolicy, run_policies
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
@@ -79,7 +79,7 @@ class EnvelopeWriters:
         rules: MessageRules,
         envelope: MessageEnvelope,
         content: MessageContent,
-        claim: IdempotencyClaim,
+        claim: SubmissionKeyClaim,
         new: Sequence[Rcpt],
     ) -> list[tuple[MessageWriter, NewMessage]]:
         """The messages to store, each with the writer of its body; none for envelopes whose recipients have theirs.

@@ -12,16 +12,16 @@ from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
-from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.mail_limits import MailLimits
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.message_options import of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
 from zonemta_py.intake.state import COMMAND, DATA
+from zonemta_py.intake.submission_key import SubmissionKeyClaim
 from zonemta_py.queue.format.records import NO_OPTIONS, Origin
-from zonemta_py.queue.idempotency import KeyLookup, digest_of
 from zonemta_py.queue.intake_limits import Charge, client_of
+from zonemta_py.queue.submission_keys import KeyLookup, submission_digest
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.transparency import DotDecoder
 
@@ -32,7 +32,7 @@ class Session(SecureConnection):
     def __init__(self, context: ListenerContext) -> None:
         super().__init__(context)
         self._limits = MailLimits()
-        self._claim: IdempotencyClaim | None = None  # while its key is looked up
+        self._claim: SubmissionKeyClaim | None = None  # while its key is looked up
         self._receiver: MessageReceiver | None = None  # from DATA until the message is stored
         self._decoder = DotDecoder()
         self._data_end_s = 0.0
@@ -114,7 +114,7 @@ class Session(SecureConnection):
         """Reply to MAIL once it is known whether its message was submitted before."""
         key = self._envid_key()
         if key:
-            lookup = self._context.queue.idempotency_keys.lookup(digest_of(self._submitter, key))
+            lookup = self._context.queue.submission_keys.lookup(submission_digest(self._submitter, key))
             self.wait_for(lookup, self._mail_looked_up, lookup)
         else:
             self._reply("250 2.1.0 Ok")
@@ -164,8 +164,8 @@ class Session(SecureConnection):
         if not self._recipients:
             raise Refused("554 5.5.1 No valid recipients")
         context = self._context
-        claim = IdempotencyClaim(
-            context.queue.idempotency_keys, self._submitter, context.settings.submission_key.window
+        claim = SubmissionKeyClaim(
+            context.queue.submission_keys, self._submitter, context.settings.submission_key.window
         )
         key = self._envid_key()
         if key:
@@ -174,13 +174,13 @@ class Session(SecureConnection):
         else:
             self._begin_data(claim)
 
-    def _data_looked_up(self, claim: IdempotencyClaim, lookup: KeyLookup) -> None:
+    def _data_looked_up(self, claim: SubmissionKeyClaim, lookup: KeyLookup) -> None:
         self._claim = None
         if not claim.acquired:
             raise Refused(UNDER_WAY if lookup.busy else UNWRITABLE)
         self._begin_data(claim)
 
-    def _begin_data(self, claim: IdempotencyClaim) -> None:
+    def _begin_data(self, claim: SubmissionKeyClaim) -> None:
         assert self._sender is not None
         context = self._context
         envelope = MessageEnvelope(

@@ -19,7 +19,7 @@ from zonemta_py.intake.scan import ACCEPT, ScanVerdict
 from zonemta_py.intake.senders import SenderRules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, IdempotencyRecord, Origin
+from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin, SubmissionRecord
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
@@ -108,7 +108,7 @@ def stamp(
     envelope: MessageEnvelope,
     content: MessageContent,
     message: str,
-    key: tuple[str, IdempotencyRecord] | None,
+    key: tuple[str, SubmissionRecord] | None,
 ) -> NewMessage:
     """The message to store under the id ``message``. Raises NotAccepted for a mail loop, or a zone of others.
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.format.records import IdempotencyRecord
+from zonemta_py.queue.format.records import SubmissionRecord
 from zonemta_py.queue.intake_limits import LimitedClient, Use
 
 
@@ -57,7 +57,7 @@ class KeyState(Struct, frozen=True, array_like=True, tag=4):
 
     number: int
     busy: bool
-    known: IdempotencyRecord | None
+    known: SubmissionRecord | None
     problem: str
 
 

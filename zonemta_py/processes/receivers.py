@@ -204,7 +204,7 @@ class ReceiverChild(ChildProcess):
                 self._look_up(frame)
             case protocol.ReleaseKey():
                 self._acquired.discard(frame.digest)
-                self._queue.idempotency_keys.release(frame.digest)
+                self._queue.submission_keys.release(frame.digest)
             case protocol.ChargeUse():
                 charge = self._queue.limits.charge(frame.client, frame.use)
                 self.send(protocol.ChargeResult(frame.number, charge.refusal, charge.closed_ms))
@@ -248,7 +248,7 @@ class ReceiverChild(ChildProcess):
             self._queue.abort(upload)
 
     def _look_up(self, frame: protocol.LookUpKey) -> None:
-        keys = self._queue.idempotency_keys
+        keys = self._queue.submission_keys
         try:
             lookup = keys.acquire(frame.digest) if frame.acquire else keys.lookup(frame.digest)
         except QueueCorrupt as exc:
@@ -265,7 +265,7 @@ class ReceiverChild(ChildProcess):
             self._abort(upload)
         self._uploads.clear()
         for digest in self._acquired:
-            self._queue.idempotency_keys.release(digest)
+            self._queue.submission_keys.release(digest)
         self._acquired.clear()
         self.drained.set()
         if not self.ready.done():

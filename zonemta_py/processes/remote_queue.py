@@ -12,8 +12,8 @@ from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
-from zonemta_py.queue.idempotency import KeyLookup
 from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
+from zonemta_py.queue.submission_keys import KeyLookup
 
 CLOSED_MAX = 10_000  # clients whose limits are known to be reached
 
@@ -36,7 +36,7 @@ class RemoteQueue:
         self._writers: WeakValueDictionary[str, Upload] = WeakValueDictionary()
 
     @property
-    def idempotency_keys(self) -> "RemoteQueue":
+    def submission_keys(self) -> "RemoteQueue":
         """The submission keys, over the same link."""
         return self
 

@@ -74,7 +74,7 @@ class SenderChild(ChildProcess):
             raise
 
     async def resolve(self, number: int, zone: str, domain: str) -> MxAnswer:
-        """Find the exchangers of a domain. Raises AgentLost."""
+        """Find the MX hosts of a domain. Raises AgentLost."""
         if self.gone:
             raise AgentLost(f"sender {self.slot} ended", uncertain=False)
         answer: asyncio.Future[MxAnswer] = asyncio.get_running_loop().create_future()

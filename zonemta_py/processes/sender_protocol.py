@@ -139,7 +139,7 @@ class Trimmed(Struct, frozen=True, array_like=True, tag=15):
 
 
 class Resolve(Struct, frozen=True, array_like=True, tag=9):
-    """To a sender: find the exchangers of a domain. Answered by Resolved."""
+    """To a sender: find the MX hosts of a domain. Answered by Resolved."""
 
     number: int
     zone: str

@@ -140,7 +140,7 @@ class SenderPool:
         return await chosen.deliver(next(self._numbers), zone, within, context)
 
     async def resolve(self, zone: str, domain: str) -> MxAnswer:
-        """Find the exchangers of ``domain`` in the process that is always asked for it: it caches the answer."""
+        """Find the MX hosts of ``domain`` in the process that is always asked for it: it caches the answer."""
         supervisor = self._supervisor
         while not supervisor.children:
             await supervisor.available.wait()

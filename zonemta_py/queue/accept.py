@@ -20,14 +20,14 @@ from zonemta_py.queue.format.records import (
     TENANT_LANE,
     URGENT_LANE,
     DeliveryOptions,
-    IdempotencyRecord,
     Mark,
     Meta,
     Origin,
-    new_waiting,
+    SubmissionRecord,
+    new_recipient_record,
 )
-from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.outcome import AcceptedMessage
+from zonemta_py.queue.submission_keys import SubmissionKeys
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.windows import ReadyWindows, Reservation
@@ -63,7 +63,7 @@ class NewMessage(Struct, frozen=True):
     report_for: str = ""
     ret: str = ""
     envid: str = ""
-    key: tuple[str, IdempotencyRecord] | None = None
+    key: tuple[str, SubmissionRecord] | None = None
     body_hash: bytes = b""
     campaign: str = ""
     tags: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
             to.zone,
             message,
             to.address,
-            new_waiting(index, to.domain, lane, to.notify, to.orcpt),
+            new_recipient_record(index, to.domain, lane, to.notify, to.orcpt),
         )
         for index, to in enumerate(new.recipients)
     ]
@@ -134,7 +134,7 @@ class Acceptor:
         windows: ReadyWindows,
         deferral: Deferral,
         active: ActiveMessages,
-        idempotency_keys: IdempotencyKeys,
+        submission_keys: SubmissionKeys,
         traffic: Traffic,
         now: Callable[[], int],
     ) -> None:
@@ -142,7 +142,7 @@ class Acceptor:
         self._windows = windows
         self._deferral = deferral
         self._active = active
-        self._idempotency_keys = idempotency_keys
+        self._submission_keys = submission_keys
         self._now = now
 
     def add(self, batch: WriteBatch, new: AcceptedMessage) -> DoneCallback:
@@ -173,7 +173,7 @@ class Acceptor:
         failure: QueueUnavailable | None,
     ) -> None:
         if new.key is not None:
-            self._idempotency_keys.release(new.key[0])
+            self._submission_keys.release(new.key[0])
         if failure is not None:
             active.remaining = 0
             self._active.release(active)
@@ -189,7 +189,7 @@ class Acceptor:
 
 
 def lane_of(origin: Origin, sender: str, priority: str) -> str:
-    """The queue of a message among others of its destination; see ``Waiting``."""
+    """The queue of a message among others of its destination; see ``RecipientRecord``."""
     domain = domain_of(sender)
     end = {"urgent": URGENT_LANE, "nonurgent": NONURGENT_LANE}.get(priority, "")
     if origin.tenant:

@@ -8,7 +8,13 @@ from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.census import Census, DestinationOf
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import CensusLabels, Meta, labels_of, read_meta, read_waiting
+from zonemta_py.queue.format.records import (
+    CensusLabels,
+    Meta,
+    labels_of,
+    read_meta,
+    read_recipient_record,
+)
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.storage.interface import Store, View
@@ -78,7 +84,7 @@ def _read(
                 return rows, last
             last = message
             try:
-                record = read_waiting(value)
+                record = read_recipient_record(value)
             except QueueCorrupt:
                 continue
             rows.append((message, record.domain, record.state))

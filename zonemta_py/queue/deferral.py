@@ -16,13 +16,13 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue import transitions
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_meta, read_waiting
+from zonemta_py.queue.format.records import RecipientRecord, read_meta, read_recipient_record
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.windows import ReadyWindows
 from zonemta_py.storage.interface import Store
 
-IsDue = Callable[[str, Waiting], bool]  # of a message, one of its recipients
+IsDue = Callable[[str, RecipientRecord], bool]  # of a message, one of its recipients
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class Deferral:
     async def _rescue(self, latest_ms: int) -> int:
         """Wake what is due at ``latest_ms`` or later, except held mail and mail for later; returns how many."""
 
-        def is_stranded(message: str, record: Waiting) -> bool:
+        def is_stranded(message: str, record: RecipientRecord) -> bool:
             is_late = latest_ms <= record.due_ms < keys.HELD_MS
             return is_late and not self.is_for_later(message, record)
 
@@ -237,7 +237,7 @@ class Deferral:
             start = turn.resume_at or start
             count += len(turn.woken)
 
-    def is_for_later(self, message: str, record: Waiting) -> bool:
+    def is_for_later(self, message: str, record: RecipientRecord) -> bool:
         """Whether the recipient waits for the time before which its submitter wants nothing sent."""
         if record.attempts:
             return False
@@ -257,10 +257,10 @@ class _Turn:
     resume_at: bytes = b""
 
 
-def readable(key: bytes, value: bytes) -> Waiting | None:
+def readable(key: bytes, value: bytes) -> RecipientRecord | None:
     """The record, or None for a damaged one, which must not stop the others."""
     try:
-        return read_waiting(value)
+        return read_recipient_record(value)
     except QueueCorrupt as exc:
         log.critical("%r is not sent to: %s", key, exc)
         return None

@@ -81,7 +81,7 @@ class IntakeLimiter:
         self._windows: dict[Subject, Windows] = {}
 
     def configure(self, rules: LimitRules) -> None:
-        """Use other limits; what was used under a rate that stays counts on."""
+        """Use other limits; what was used under a rate that stays continues to count."""
         kept = {
             (subject, name, _length_ms(rate)): window
             for subject, windows in self._windows.items()
@@ -94,7 +94,7 @@ class IntakeLimiter:
                 self._windows[subject] = _made(limits, subject, kept)
 
     def _stored(self, rules: LimitRules) -> Kept:
-        """The windows that an earlier life stored, of subjects that ``rules`` limit."""
+        """The windows that an earlier run stored, of subjects that ``rules`` limit."""
         found: Kept = {}
         now_ms = self._now()
         for key, value in self._store.scan(keys.META_LIMIT, keys.end_of(keys.META_LIMIT)):
@@ -171,7 +171,7 @@ class IntakeLimiter:
         ]
 
     async def run(self) -> None:
-        """Forget every hour what counts no more."""
+        """Forget every hour what no longer counts."""
         while True:
             now_ms = self._now()
             for subject, windows in list(self._windows.items()):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
-from zonemta_py.queue.format.records import DigestEntry, IdempotencyRecord, Mark, Meta, Note
+from zonemta_py.queue.format.records import DigestEntry, Mark, Meta, Note, SubmissionRecord
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.smtp.classification import ReplyClassifier
 
@@ -77,7 +77,7 @@ class AcceptedMessage(Struct, frozen=True):
     tail: Sequence[bytes]
     recipients: Sequence[QueuedRecipient]
     message_id: str
-    key: tuple[str, IdempotencyRecord] | None = None
+    key: tuple[str, SubmissionRecord] | None = None
     hold: str = ""
     submission: str = ""
 

@@ -32,11 +32,11 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds, last_id_before
 from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.group_commit import GroupCommit
-from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.intake_limits import IntakeLimiter
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects, classify_outcomes
 from zonemta_py.queue.report_writer import ReportWriter
+from zonemta_py.queue.submission_keys import SubmissionKeys
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.upkeep.cleanup import Cleanup
@@ -87,11 +87,11 @@ class Queue:
         self.windows = ReadyWindows(store, self.commits, options.window, destination_of, on_ready)
         self.deferral = Deferral(store, self.commits, self.windows, now, options.longest_delay_ms)
         self.cleanup = Cleanup(store, self.commits)
-        self.idempotency_keys = IdempotencyKeys(store, self.commits, now)
+        self.submission_keys = SubmissionKeys(store, self.commits, now)
         self._active = ActiveMessages(options.body_cache_bytes)
         self.bodies = Bodies(store, self._active)
         self._acceptor = Acceptor(
-            self.windows, self.deferral, self._active, self.idempotency_keys, self.traffic, now
+            self.windows, self.deferral, self._active, self.submission_keys, self.traffic, now
         )
         self.suspended = Suspensions(store, self.commits, now)
         self.verified = Verifications(store, self.commits, now)
@@ -115,7 +115,7 @@ class Queue:
         self.background.start(self.deferral.keep_rescuing(), "rescue")
         self.background.start(self.cleanup.run(), "cleanup")
         self.background.start(self.cleanup.keep_moving(), "moves")
-        self.background.start(self.idempotency_keys.run(), "submissions")
+        self.background.start(self.submission_keys.run(), "submissions")
         self.background.start(self.limits.run(), "limits")
         self.background.start(self.held_mail.run(), "held mail")
         self.background.start(CensusScan(self.store, self.commits, self.census).run(), "census")
@@ -157,7 +157,7 @@ class Queue:
         is_full = space is not None and space.free <= 0
         if upload.abandoned or is_full:
             if new.key is not None:
-                self.idempotency_keys.release(new.key[0])
+                self.submission_keys.release(new.key[0])
             if is_full:
                 self.abort(upload)
             what = "the store is full" if is_full else "its chunks are not complete"

@@ -16,7 +16,7 @@ from zonemta_py.events.schema import (
 )
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Meta, Waiting, starts
+from zonemta_py.queue.format.records import Meta, RecipientRecord, starts
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome
 
 
@@ -106,7 +106,7 @@ def record_outcome(
         batch.record(Expired(**fields, report=report))
 
 
-def event_fields(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, Any]:
+def event_fields(meta: Meta, key: bytes, record: RecipientRecord, now_ms: int) -> dict[str, Any]:
     """The fields of every event about a recipient; ``attempt`` is the number of those that ended."""
     zone, message, address = keys.parse_recipient(key)
     return {

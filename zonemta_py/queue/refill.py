@@ -10,7 +10,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.submitter_queues import QueuedRecipient, pool_of
 from zonemta_py.smtp.address import domain_of
@@ -113,7 +113,7 @@ class Refill:
         prefix = keys.zone_prefix(keys.WAITING, self._window.zone, message)
         try:
             for _, value in self._store.scan(prefix, keys.end_of(prefix)):
-                return read_waiting(value).submitter
+                return read_recipient_record(value).submitter
         except QueueCorrupt:
             pass  # logged by _recipients
         return None
@@ -128,7 +128,9 @@ class Refill:
                 self._budget -= 1
                 address = keys.parse_recipient(key)[2]
                 if self._destination_of(zone, domain_of(address)) == self._destination:
-                    found.append(QueuedRecipient(key, zone, message, address, read_waiting(value)))
+                    found.append(
+                        QueuedRecipient(key, zone, message, address, read_recipient_record(value))
+                    )
         except QueueCorrupt as exc:
             log.critical("%s is not sent, repair the queue: %s", message, exc)
         return found

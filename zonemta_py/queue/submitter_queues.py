@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from zonemta_py.core.model import PART_MARK, USUAL_POOL
-from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, Waiting
+from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, RecipientRecord
 
 POOL_SEPARATOR = (
     "\0"  # in the name of a stream, between the submitter and a pool that is not the usual one
@@ -26,7 +26,7 @@ class MailPools(Protocol):
     A part of a pool has a name of its own, and is treated as a pool. What has had no attempt of a message leaves from one.
     """
 
-    def of(self, zone: str, destination: str, record: Waiting) -> str:
+    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
         """The pool of a recipient, or USUAL_POOL."""
 
     def parts(self, pool: str) -> int:
@@ -36,7 +36,7 @@ class MailPools(Protocol):
 class OnePool:
     """All mail leaves from the pool of its destination."""
 
-    def of(self, zone: str, destination: str, record: Waiting) -> str:
+    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
         """See ``MailPools``."""
         return USUAL_POOL
 
@@ -72,7 +72,9 @@ class QueuedRecipient:
 
     __slots__ = ("address", "key", "message", "record", "stream", "submitter", "withdrawn", "zone")
 
-    def __init__(self, key: bytes, zone: str, message: str, address: str, record: Waiting) -> None:
+    def __init__(
+        self, key: bytes, zone: str, message: str, address: str, record: RecipientRecord
+    ) -> None:
         self.key = key
         self.zone = zone
         self.message = message
@@ -82,7 +84,7 @@ class QueuedRecipient:
         self.withdrawn = False
 
 
-Weights = Mapping[str, int]  # by ``Waiting.submitter``; 1 for those that it lacks
+Weights = Mapping[str, int]  # by ``RecipientRecord.submitter``; 1 for those that it lacks
 EQUAL: Weights = {}
 
 Lanes = OrderedDict[str, deque[QueuedRecipient]]

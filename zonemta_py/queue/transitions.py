@@ -18,8 +18,8 @@ from zonemta_py.queue.format.records import (
     Inflight,
     Meta,
     Note,
+    RecipientRecord,
     RecipientState,
-    Waiting,
     labels_of,
     starts,
 )
@@ -146,7 +146,9 @@ def _count(batch: WriteBatch, meta: Meta, recipients: Sequence[QueuedRecipient],
             batch.counts.append((zone, message, domain, before, after, count, labels))
 
 
-def move(batch: WriteBatch, zone: str, message: str, before: Waiting, after: Waiting) -> None:
+def move(
+    batch: WriteBatch, zone: str, message: str, before: RecipientRecord, after: RecipientRecord
+) -> None:
     """Count the change of a recipient that stays in the queue."""
     batch.counts.append((zone, message, after.domain, before.state, after.state, 1, None))
 
@@ -160,7 +162,7 @@ def _defer(batch: WriteBatch, outcome: Outcome, now_ms: int) -> None:
     move(batch, zone, message, recipient.record, record)
 
 
-def deferred(outcome: Outcome, now_ms: int) -> Waiting:
+def deferred(outcome: Outcome, now_ms: int) -> RecipientRecord:
     """The record of a recipient after an attempt that failed temporarily."""
     record, attempt = outcome.recipient.record, outcome.attempt
     if not outcome.attempted:
@@ -178,7 +180,7 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
     )
 
 
-def delete(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -> None:
+def delete(batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, now_ms: int) -> None:
     """S2 → S2: an operator removes a recipient. ``key`` is its waiting or deferred key."""
     batch.kinds.append("delete")
     batch.delete(key)
@@ -189,8 +191,8 @@ def delete(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, now_ms: i
 
 
 def hold(
-    batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, reason: str, now_ms: int
-) -> Waiting:
+    batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, reason: str, now_ms: int
+) -> RecipientRecord:
     """S2 → S2: a recipient is held. ``key`` is its waiting or deferred key; returns its new record."""
     batch.kinds.append("hold")
     zone, message, address = keys.parse_recipient(key)
@@ -231,7 +233,9 @@ def last(batch: WriteBatch, message: str, chunks: int, notes: Iterable[Note]) ->
         batch.put(keys.cleanup_key(message), b"")
 
 
-def wake(batch: WriteBatch, zone: str, message: str, address: str, record: Waiting) -> QueuedRecipient:
+def wake(
+    batch: WriteBatch, zone: str, message: str, address: str, record: RecipientRecord
+) -> QueuedRecipient:
     """S2 → S2: a deferred recipient is ready again; returns it."""
     batch.kinds.append("wake")
     key = keys.waiting_key(zone, message, address)

@@ -12,7 +12,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting
+from zonemta_py.queue.format.records import RecipientRecord
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.refill import Refill
@@ -76,7 +76,7 @@ class ReadyWindows:
         for window in self._zones.values():
             window.use(pools)
 
-    def pool_of(self, zone: str, destination: str, record: Waiting) -> str:
+    def pool_of(self, zone: str, destination: str, record: RecipientRecord) -> str:
         """The pool of a recipient, see ``MailPools``."""
         return self._pools.of(zone, destination, record)
 

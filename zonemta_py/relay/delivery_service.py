@@ -126,7 +126,7 @@ class DeliveryService:
         self._tasks.start(self._sweep(), "limits of providers")
 
     async def _sweep(self) -> None:
-        """At times, forget what counts no more, and give up mail that has waited too long for a limit."""
+        """At times, forget what no longer counts, and give up mail that has waited too long for a limit."""
         while True:
             await sleep(SWEEP_EVERY_S)
             await self._context.egress.forget_old()

@@ -45,7 +45,7 @@ class Parts:
         results = await asyncio.gather(*(part.drain(grace_s) for part in begun), return_exceptions=True)
         for part, result in zip(begun, results, strict=True):
             if isinstance(result, BaseException):
-                log.error("%s did not finish its work: %r", part.name, result)
+                log.error("stopping %s failed: %r", part.name, result)
         for part in begun:
             try:
                 await part.close()

@@ -24,10 +24,10 @@ class Admission(Protocol):
         """What a worker for ``destination`` may send; None: ``ready`` will be called for it when it may."""
 
     def passed(self, destination: str) -> None:
-        """It may not be served now, for another reason: the next one has its turn."""
+        """The destination cannot be served now for another reason: the next one gets its turn."""
 
     def none_starts(self) -> None:
-        """No other worker can start now: what is offered to the zone, others have."""
+        """No other worker can start now: capacity that is offered to the zone goes to others."""
 
     def empty(self, destination: str) -> None:
         """It has no mail."""

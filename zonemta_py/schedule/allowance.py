@@ -1,4 +1,4 @@
-"""What may leave from an address of ours to a provider now: permits, and the schedules of addresses that are new. Pure.
+"""Whether a source address may send to a provider now: permits, and warm-up schedules. Pure.
 
 Times are unix ms. The relay asks this in the queue's process (``delivery.egress``), the simulator on a virtual clock.
 """
@@ -16,7 +16,7 @@ from zonemta_py.schedule.warmup import DAY_MS, Warming, WarmUp
 
 
 class Allowance:
-    """One for all zones. ``on_room``: see ``Permits``."""
+    """Decides which source address may send to a provider now; all zones share one. ``on_room``: see ``Permits``."""
 
     def __init__(self, on_room: Callable[[str, str], None]) -> None:
         self.permits = Permits(on_room)
@@ -148,7 +148,7 @@ def together(refusals: Sequence[Refusal]) -> Refusal:
 
     Its limit and reason are those of the address that may be used first.
     """
-    at = tuple(place for each in refusals for place in each.at)
+    at = tuple(address_until for each in refusals for address_until in each.at)
     others = [each for each in refusals if not each.at]
     first = min(refusals, key=lambda each: inf if each.until_ms == UNTIL_EVENT else each.until_ms)
     for_session = any(each.for_session for each in refusals)

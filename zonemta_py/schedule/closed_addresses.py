@@ -1,4 +1,4 @@
-"""The addresses of ours from which a destination may open no session now. Pure; times are ms.
+"""The source addresses from which a destination may open no session now. Pure; times are ms.
 
 A permit may be for a session that is idle, with any host of the provider. It does not help a destination that has other
 hosts, where a connect rate allows no new one: that takes its other addresses, or waits until one is open again.
@@ -17,7 +17,7 @@ PRUNE_MIN = 1000  # destinations, before those whose time is over are dropped
 
 
 class ClosedAddresses:
-    """Those of the destinations of one zone."""
+    """For each destination of a zone: the source addresses that may open no new session, and until when."""
 
     def __init__(self) -> None:
         self._until_ms: dict[str, dict[str, int]] = {}  # by destination and address
@@ -45,7 +45,7 @@ class ClosedAddresses:
         return had_session and self._until_ms.pop(slot.destination.name, None) is not None
 
     def clear(self) -> None:
-        """Every rate may be another one."""
+        """Forget everything: a reload may have changed the rates."""
         self._until_ms.clear()
 
     def open_of(

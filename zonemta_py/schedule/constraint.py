@@ -32,7 +32,7 @@ class Limit(StrEnum):
 
 
 class Binding(NamedTuple):
-    """The limit that binds: since when, when it is looked at again (0: at an event), and why, in words."""
+    """The limit that binds: from when, when it is looked at again (0: at an event), and why, as text."""
 
     limit: Limit
     since_s: float
@@ -41,7 +41,7 @@ class Binding(NamedTuple):
 
 
 class Constraint(Struct, frozen=True):
-    """Why a recipient does not move: ``name``, since when and until when (unix ms; 0: unknown), and in words.
+    """Why a recipient is still waiting: ``name``, from when and until when (unix ms; 0: unknown), and as text.
 
     ``key`` is that of the configuration which sets it, or empty.
     """

@@ -50,7 +50,7 @@ PACE_VERSION = 2
 
 
 class ShapingChange(NamedTuple):
-    """What has changed, when and why; ``before`` and ``after`` in words."""
+    """What has changed, when and why; ``before`` and ``after`` as text."""
 
     time_ms: int
     provider: str

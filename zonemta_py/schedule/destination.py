@@ -104,7 +104,7 @@ class Destination:
         return Binding(Limit.SLOW_START, since_s, 0.0, opening)
 
     def limit_reached(self, now_s: float) -> None:
-        """The peer accepts no more sessions than those that work."""
+        """The peer accepts no session beyond those in use."""
         self._limit = max(1, self.working)
         self._limit_since_s = now_s
         self._limit_until_s = now_s + LIMIT_S

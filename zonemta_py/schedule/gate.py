@@ -1,4 +1,4 @@
-"""A gate, where the destinations of a zone wait for a provider, and the line of gates that wait for an address of ours. Pure."""
+"""A gate, where the destinations of a zone wait for a provider, and the line of gates that wait for a source address. Pure."""
 
 from collections import OrderedDict
 from typing import NamedTuple, Protocol
@@ -6,8 +6,11 @@ from typing import NamedTuple, Protocol
 from zonemta_py.schedule.paths import Refusal
 
 
-class Place(NamedTuple):
-    """Where destinations wait. ``zone``: with the addresses; ``cause``: what ends for all of them, as ``zone:NAME``; empty: room."""
+class GateKey(NamedTuple):
+    """Identifies a gate. ``zone`` includes the name of the source addresses.
+
+    ``cause``: the suspension that all its destinations wait for, as ``zone:NAME``; empty: they wait for capacity.
+    """
 
     zone: str
     provider: str
@@ -15,27 +18,27 @@ class Place(NamedTuple):
 
 
 class Waiter(Protocol):
-    """Whose destinations wait: a zone, see ``Places``."""
+    """A zone whose destinations wait at gates; see ``ZoneGates``."""
 
-    def wake(self, destination: str, place: Place) -> bool:
-        """It has its turn at ``place``; returns whether it has mail."""
+    def wake(self, destination: str, key: GateKey) -> bool:
+        """``destination`` has its turn at the gate. Returns whether it has mail."""
 
-    def release(self, destination: str, place: Place) -> None:
-        """It waits at ``place`` no more."""
+    def release(self, destination: str, key: GateKey) -> None:
+        """``destination`` no longer waits at the gate."""
 
 
 class Gate:
     """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
 
-    ``for_address``: the address of ours whose room it may use, while it is awake for that reason.
+    ``for_address``: the source address whose capacity it may use, while it is awake for that reason.
     """
 
     __slots__ = (
-        "awake", "for_address", "is_chained", "place", "refusal", "since_ms", "timer_ms", "turns", "waiter", "waiting",
+        "awake", "for_address", "is_chained", "key", "refusal", "since_ms", "timer_ms", "turns", "waiter", "waiting",
     )  # fmt: skip
 
-    def __init__(self, place: Place, waiter: Waiter) -> None:
-        self.place = place
+    def __init__(self, key: GateKey, waiter: Waiter) -> None:
+        self.key = key
         self.waiter = waiter
         self.waiting: OrderedDict[str, None] = OrderedDict()
         self.awake = ""
@@ -48,17 +51,17 @@ class Gate:
 
     @property
     def provider(self) -> str:
-        """The provider that it is about."""
-        return self.place.provider
+        """The provider that its destinations wait for."""
+        return self.key.provider
 
     def end_turn(self) -> str:
-        """It has had its turn; returns the address whose room it could use."""
+        """End the turn. Returns the address whose capacity it could use."""
         address, self.awake, self.for_address = self.for_address, "", ""
         return address
 
 
 class Line:
-    """The gates that wait for an address: those that stand in line, and those that have left it while they have a turn."""
+    """The gates that wait for a source address, in order. ``with_turn``: those removed from the order while their destination tries."""
 
     __slots__ = ("address", "gates", "timer_ms", "with_turn")
 
@@ -69,11 +72,11 @@ class Line:
         self.timer_ms = 0
 
     def join(self, gate: Gate) -> None:
-        """``gate`` stands behind the others, unless it has its place."""
+        """Append ``gate``, unless it is in the line already."""
         self.with_turn.discard(gate)
         self.gates.setdefault(gate)
 
     def put_first(self, gate: Gate) -> None:
-        """``gate`` stands before the others, if it stands in line."""
+        """Move ``gate`` to the front, if it is in the line."""
         if gate in self.gates:
             self.gates.move_to_end(gate, last=False)

@@ -1,12 +1,13 @@
-"""Destinations that wait for a limit of their provider or of our addresses. Pure; times are ms.
+"""Destinations that wait for a limit of their provider or of a source address. Pure; times are ms.
 
 All destinations of a zone at one provider whose mail leaves from the same addresses wait at one gate, in the order in
-which they came. Room at the provider, or the time of the limit, gives the turn to one of them; each that gets a permit
-gives it to the next. Gates that wait for an address of ours stand in line for it: room at the address gives the first one
-its turn, and goes on to the next until the address has none. A gate whose zone cannot serve it now keeps its turn, and the
-room goes on. So the work is bounded by permits and events, whatever waits.
+which they came. Capacity at the provider, or the end of the limit, gives the turn to one of them; each that gets a permit
+passes it to the next. Gates that wait for a source address form a line: capacity at the address gives the first one its
+turn, then the next, until the address has none left. A gate whose zone cannot serve it now keeps its turn, and the capacity
+passes to the next gate. So the work is bounded by permits and events, whatever waits.
 
-What waits for something that ends for all of it, such as a suspension by an operator, has no turns: all leave when it is over.
+Destinations that wait for something that ends for all of them, such as a suspension by an operator, have no turns: all leave
+when it ends.
 """
 
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
 
-from zonemta_py.schedule.gate import Gate, Line, Place, Waiter
+from zonemta_py.schedule.gate import Gate, GateKey, Line, Waiter
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 
@@ -30,9 +31,11 @@ class Gates:
     """The gates of all zones. ``on_timer`` is called when ``due_ms`` has changed to an earlier time."""
 
     def __init__(self, on_timer: Callable[[], None]) -> None:
-        self._gates: dict[Place, Gate] = {}
-        self._by_provider: dict[str, OrderedDict[Place, Gate]] = {}
-        self._without_turns: dict[str, OrderedDict[Place, Gate]] = {}  # those with a cause, by provider
+        self._gates: dict[GateKey, Gate] = {}
+        self._by_provider: dict[str, OrderedDict[GateKey, Gate]] = {}
+        self._without_turns: dict[
+            str, OrderedDict[GateKey, Gate]
+        ] = {}  # those with a cause, by provider
         self._lines: dict[str, Line] = {}
         self._timers: list[tuple[int, int, Gate | Line]] = []
         self._numbers = count()
@@ -46,30 +49,30 @@ class Gates:
     def __contains__(self, provider: object) -> bool:
         return provider in self._by_provider
 
-    def get(self, place: Place) -> Gate | None:
+    def get(self, key: GateKey) -> Gate | None:
         """The gate, if something waits there."""
-        return self._gates.get(place)
+        return self._gates.get(key)
 
-    def _index(self, place: Place) -> dict[str, OrderedDict[Place, Gate]]:
-        return self._without_turns if place.cause else self._by_provider
+    def _index(self, key: GateKey) -> dict[str, OrderedDict[GateKey, Gate]]:
+        return self._without_turns if key.cause else self._by_provider
 
-    def join(self, place: Place, destination: str) -> bool:
+    def join(self, key: GateKey, destination: str) -> bool:
         """``destination`` waits behind the others; False: none waits."""
-        gate = self._gates.get(place)
+        gate = self._gates.get(key)
         if gate is None or not gate.waiting:
             return False
         gate.waiting.setdefault(destination)
         return True
 
     def wait(
-        self, place: Place, destination: str, waiter: Waiter, refusal: Refusal, now_ms: int
+        self, key: GateKey, destination: str, waiter: Waiter, refusal: Refusal, now_ms: int
     ) -> None:
         """``destination`` waits until ``refusal`` may be over."""
-        gate = self._gates.get(place)
+        gate = self._gates.get(key)
         if gate is None:
-            gate = self._gates[place] = Gate(place, waiter)
+            gate = self._gates[key] = Gate(key, waiter)
             gate.since_ms = now_ms
-            self._index(place).setdefault(gate.provider, OrderedDict())[place] = gate
+            self._index(key).setdefault(gate.provider, OrderedDict())[key] = gate
         address = ""
         gate.waiting.setdefault(destination)
         is_first = gate.awake == destination and gate.is_chained
@@ -84,7 +87,7 @@ class Gates:
         if until_ms != UNTIL_EVENT:
             self._set_timer(gate, until_ms)
         if address and all(each != address for each, _ in refusal.at):
-            self.room_of(address)  # it has not used the room
+            self.capacity_at_address(address)  # it has not used the room
 
     def _stand_in_line(self, gate: Gate, refusal: Refusal) -> None:
         left = {address for address, _ in gate.refusal.at} if gate.refusal is not None else set()
@@ -118,24 +121,24 @@ class Gates:
             self._on_timer()
 
     def _drop_old_timers(self) -> None:
-        """Those of gates and lines that are no more, or have an earlier one."""
+        """Rebuild the heap without timers of removed gates, and without those that an earlier one replaces."""
         alive: list[Gate | Line] = [*self._gates.values(), *self._lines.values()]
         self._timers = [(each.timer_ms, next(self._numbers), each) for each in alive if each.timer_ms]
         heapify(self._timers)
 
-    def granted(self, place: Place, destination: str) -> None:
+    def granted(self, key: GateKey, destination: str) -> None:
         """``destination`` got its permit: the next one may try."""
-        gate = self._gates.get(place)
+        gate = self._gates.get(key)
         if gate is None:
             return
         gate.waiting.pop(destination, None)
-        if place.cause:
+        if key.cause:
             self._drop_if_empty(gate)
             return
         gate.turns += 1
         if gate.turns >= GATE_TURNS:
             gate.turns = 0
-            self._by_provider[gate.provider].move_to_end(place)
+            self._by_provider[gate.provider].move_to_end(key)
         if gate.awake not in ("", destination):
             return
         address = gate.end_turn()
@@ -145,64 +148,64 @@ class Gates:
         for each, _ in gate.refusal.at if gate.refusal is not None else ():
             self._lines[each].join(gate)
         self._drop_if_empty(gate)
-        self.room_of(address, is_chained=True)
+        self.capacity_at_address(address, is_chained=True)
 
-    def emptied(self, place: Place, destination: str) -> None:
+    def emptied(self, key: GateKey, destination: str) -> None:
         """``destination`` has no mail any more."""
-        gate = self._gates.get(place)
+        gate = self._gates.get(key)
         if gate is None:
             return
         gate.waiting.pop(destination, None)
         if gate.awake == destination:
             address = gate.end_turn()
             if not self._wake(gate, address) and address:
-                self.room_of(address)
+                self.capacity_at_address(address)
         self._drop_if_empty(gate)
 
     def _drop_if_empty(self, gate: Gate) -> None:
         if not gate.waiting and not gate.awake:
-            self._gates.pop(gate.place, None)
+            self._gates.pop(gate.key, None)
             for address, _ in gate.refusal.at if gate.refusal is not None else ():
                 self._leave(gate, address)
-            index = self._index(gate.place)
+            index = self._index(gate.key)
             gates = index.get(gate.provider)
             if gates is not None:
-                gates.pop(gate.place, None)
+                gates.pop(gate.key, None)
                 if not gates:
                     del index[gate.provider]
 
     def put_off(self, gate: Gate, refusal: Refusal) -> None:
-        """What all wait for at ``gate`` ends at another time."""
+        """The cause of ``gate`` ends at another time."""
         gate.refusal = refusal
         if refusal.until_ms != UNTIL_EVENT:
             self._set_timer(gate, refusal.until_ms)
 
     def release(self, gate: Gate, now_ms: int) -> None:
-        """What all wait for at ``gate`` is over: they leave, some at a time."""
+        """The cause of ``gate`` has ended: its destinations leave, in batches."""
         for _ in range(min(RELEASED_AT_ONCE, len(gate.waiting))):
             destination, _ = gate.waiting.popitem(last=False)
-            gate.waiter.release(destination, gate.place)
+            gate.waiter.release(destination, gate.key)
         if gate.waiting:
             self._set_timer(gate, now_ms + 1)
         self._drop_if_empty(gate)
 
     def release_at(self, provider: str, now_ms: int) -> None:
-        """Mail to ``provider`` may leave by another way: what waits for a cause tries again."""
+        """Mail to ``provider`` may leave by another way: destinations that wait for a cause try again."""
         for gate in list(self._without_turns.get(provider, {}).values()):
             self.release(gate, now_ms)
 
-    def room_on(self, provider: str, address: str) -> None:
-        """Something has ended on the way from ``address`` to ``provider``."""
-        self.room_of(address)  # first, or the gate at ``provider`` would have it each time
-        self.room_at(provider)
+    def capacity_on_path(self, provider: str, address: str) -> None:
+        """A session or message from ``address`` to ``provider`` has ended: wake what waits for it."""
+        self.capacity_at_address(address)  # first, or the gate at ``provider`` would have it each time
+        self.capacity_at_provider(provider)
 
-    def room_at(self, provider: str) -> None:
-        """Something has ended at ``provider``."""
+    def capacity_at_provider(self, provider: str) -> None:
+        """A session or message with ``provider`` has ended: wake what waits for it."""
         for gate in list(self._by_provider.get(provider, {}).values()):
             self._wake(gate)
 
-    def room_of(self, address: str, *, is_chained: bool = False) -> None:
-        """Something has ended at an address of ours: a gate that waits for it may try, in turn."""
+    def capacity_at_address(self, address: str, *, is_chained: bool = False) -> None:
+        """A session or message from ``address`` has ended: the next gate in its line may try."""
         line = self._lines.get(address)
         while line is not None and line.gates:
             gate, _ = line.gates.popitem(last=False)
@@ -210,12 +213,12 @@ class Gates:
             if self._wake(gate, address, is_chained=is_chained):
                 return
 
-    def pass_room(self, place: Place) -> None:
-        """The gate cannot use the room of an address now: it keeps its turn, and others have the room."""
-        gate = self._gates.get(place)
+    def pass_capacity_of(self, key: GateKey) -> None:
+        """The gate cannot use the capacity of its address now: it keeps its turn, and the next gate gets the capacity."""
+        gate = self._gates.get(key)
         if gate is not None and gate.for_address:
             address, gate.for_address = gate.for_address, ""
-            self.room_of(address, is_chained=gate.is_chained)
+            self.capacity_at_address(address, is_chained=gate.is_chained)
 
     def wait_for_session(self, provider: str, address: str) -> bool:
         """Whether something waits for a session to end, at any gate of ``provider`` or first in line for ``address``."""
@@ -227,7 +230,7 @@ class Gates:
         )
 
     def waiting_for(self, address: str) -> int:
-        """How many destinations wait for an address of ours, at all gates."""
+        """How many destinations wait for a source address, at all gates."""
         line = self._lines.get(address)
         gates = chain(line.gates, line.with_turn) if line is not None else ()
         return sum(len(gate.waiting) for gate in gates)
@@ -244,10 +247,10 @@ class Gates:
                 continue
             due.timer_ms = 0
             if isinstance(due, Line):
-                self.room_of(due.address)
-            elif self._gates.get(due.place) is not due:
+                self.capacity_at_address(due.address)
+            elif self._gates.get(due.key) is not due:
                 continue
-            elif due.place.cause:
+            elif due.key.cause:
                 self.release(due, now_ms)
             else:
                 self._wake(due)
@@ -260,7 +263,7 @@ class Gates:
         while gate.waiting:
             destination, _ = gate.waiting.popitem(last=False)
             gate.awake, gate.for_address = destination, address
-            if gate.waiter.wake(destination, gate.place):
+            if gate.waiter.wake(destination, gate.key):
                 return True
             gate.end_turn()
         self._drop_if_empty(gate)

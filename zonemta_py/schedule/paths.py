@@ -1,4 +1,4 @@
-"""What is under way between a provider and an address of ours, and which limit refuses more. Pure; times are ms."""
+"""What is under way between a provider and a source address, and which limit refuses more. Pure; times are ms."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,9 +13,9 @@ KEPT_MS = 60_000  # mail that wants an address takes another one if it has to wa
 
 
 class Refusal(NamedTuple):
-    """Which limit refuses, until when (ms; or UNTIL_EVENT), and why, in words.
+    """Which limit refuses, until when (ms; or UNTIL_EVENT), and why, as text.
 
-    ``at``: which addresses of ours have no room for any provider, and until when; then ``others_ms`` is until when the
+    ``at``: which source addresses have no room for any provider, and until when; then ``others_ms`` is until when the
     other limits refuse.
     """
 
@@ -56,7 +56,7 @@ class Ceiling:
 
 
 class Path:
-    """What is under way between a provider and an address of ours; either is empty for the sum over all.
+    """What is under way between a provider and a source address; either is empty for the sum over all.
 
     ``open``: sessions that are believed to exist, with and without a worker; ``used_ms``: when a
     message in one last began or ended, and, of the sum over all addresses, ``begun_ms``: when one began. ``members``: of the sum over all addresses of a provider, those that have some.
@@ -95,7 +95,7 @@ class Path:
         )  # fmt: skip
 
     def in_use(self, now_ms: int) -> bool:
-        """Whether it knows anything that its limits do not say: what is under way, what was used, what is lowered."""
+        """Whether it has state that its limits do not say: what is under way, what was used, what is lowered."""
         ceiling = self.ceiling
         return bool(
             self.sessions or self.idle or self.open or self.members

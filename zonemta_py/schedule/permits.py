@@ -56,7 +56,7 @@ FREE = Permit("", "", ())  # of a worker that nothing limits
 
 
 class Permits:
-    """All that is under way. ``on_room(provider, address)`` is called when something has ended there."""
+    """All sessions and messages that are under way. ``on_room(provider, address)`` is called when something has ended there."""
 
     def __init__(self, on_room: Callable[[str, str], None]) -> None:
         self._paths: dict[tuple[str, str], Path] = {}
@@ -67,7 +67,7 @@ class Permits:
     def configure(
         self, limits_of: Callable[[str], ProviderLimits], addresses: dict[str, AddressLimits]
     ) -> None:
-        """Use other limits; what is under way, and was used, counts on."""
+        """Use other limits; what is under way, and was used, continues to count."""
         self._limits_of, self._addresses = limits_of, addresses
         for path in self._paths.values():
             self._apply(path)
@@ -250,7 +250,7 @@ class Permits:
             pair.open = number
 
     def restore(self, stored: Sequence[tuple[str, str, str, int, int, int]], now_ms: int) -> None:
-        """Count what an earlier life stored."""
+        """Count what an earlier run stored."""
         for kind, provider, address, length_ms, slot, used in stored:
             path = self.path(provider, address)
             windows = path.messages if kind == MESSAGES else path.connects

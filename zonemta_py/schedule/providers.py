@@ -60,7 +60,7 @@ class Providers:
         return known.provider
 
     def families(self, domain: str) -> str:
-        """Over which addresses its exchangers can be reached, as far as that is known."""
+        """Over which addresses its MX hosts can be reached, as far as that is known."""
         known = self._known.get(domain)
         return known.families if known is not None else BOTH
 
@@ -75,7 +75,7 @@ class Providers:
         return known is not None and not known.hosts and known.until_s < now_s
 
     def learn(self, domain: str, answer: MxAnswer, now_s: float) -> str:
-        """The exchangers of ``domain`` were found; returns its provider. None were: what is known stays, and is asked for again soon."""
+        """The MX hosts of ``domain`` were found; returns its provider. None were: what is known stays, and is asked for again soon."""
         known = self._known.get(domain)
         if known is not None and not answer.hosts:
             self._known[domain] = known._replace(until_s=now_s + NOT_FOUND_S)

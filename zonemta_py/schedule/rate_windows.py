@@ -53,7 +53,7 @@ class RateWindows:
         self.configure(rates)
 
     def configure(self, rates: Sequence[Rate]) -> None:
-        """Use other rates, at least one; what was used under one that has the same period counts on."""
+        """Use other rates, at least one; what was used under one that has the same period continues to count."""
         before = {rate.per_s: window for rate, window in zip(self.rates, self.windows, strict=True)}
         self.rates = tuple(rates)
         self.windows = [SlidingWindow(rate.events, round(rate.per_s * 1000)) for rate in rates]
@@ -151,7 +151,7 @@ class RateWindows:
                 self._count(use, now_ms)
 
     def restore(self, length_ms: int, slot: int, used: int, now_ms: int) -> None:
-        """Count what an earlier life stored."""
+        """Count what an earlier run stored."""
         for rate, window in zip(self.rates, self.windows, strict=True):
             if round(rate.per_s * 1000) == length_ms and window.counts(slot, now_ms):
                 window.restore(slot, used)

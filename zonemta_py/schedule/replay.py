@@ -71,14 +71,14 @@ class _Node:
 
     def is_new(self, record: Record) -> bool:
         """Whether the record is not a repeat. What is counted in memory ends with the boot."""
-        place = int(record["seq"]), int(record["position"])
-        if place <= self.last:
+        seq_position = int(record["seq"]), int(record["position"])
+        if seq_position <= self.last:
             return False
-        if self.last[0] and boot_of(place[0]) != boot_of(self.last[0]):
+        if self.last[0] and boot_of(seq_position[0]) != boot_of(self.last[0]):
             before, self.engine = self.engine, self._make()
             self.engine.controller.paces |= before.controller.paces
             self.engine.reroutes |= before.reroutes
-        self.last = place
+        self.last = seq_position
         return True
 
 

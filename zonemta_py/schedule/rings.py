@@ -155,7 +155,7 @@ class WorkerSlot:
     ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for
     its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
     until it has a session. ``permit``: what it may send, and from where; ``pool``: whose mail, see ``Admitted``.
-    ``source``: the address of ours that was drawn for messages without an attempt; ``in_row`` of them have left from it.
+    ``source``: the source address that was drawn for messages without an attempt; ``in_row`` of them have left from it.
     ``gives_way``: it ends because others wait for what it uses.
     """
 

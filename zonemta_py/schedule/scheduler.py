@@ -44,7 +44,7 @@ class Scheduler:
         self.unpaid = 0  # of them: workers whose lease has no token yet
         self.bucket: TokenBucket | None = None
         self._on_room = on_room
-        self._next_token_in_s = next_token_in_s  # of a life before this one
+        self._next_token_in_s = next_token_in_s  # of the run before
         self._destinations: dict[str, Destination] = {}
         self._rings = Rings()
         self._known: OrderedDict[str, float] = OrderedDict()  # when a session last opened, oldest first
@@ -77,7 +77,7 @@ class Scheduler:
     def ready(self, name: str, now_s: float, *, urgent: bool = False, answers: bool = False) -> None:
         """The destination has mail. ``urgent``: serve it next; ``answers``: its provider does.
 
-        One that has failed at a provider that answers would keep the turn of others there, if it waited for a place in FAILING.
+        One that has failed at a provider that answers would keep the turn of others there, if it waited in FAILING.
         """
         destination = self._destinations.get(name)
         if destination is not None and destination.failing and not answers:

@@ -78,7 +78,7 @@ class ShapingEngine:
         limits_of: Callable[[str], ProviderLimits],
         pools: Mapping[str, Collection[str]],
     ) -> None:
-        """Use other settings and rules; what is counted for a rule that stays counts on. ``pools``: their addresses."""
+        """Use other settings and rules; what is counted for a rule that stays continues to count. ``pools``: their addresses."""
         self._pools = pools
         self.controller.configure(settings, limits_of)
         self._rules = rules
@@ -188,6 +188,6 @@ class ShapingEngine:
         ]
 
     def forget_old(self, now_ms: int) -> None:
-        """Drop what counts no more."""
+        """Drop what no longer counts."""
         self.controller.forget_idle(now_ms)
         self._counts = {key: count for key, count in self._counts.items() if count.used(now_ms)}

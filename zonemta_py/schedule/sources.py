@@ -1,8 +1,7 @@
 """Which address of a pool a message leaves from. Pure.
 
-By weight, and that of the last attempt for a message that had one: a greylisting server must see the retry come from
-the address of the first attempt. Weighted rendezvous hashing of what is drawn: an address that is added takes its share
-from the others, one that is removed gives up its own.
+A new message: by weight, with weighted rendezvous hashing, so that an address that is added or removed moves only its own
+share. A retry: the address of the last attempt, because a greylisting server must see the retry come from there.
 
 A worker draws for ``IN_ROW`` messages without an attempt in a row. If it drew for each, every second message of a pool of
 two would open a session in the place of an idle one of the other address.
@@ -38,7 +37,7 @@ def fallback_pool(settings: Zone, attempts: int, reply_class: str) -> str:
 
 
 class PoolPart(NamedTuple):
-    """A pool; with an ``address``: that one of its addresses, or if it is ``avoided`` all others."""
+    """Some addresses of a pool: all; only ``address``; or, if it is ``avoided``, all but it."""
 
     pool: str
     address: str = ""
@@ -46,13 +45,13 @@ class PoolPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of the pool, or of the part."""
+        """The name of the pool, or of this part of it."""
         if not self.address:
             return self.pool
         return f"{self.pool}{_NOT_FROM if self.avoided else _FROM}{self.address}"
 
     def of(self, addresses: Sequence[PoolAddress]) -> Sequence[PoolAddress]:
-        """Those of the pool's ``addresses`` that are of this part; all if none is."""
+        """Those of ``addresses`` that belong to this part; all of them if none does."""
         if not self.address:
             return addresses
         return [

@@ -59,7 +59,7 @@ class Warming:
         return self.schedule.address, self.schedule.provider
 
     def not_after(self, day: int) -> None:
-        """The clock was ahead: what was noted on a later day than ``day`` counts for it."""
+        """Correct days that were noted while the clock was ahead: none is later than ``day``."""
         state = self.state
         slowed_day, paused_day = min(state.slowed_day, day), min(state.paused_day, day + 1)
         last_day = min(state.day, day)
@@ -103,7 +103,7 @@ class Warming:
         return f"begins on {date.fromordinal(EPOCH + day - step)}", -step
 
     def count(self, recipients: int, now_ms: int) -> None:
-        """They were sent to."""
+        """Count ``recipients`` that were sent to."""
         day, state = now_ms // DAY_MS, self.state
         version, delay_days, slowed_day, paused_day, last_day, sent, begins = state
         sent = recipients + (sent if last_day == day else 0)
@@ -142,13 +142,13 @@ class WarmUp:
         self._warming: dict[tuple[str, str], Warming] = {}
         # Those that a reload has removed: another one may bring them back.
         self._left: dict[tuple[str, str], Warming] = {}
-        self._stored: dict[tuple[str, str], WarmupState] = {}  # of an earlier life, not used so far
+        self._stored: dict[tuple[str, str], WarmupState] = {}  # of an earlier run, not used so far
         self._of: dict[tuple[str, str], tuple[Warming, ...]] = {}  # each message asks
 
     def configure(
         self, schedules: Iterable[WarmupSchedule], stored: dict[tuple[str, str], WarmupState]
     ) -> None:
-        """Use these schedules; ``stored``: states of an earlier life, also for those that a later call brings."""
+        """Use these schedules; ``stored``: states of an earlier run, also for those that a later call brings."""
         self._stored |= stored
         self._left |= self._warming
         self._warming = {}

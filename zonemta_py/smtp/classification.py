@@ -100,7 +100,7 @@ NAMES = {
 
 # Statuses of reasons of this relay, with the first digit 4 or 5.
 _LOCAL = {
-    NO_ADDRESS[2:]: _C.BAD_DOMAIN,  # no exchanger has an address; after a day X.1.2
+    NO_ADDRESS[2:]: _C.BAD_DOMAIN,  # no MX host has an address; after a day X.1.2
     "3.0": _C.OTHER,  # trouble of this relay
     "1.10": _C.BAD_DOMAIN,
     "4.4": _C.ROUTING,

@@ -33,7 +33,7 @@ class Host(NamedTuple):
 
 
 class MxAnswer(NamedTuple):
-    """The exchangers of the best preference of a domain, and whether they have addresses of each family.
+    """The MX hosts of the best preference of a domain, and whether they have addresses of each family.
 
     Not ``is_whole``: a look-up failed, and another answer may follow soon.
     """

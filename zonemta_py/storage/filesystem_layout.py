@@ -23,7 +23,12 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json, to_json
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_inflight, read_meta, read_waiting
+from zonemta_py.queue.format.records import (
+    RecipientRecord,
+    read_inflight,
+    read_meta,
+    read_recipient_record,
+)
 from zonemta_py.storage.interface import Op
 
 RELAY = "data/.relay"
@@ -98,7 +103,7 @@ class Layout:
         data = after if after is not None else before
         if data is None:
             return
-        message, record = keys.parse_recipient(key)[1], read_waiting(data)
+        message, record = keys.parse_recipient(key)[1], read_recipient_record(data)
         recipient_id = (message, record.recipient_index)
         directory = f"data/{message}/{record.recipient_index}"
         if after is None:
@@ -161,7 +166,7 @@ def relay_key(parts: Iterable[str]) -> bytes:
     return "/".join(unquote(part) for part in parts).encode()
 
 
-def write_recipient(key: bytes, record: Waiting, sender: str) -> tuple[bytes, bytes]:
+def write_recipient(key: bytes, record: RecipientRecord, sender: str) -> tuple[bytes, bytes]:
     """Return the contents of a recipient's metadata and schedule files."""
     zone, message, address = keys.parse_recipient(key)
     state = "deferred" if key.startswith(keys.DEFERRED) else "waiting"
@@ -172,13 +177,13 @@ def write_recipient(key: bytes, record: Waiting, sender: str) -> tuple[bytes, by
     return to_json(metadata) + b"\n", to_json(schedule) + b"\n"
 
 
-def read_recipient(message: str, metadata: bytes, schedule: bytes) -> tuple[bytes, Waiting]:
+def read_recipient(message: str, metadata: bytes, schedule: bytes) -> tuple[bytes, RecipientRecord]:
     """Return the key and record of a recipient; its schedule has the due time. Raises QueueCorrupt."""
     try:
         envelope, times = from_json(metadata), from_json(schedule)
         own = envelope["metadata"]
         deferred = own["state"] == "deferred"
-        record = Waiting(*own["record"])._replace(
+        record = RecipientRecord(*own["record"])._replace(
             due_ms=_ms(times["at"]) if deferred else 0, last_ms=_ms(times["last_attempt"])
         )
         key_of = keys.deferred_key if deferred else keys.waiting_key

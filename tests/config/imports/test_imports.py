@@ -163,7 +163,7 @@ def test_kumomta_what_is_left_out(tmp_path: Path) -> None:
         '[["default".automation]] | action SuspendTenant: no counterpart',
         '[[provider."mine".automation]] | action Bounce: only the recipient of the reply bounces',
         '[provider."nowhere"] | provider nowhere: no match, and no provider of this name is known',
-        '["one.example"] | one.example: other domains with its exchangers need mx, its hosts',
+        '["one.example"] | one.example: other domains with its MX hosts need mx, its hosts',
         '["one.example".sources."ip-1"] | source ip-1: limits are those of every address',
         '[["gmail.com".automation]] | action Suspend: no duration that can be read, of up to 31d',
     ):

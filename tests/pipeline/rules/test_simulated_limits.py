@@ -81,7 +81,7 @@ class Played:
 
 
 def big(limits: ProviderLimits, **changes: Any) -> SendingSettings:
-    """A provider of all domains, and two addresses of ours."""
+    """A provider of all domains, and two source addresses."""
     return SendingSettings(
         {"big": ProviderSettings(("*.big.example",), limits=limits)},
         pools={"default": (A, B), "other": (C,)},

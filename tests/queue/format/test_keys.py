@@ -12,22 +12,22 @@ from zonemta_py.queue.format.records import (
     FORMAT,
     NO_OPTIONS,
     DeliveryOptions,
-    IdempotencyRecord,
     Inflight,
     Mark,
     Meta,
     Note,
     Open,
     Origin,
-    Waiting,
+    RecipientRecord,
+    SubmissionRecord,
     born,
     read_inflight,
     read_mark,
     read_meta,
     read_note,
     read_open,
+    read_recipient_record,
     read_submitted,
-    read_waiting,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -75,7 +75,7 @@ def test_records_are_frozen() -> None:
             read_meta,
         ),
         (
-            Waiting(
+            RecipientRecord(
                 FORMAT,
                 3,
                 "example.org",
@@ -92,7 +92,7 @@ def test_records_are_frozen() -> None:
                 "192.0.2.9",
                 "blocked",
             ),
-            read_waiting,
+            read_recipient_record,
         ),
         (Inflight(FORMAT, 4, "bulk", (0, 3), 2, 9), read_inflight),
         (Open(FORMAT, 4, 9), read_open),
@@ -115,7 +115,7 @@ def test_records_are_frozen() -> None:
             ),
             read_note,
         ),
-        (IdempotencyRecord(FORMAT, 9, ID, b"\x01" * 16), read_submitted),
+        (SubmissionRecord(FORMAT, 9, ID, b"\x01" * 16), read_submitted),
     ]
     assert (
         "\n".join(pack(record).hex() for record, _ in records) + "\n"
@@ -132,8 +132,8 @@ def test_version_1_is_read() -> None:
     )
     assert read_mark(mark) == Mark(1, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF)
     assert (read_meta(meta).ret, read_meta(meta).envid, read_meta(meta).warned) == ("", "", False)
-    assert read_waiting(waiting).text == "later"
-    assert (read_waiting(waiting).notify, read_waiting(waiting).orcpt) == (0, "")
+    assert read_recipient_record(waiting).text == "later"
+    assert (read_recipient_record(waiting).notify, read_recipient_record(waiting).orcpt) == (0, "")
     assert read_inflight(inflight).indexes == (0, 3)
     assert read_open(opened).progress_ms == 9
 
@@ -145,7 +145,7 @@ def test_version_2_is_read() -> None:
     )
     assert read_mark(mark).version == 2
     assert (read_meta(meta).envid, read_meta(meta).body_hash) == ("e+3D1", b"")
-    assert read_waiting(waiting).orcpt == "rfc822;x"
+    assert read_recipient_record(waiting).orcpt == "rfc822;x"
 
 
 def test_version_3_is_read() -> None:
@@ -156,7 +156,7 @@ def test_version_3_is_read() -> None:
     assert read_mark(mark).version == 3
     assert (read_meta(meta).body_hash, read_meta(meta).born_ms) == (b"\x02" * 32, 0)
     assert born(read_meta(meta), ID) == keys.created_ms(ID)
-    assert read_waiting(waiting).orcpt == "rfc822;x"
+    assert read_recipient_record(waiting).orcpt == "rfc822;x"
 
 
 def test_version_4_is_read() -> None:
@@ -171,7 +171,7 @@ def test_version_4_is_read() -> None:
         "",
         (),
     )
-    assert read_waiting(waiting).submitter == "u"
+    assert read_recipient_record(waiting).submitter == "u"
 
 
 def test_version_5_is_read() -> None:
@@ -181,7 +181,10 @@ def test_version_5_is_read() -> None:
     )
     assert read_mark(mark).version == 5
     assert read_meta(meta).options.priority == "urgent"
-    assert (read_waiting(waiting).orcpt, read_waiting(waiting).source) == ("rfc822;x", "")
+    assert (read_recipient_record(waiting).orcpt, read_recipient_record(waiting).source) == (
+        "rfc822;x",
+        "",
+    )
 
 
 def test_version_6_is_read() -> None:
@@ -191,7 +194,10 @@ def test_version_6_is_read() -> None:
     )
     assert read_mark(mark).version == 6
     assert read_meta(meta).campaign == "spring"
-    assert (read_waiting(waiting).source, read_waiting(waiting).reply_class) == ("192.0.2.9", "")
+    assert (read_recipient_record(waiting).source, read_recipient_record(waiting).reply_class) == (
+        "192.0.2.9",
+        "",
+    )
 
 
 def test_options_may_be_missing() -> None:

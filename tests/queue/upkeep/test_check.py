@@ -24,7 +24,7 @@ from zonemta_py.storage.interface import Op
         (lambda m: [(keys.chunk_key(m, 1), None)], "missing"),
         (lambda m: [(keys.chunk_key(m, 2), b"more")], "more chunks"),
         (lambda m: [(keys.open_key(m), b"")], "being written or removed"),
-        (lambda m: [(keys.waiting_key("default", m, "a@x.example"), b"\xc1")], "Waiting"),
+        (lambda m: [(keys.waiting_key("default", m, "a@x.example"), b"\xc1")], "RecipientRecord"),
         (lambda m: [(keys.waiting_key("elsewhere", m, "a@x.example"), None)], ""),
         (lambda m: [(keys.inflight_key("0" * 24, 1), b"")], "transaction without a message"),
         (lambda m: [(b"due/nonsense", b"")], "not a due key"),

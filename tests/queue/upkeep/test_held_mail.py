@@ -10,7 +10,7 @@ from tests.kit.queue import Clock, accept, lease, opened, problems, settle
 from zonemta_py.admin.reasons import Reasons, RunningRelay
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_waiting
+from zonemta_py.queue.format.records import RecipientRecord, read_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MailPart, part_of_key
 from zonemta_py.queue.upkeep.inspect import recipient_rows
@@ -28,10 +28,10 @@ def states(queue: Queue) -> dict[str, str]:
     return {row["recipient"]: row["state"] for row in recipient_rows(queue.store)}
 
 
-def record(queue: Queue, key: bytes) -> Waiting:
+def record(queue: Queue, key: bytes) -> RecipientRecord:
     value = queue.store.get(key)
     assert value is not None
-    return read_waiting(value)
+    return read_recipient_record(value)
 
 
 def listed(queue: Queue) -> list[bytes]:

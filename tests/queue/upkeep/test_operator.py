@@ -11,7 +11,7 @@ from tests.kit.queue import accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Note, Waiting
+from zonemta_py.queue.format.records import FORMAT, Note, RecipientRecord
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import operator
@@ -172,7 +172,7 @@ async def test_a_return_of_which_a_part_is_reported_before(
         write = Return.write
 
         def reported_between(
-            change: Return, withdrawal: Withdrawal, key: bytes, record: Waiting
+            change: Return, withdrawal: Withdrawal, key: bytes, record: RecipientRecord
         ) -> None:
             write(change, withdrawal, key, record)
             if len(change._notes) == 2:

@@ -1,4 +1,4 @@
-"""What the next life does about the last one's keys."""
+"""What the next run does about the last one's keys."""
 
 from contextlib import closing
 from pathlib import Path

@@ -179,7 +179,7 @@ class _Import:
             own = name in self._found.known.providers
             self._found.add_provider(name, [], [] if own else [domain.lower()], limits, self._line(path))
             if settings.get("mx_rollup", True) and not own:
-                self._leave(path, f"{domain}: other domains with its exchangers need mx, its hosts")
+                self._leave(path, f"{domain}: other domains with its MX hosts need mx, its hosts")
         self._rules(
             path, settings, [name if limits or name in self._found.known.providers else domain.lower()]
         )

@@ -40,7 +40,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 class PowermtaFile:
     """``leave`` is called with the number of each line that has no counterpart, and why.
 
-    ``is_powermta``: whether a block or a macro of PowerMTA was met. ``rollups``: patterns of exchangers by name. ``lists``: line,
+    ``is_powermta``: whether a block or a macro of PowerMTA was met. ``rollups``: patterns of MX hosts by name. ``lists``: line,
     pattern and action by name.
     """
 

@@ -1,6 +1,6 @@
 """The mail provider of a domain, as the relay names it. Pure.
 
-The pipeline looks up no exchangers. Events name the provider of their domain; where there are none, it is known by the
+The pipeline looks up no MX hosts. Events name the provider of their domain; where there are none, it is known by the
 ``domains`` of the relay's table, which ``config/providers.yaml`` has, and any other domain is its own provider.
 """
 

@@ -8,29 +8,29 @@ from collections.abc import Callable
 from zonemta_py.config.destinations import ALL, DestinationTable
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
+from zonemta_py.delivery.egress_routes import SMARTHOST, EgressRoute
 from zonemta_py.delivery.message_egress import AGAIN_MS
-from zonemta_py.delivery.ways import SMARTHOST, Way
 from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
 from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
 from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.constraint import Binding, Limit
-from zonemta_py.schedule.gate import Place
+from zonemta_py.schedule.gate import GateKey
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
-from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import BY_SYSTEM, preferred, ranked, source_name
+from zonemta_py.schedule.zone_gates import ZoneGates
 
 LOCAL = ""  # the provider of what is not sent by SMTP
 BLOCKED, GREYLISTED = "blocked", "greylisted"
 
 
-def is_limited(way: Way) -> bool:
+def is_limited(route: EgressRoute) -> bool:
     """Whether limits of providers apply at all."""
-    return way.provider not in (SMARTHOST, LOCAL)
+    return route.provider not in (SMARTHOST, LOCAL)
 
 
 class SimulatedAdmission:
@@ -49,7 +49,7 @@ class SimulatedAdmission:
         self._egress = egress
         self._mail = mail
         self._table = DestinationTable(zone)
-        self._places = Places(egress.gates, ready, egress.waits)
+        self._zone_gates = ZoneGates(egress.gates, ready, egress.waits)
         self._closed = ClosedAddresses()
         self._ready = ready
         self._sessions: dict[WorkerSlot, SimulatedSession] = {}
@@ -58,76 +58,76 @@ class SimulatedAdmission:
 
     def admit(self, destination: str) -> Admitted | None:
         """See ``Admission``."""
-        way, pools = self.way(destination), self._mail.pools(destination)
-        if not is_limited(way) or all(self._is_free(way.leaving_from(pool)) for pool in pools):
-            self._places.granted_all(destination)
+        route, pools = self.route(destination), self._mail.pools(destination)
+        if not is_limited(route) or all(self._is_free(route.with_pool(pool)) for pool in pools):
+            self._zone_gates.granted_all(destination)
             return ANY_MAIL
-        places = {pool: self._place(way.leaving_from(pool)) for pool in pools}
-        return self._places.first_admitted(
-            destination, places, lambda pool: self._admit(destination, way.leaving_from(pool))
+        keys = {pool: self._key(route.with_pool(pool)) for pool in pools}
+        return self._zone_gates.admit_first(
+            destination, keys, lambda pool: self._admit(destination, route.with_pool(pool))
         )
 
-    def _admit(self, destination: str, way: Way) -> Permit | None:
-        egress, place = self._egress, self._place(way)
-        if self._is_free(way):
-            self._places.granted(destination, place)
+    def _admit(self, destination: str, route: EgressRoute) -> Permit | None:
+        egress, key = self._egress, self._key(route)
+        if self._is_free(route):
+            self._zone_gates.granted(destination, key)
             return FREE
-        if not self._places.may_try(destination, place):
+        if not self._zone_gates.may_try(destination, key):
             return None
-        sources = egress.sources(way.provider, way.pool)
+        sources = egress.sources(route.provider, route.pool)
         now_ms = egress.clock.now_ms
         order = ranked(sources, f"{destination} {now_ms}")
-        permit = self._closed.take(egress, destination, way.provider, way.part, order, now_ms)
+        permit = self._closed.take(egress, destination, route.provider, route.part, order, now_ms)
         if isinstance(permit, Refusal):
-            self._places.wait(destination, place, permit, now_ms)
+            self._zone_gates.wait(destination, key, permit, now_ms)
             return None
-        self._places.granted(destination, place)
+        self._zone_gates.granted(destination, key)
         return permit
 
-    def _is_free(self, way: Way) -> bool:
-        return self._egress.is_free(way.pool, way.provider)
+    def _is_free(self, route: EgressRoute) -> bool:
+        return self._egress.is_free(route.pool, route.provider)
 
-    def _place(self, way: Way) -> Place:
-        return Place(f"{self._name}:{way.gate}", way.provider)
+    def _key(self, route: EgressRoute) -> GateKey:
+        return GateKey(f"{self._name}:{route.gate}", route.provider)
 
     def passed(self, destination: str) -> None:
         """See ``Admission``."""
-        self._places.pass_turns(destination)
+        self._zone_gates.give_up_turns(destination)
 
     def none_starts(self) -> None:
         """See ``Admission``."""
-        self._places.pass_rooms()
+        self._zone_gates.pass_capacity()
 
     def empty(self, destination: str) -> None:
         """See ``Admission``."""
-        self._places.leave(destination)
+        self._zone_gates.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
         """See ``Admission``."""
-        permit, way = slot.permit, self.way(slot.destination.name)
+        permit, route = slot.permit, self.route(slot.destination.name)
         if permit.granted:
             return True  # its last message was not sent
         if permit is FREE:
             pools = (slot.pool,) if slot.pool is not None else self._mail.pools(slot.destination.name)
-            return not is_limited(way) or all(self._is_free(way.leaving_from(pool)) for pool in pools)
-        if way.provider != permit.provider:
+            return not is_limited(route) or all(self._is_free(route.with_pool(pool)) for pool in pools)
+        if route.provider != permit.provider:
             return False
         return self._egress.renew(permit, self._egress.clock.now_ms) is None
 
     def others_wait(self, slot: WorkerSlot) -> bool:
         """See ``Admission``."""
         name = slot.destination.name
-        way = self.way(name)
-        ways = [way.leaving_from(pool) for pool in self._mail.pools(name) if pool != slot.pool]
+        route = self.route(name)
+        routes = [route.with_pool(pool) for pool in self._mail.pools(name) if pool != slot.pool]
         if slot.pool is not None and any(
-            self._places.gate(name, self._place(each)) is None for each in ways
+            self._zone_gates.gate(name, self._key(each)) is None for each in routes
         ):
             return True  # those that wait at a gate are woken there
         gates = self._egress.gates
-        gate = gates.get(self._place(way.leaving_from(slot.pool)))
+        gate = gates.get(self._key(route.with_pool(slot.pool)))
         if gate is not None and gate.waiting:
             return True
-        return gates.wait_for_session(way.provider, slot.permit.address)
+        return gates.wait_for_session(route.provider, slot.permit.address)
 
     def ended(self, slot: WorkerSlot) -> None:
         """See ``Admission``. Its session stays open for a while."""
@@ -135,7 +135,7 @@ class SimulatedAdmission:
         if session is not None:
             self._egress.sessions.keep(session, self._zone.timeouts.idle)
         if self._closed.ended(slot, had_session=session is not None):
-            self._places.leave_apart(slot.destination.name)
+            self._zone_gates.leave_own_gate(slot.destination.name)
             self._ready(slot.destination.name)
         if permit is not FREE:
             slot.permit = FREE
@@ -144,8 +144,8 @@ class SimulatedAdmission:
 
     def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
         """See ``Admission``."""
-        place = self._place(self.way(destination).leaving_from(pool))
-        gate = self._places.gate(destination, place)
+        key = self._key(self.route(destination).with_pool(pool))
+        gate = self._zone_gates.gate(destination, key)
         if gate is None or gate.refusal is None:
             return None
         until_s = max(0.0, (gate.refusal.until_ms - self._egress.clock.begin_ms) / 1000)
@@ -154,30 +154,30 @@ class SimulatedAdmission:
     @property
     def has_waiting(self) -> bool:
         """Whether a destination waits for a limit of its provider or of our addresses."""
-        return bool(self._places)
+        return bool(self._zone_gates)
 
     # ---- one message
 
-    def way(self, destination: str) -> Way:
+    def route(self, destination: str) -> EgressRoute:
         """Where mail of ``destination`` goes now."""
         settings = self._table.settings(destination)
         if destination.startswith(ALL) or settings.smarthost:
-            return Way(SMARTHOST, settings.pool, settings.pool)
+            return EgressRoute(SMARTHOST, settings.pool, settings.pool)
         if self._zone.transport != "smtp":
-            return Way(LOCAL, settings.pool, settings.pool)
+            return EgressRoute(LOCAL, settings.pool, settings.pool)
         provider = self._egress.provider_of(destination)
-        return Way(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
+        return EgressRoute(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
 
     def choose(self, slot: WorkerSlot, message: str, earlier: Earlier) -> str | Refusal:
         """The address for a message, whose permit the worker has then. A greylisted one keeps its address, a blocked one leaves it."""
-        egress, way = self._egress, self.way(slot.destination.name)
-        own_pool, way = way.pool, way.leaving_from(self._mail.pool_of(slot.destination.name, earlier))
+        egress, route = self._egress, self.route(slot.destination.name)
+        own_pool, route = route.pool, route.with_pool(self._mail.pool_of(slot.destination.name, earlier))
         name, now_ms, permitted = slot.destination.name, egress.clock.now_ms, slot.permit.address
-        usable = egress.sources(way.provider, way.pool)
+        usable = egress.sources(route.provider, route.pool)
         usable = self._closed.open_of(name, usable, now_ms, permitted) or usable
         held = "" if slot.draws else slot.source or slot.permit.address
         sources = every = preferred(usable, message, earlier.source, held)
-        if not is_limited(way) or not sources or (slot.permit is FREE and way.pool == own_pool):
+        if not is_limited(route) or not sources or (slot.permit is FREE and route.pool == own_pool):
             return source_name(sources[0]) if sources else BY_SYSTEM
         if earlier.reply_class == BLOCKED and len(sources) > 1:
             sources = [each for each in sources if source_name(each) != earlier.source]
@@ -186,14 +186,14 @@ class SimulatedAdmission:
             for each in sources
             if earlier.reply_class == GREYLISTED and source_name(each) == earlier.source
         ]
-        found = self._take(slot, way.provider, kept or sources)
+        found = self._take(slot, route.provider, kept or sources)
         wanted = kept or sources
         if (
             isinstance(found, Refusal)
             and len(wanted) < len(every)
-            and egress.refuses_for_long(way.provider, wanted, egress.clock.now_ms)
+            and egress.refuses_for_long(route.provider, wanted, egress.clock.now_ms)
         ):
-            return self._take(slot, way.provider, every)
+            return self._take(slot, route.provider, every)
         return found
 
     def _take(self, slot: WorkerSlot, provider: str, sources: list[PoolAddress]) -> str | Refusal:
@@ -224,15 +224,15 @@ class SimulatedAdmission:
         permit, session = slot.permit, self._sessions.get(slot)
         if permit is FREE:
             return False
-        way, opened = (permit.provider, permit.address), False
-        if session is None or not session.left or session.way != way:
-            session = self._egress.sessions.take(way)
+        session_way, opened = (permit.provider, permit.address), False
+        if session is None or not session.left or session.way != session_way:
+            session = self._egress.sessions.take(session_way)
         if session is None:
             if permit.connects == 0:
                 return None
             most = self._egress.table.settings(permit.provider).limits.messages_per_session
             own = self._table.settings(slot.destination.name).messages_per_connection
-            session, opened = SimulatedSession(way, min(own, most) if most else own), True
+            session, opened = SimulatedSession(session_way, min(own, most) if most else own), True
             self._egress.sessions.make_room(permit)
         self._sessions[slot] = session
         session.left -= 1
@@ -240,8 +240,8 @@ class SimulatedAdmission:
 
     def not_permitted(self, slot: WorkerSlot) -> None:
         """A session was needed and not allowed: its destination waits until one is."""
-        egress, way, name = self._egress, self.way(slot.destination.name), slot.permit.address
+        egress, route, name = self._egress, self.route(slot.destination.name), slot.permit.address
         clock = egress.clock
         egress.finish(slot.permit, 0, 0, clock.now_ms)
         self._closed.close(slot, clock.now_ms)
-        egress.limits.bind((way.provider, name), Limit.PROVIDER_CONNECT_RATE.value, clock.now_s)
+        egress.limits.bind((route.provider, name), Limit.PROVIDER_CONNECT_RATE.value, clock.now_s)

@@ -58,7 +58,7 @@ class SimulatedEgress(Allowance):
         self, settings: SendingSettings, domains: Mapping[str, RecordedDomain], clock: VirtualClock
     ) -> None:
         self.gates = Gates(self._arm)
-        super().__init__(self.gates.room_on)
+        super().__init__(self.gates.capacity_on_path)
         self.clock = clock
         self.engine = ShapingEngine()
         self.table = ProviderTable(settings.providers)
@@ -164,7 +164,7 @@ class SimulatedEgress(Allowance):
         self._free.clear()
         self._arm()
         for provider in {change.provider for change in changes}:
-            self.gates.room_at(provider)
+            self.gates.capacity_at_provider(provider)
             self.gates.release_at(provider, self.clock.now_ms)
 
     def _end_reroutes(self) -> None:

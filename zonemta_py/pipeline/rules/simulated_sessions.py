@@ -1,6 +1,6 @@
 """The sessions of a simulated relay with limited providers: new, in use, and idle for a while. Pure.
 
-A session is one of a provider and an address of ours, whichever host it is with.
+A session is one of a provider and a source address, whichever host it is with.
 """
 
 from collections import deque

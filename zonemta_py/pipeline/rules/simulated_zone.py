@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from zonemta_py.config.zones import Zone
-from zonemta_py.delivery.ways import Way
+from zonemta_py.delivery.egress_routes import EgressRoute
 from zonemta_py.pipeline.rules.prediction import Prediction, SimulatedMessage, WayUse, quantiles
 from zonemta_py.pipeline.rules.reply_model import BOUNCED, RecordedReply
 from zonemta_py.pipeline.rules.simulated_admission import SimulatedAdmission, is_limited
@@ -188,9 +188,9 @@ class SimulatedZone:
             world.relay_bucket.take(clock.now_s)
         if slot.permit.granted:
             world.egress.permits.begin(slot.permit, clock.now_ms, int(opened))
-        way, key = self._admission.way(slot.destination.name), ("", "")
-        if is_limited(way):
-            key = way.provider, source
+        route, key = self._admission.route(slot.destination.name), ("", "")
+        if is_limited(route):
+            key = route.provider, source
             use = self._result.ways.get(key)
             if use is None:
                 use = self._result.ways[key] = WayUse()
@@ -226,11 +226,11 @@ class SimulatedZone:
     def _settle(self, name: str, waiting: WaitingMessage, key: Key) -> None:
         world = self._world
         replies = world.replies_of(waiting.message, (waiting.recipients, waiting.attempt), key)
-        way = self._admission.way(name)
+        route = self._admission.route(name)
         for reply, count in replies.items():
             handling = USUAL
-            if is_limited(way) and (reply is None or reply.code):
-                handling = self._report(way, waiting, key, (reply, count))
+            if is_limited(route) and (reply is None or reply.code):
+                handling = self._report(route, waiting, key, (reply, count))
             if reply is None:
                 self._finish(count)
                 self._result.delivered += count
@@ -249,7 +249,7 @@ class SimulatedZone:
 
     def _report(
         self,
-        way: Way,
+        route: EgressRoute,
         waiting: WaitingMessage,
         key: Key,
         counted: tuple[RecordedReply | None, int],
@@ -258,10 +258,10 @@ class SimulatedZone:
         reply, count = counted
         egress, domain = self._world.egress, waiting.message.destination
         if reply is None:
-            egress.replies(ReplyAbout(*key, way.own_pool, domain, "", 250, "2.0.0", ""), count)
+            egress.replies(ReplyAbout(*key, route.own_pool, domain, "", 250, "2.0.0", ""), count)
             return USUAL
         about = ReplyAbout(
-            *key, way.own_pool, domain, reply.reply_class, reply.code, reply.status, reply.text
+            *key, route.own_pool, domain, reply.reply_class, reply.code, reply.status, reply.text
         )
         if reply.reply_class in OF_SENDER:
             self._result.ways[key].refused += count

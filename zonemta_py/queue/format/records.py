@@ -115,7 +115,7 @@ class Meta(NamedTuple):
     options: DeliveryOptions = NO_OPTIONS
 
 
-class Waiting(NamedTuple):
+class RecipientRecord(NamedTuple):
     """A recipient in ``delivery-zone/`` or ``deferred/``.
 
     ``recipient_index``: its 0-based position among the recipients of its message, which never changes.
@@ -206,7 +206,7 @@ class DigestEntry(NamedTuple):
     notes: tuple[Note, ...]
 
 
-class IdempotencyRecord(NamedTuple):
+class SubmissionRecord(NamedTuple):
     """``submitted/DIGEST``: what was accepted under a submission key; ``message`` is the first.
 
     ``recipients``: their digests of 16 bytes, concatenated. Valid until ``expires_ms`` (unix ms).
@@ -226,8 +226,8 @@ class Open(NamedTuple):
     progress_ms: int
 
 
-class _Waiting1(NamedTuple):
-    """Version 1 of Waiting."""
+class _RecipientRecord1(NamedTuple):
+    """Version 1 of RecipientRecord."""
 
     version: int
     recipient_index: int
@@ -242,9 +242,9 @@ class _Waiting1(NamedTuple):
     text: str
     warned: bool
 
-    def upgrade(self) -> Waiting:
+    def upgrade(self) -> RecipientRecord:
         """The record in the current version."""
-        return Waiting(*self[:-1], 0, "")
+        return RecipientRecord(*self[:-1], 0, "")
 
 
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -263,23 +263,23 @@ def _reader(kind: type[R]) -> Callable[[bytes], R]:
     return read
 
 
-def read_waiting(data: bytes) -> Waiting:
+def read_recipient_record(data: bytes) -> RecipientRecord:
     """The record of a recipient, of any version. Raises QueueCorrupt."""
     try:
-        return _read_waiting2(data)
+        return _read_recipient_record2(data)
     except QueueCorrupt:
         if data[1:2] != b"\x01":
             raise
-        return _read_waiting1(data).upgrade()
+        return _read_recipient_record1(data).upgrade()
 
 
 read_mark = _reader(Mark)
 read_meta = _reader(Meta)
 read_note = _reader(Note)
 read_digest_entry = _reader(DigestEntry)
-read_submitted = _reader(IdempotencyRecord)
-_read_waiting2 = _reader(Waiting)
-_read_waiting1 = _reader(_Waiting1)
+read_submitted = _reader(SubmissionRecord)
+_read_recipient_record2 = _reader(RecipientRecord)
+_read_recipient_record1 = _reader(_RecipientRecord1)
 read_inflight = _reader(Inflight)
 read_open = _reader(Open)
 
@@ -299,6 +299,8 @@ def starts(meta: Meta, message: str) -> int:
     return max(born(meta, message), meta.options.not_before_ms)
 
 
-def new_waiting(index: int, domain: str, lane: str, notify: int = 0, orcpt: str = "") -> Waiting:
+def new_recipient_record(
+    index: int, domain: str, lane: str, notify: int = 0, orcpt: str = ""
+) -> RecipientRecord:
     """The record of a new recipient."""
-    return Waiting(FORMAT, index, domain, lane, 0, 0, 0, 0, 0, "", "", notify, orcpt)
+    return RecipientRecord(FORMAT, index, domain, lane, 0, 0, 0, 0, 0, "", "", notify, orcpt)

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from zonemta_py.core import clock
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting
+from zonemta_py.queue.format.records import RecipientRecord
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 
@@ -70,13 +70,13 @@ def id_of(message: str, index: int) -> str:
     return f"{message}.{index}"
 
 
-def recipient_at(key: bytes, record: Waiting) -> QueuedRecipient:
+def recipient_at(key: bytes, record: RecipientRecord) -> QueuedRecipient:
     """The recipient at ``key``."""
     zone, message, address = keys.parse_recipient(key)
     return QueuedRecipient(key, zone, message, address, record)
 
 
-def schedule_of(message: str, record: Waiting) -> ScheduleInfo:
+def schedule_of(message: str, record: RecipientRecord) -> ScheduleInfo:
     """The schedule in a record."""
     at_ms = record.due_ms or keys.created_ms(message)
     return ScheduleInfo(clock.utc(at_ms), clock.utc(record.last_ms) if record.last_ms else None)

@@ -23,7 +23,13 @@ from zonemta_py.queue.active import read_message
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Waiting, read_inflight, read_meta, read_waiting
+from zonemta_py.queue.format.records import (
+    FORMAT,
+    RecipientRecord,
+    read_inflight,
+    read_meta,
+    read_recipient_record,
+)
 from zonemta_py.queue.kannader.enqueue import Enqueuer
 from zonemta_py.queue.kannader.items import (
     Damaged,
@@ -70,7 +76,7 @@ class Storage:
             for key, value in self._store.scan(space, keys.end_of(space)):
                 zone, message, address = keys.parse_recipient(key)
                 try:
-                    record = read_waiting(value)
+                    record = read_recipient_record(value)
                 except QueueCorrupt as exc:
                     yield Damaged(exc, f"{message} {address}")
                     continue
@@ -213,7 +219,7 @@ class Storage:
 
     # ---- internal
 
-    def _find(self, mail: str) -> tuple[bytes, Waiting] | None:
+    def _find(self, mail: str) -> tuple[bytes, RecipientRecord] | None:
         """The key and the record of a recipient."""
         message, _, index = mail.partition(".")
         value = self._store.get(keys.meta_key(message))
@@ -221,12 +227,12 @@ class Storage:
             for space in (keys.WAITING, keys.DEFERRED):
                 prefix = keys.zone_prefix(space, zone, message)
                 for key, data in self._store.scan(prefix, keys.end_of(prefix)):
-                    record = read_waiting(data)
+                    record = read_recipient_record(data)
                     if record.recipient_index == int(index):
                         return key, record
         return None
 
-    def _take(self, mail: str) -> tuple[bytes, Waiting] | None:
+    def _take(self, mail: str) -> tuple[bytes, RecipientRecord] | None:
         """A queued item without a transition under way; it is reserved until ``_write`` ends."""
         if mail in self._busy or mail in self._flying:
             return None
@@ -235,7 +241,7 @@ class Storage:
             self._busy.add(mail)
         return found
 
-    def _leased(self, mail: InflightMail) -> tuple[bytes, Waiting] | None:
+    def _leased(self, mail: InflightMail) -> tuple[bytes, RecipientRecord] | None:
         """The item of a lease that is still valid; it is reserved until ``_write`` ends."""
         if mail.id in self._busy or self._flying.get(mail.id) != mail.epoch:
             return None
@@ -244,7 +250,7 @@ class Storage:
             self._busy.add(mail.id)
         return found
 
-    def _delete_unused_due_key(self, batch: WriteBatch, key: bytes, record: Waiting) -> None:
+    def _delete_unused_due_key(self, batch: WriteBatch, key: bytes, record: RecipientRecord) -> None:
         zone, message, _ = keys.parse_recipient(key)
         self._queue.deferral.delete_unused_due_keys(batch, zone, message, {record.due_ms}, {key})
 
@@ -255,7 +261,7 @@ class Storage:
             self._busy.discard(mail)
 
     async def _done(
-        self, mail: str, batch: WriteBatch, key: bytes, record: Waiting
+        self, mail: str, batch: WriteBatch, key: bytes, record: RecipientRecord
     ) -> PendingCleanupMail:
         message = keys.parse_recipient(key)[1]
         if record.due_ms:

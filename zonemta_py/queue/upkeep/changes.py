@@ -9,7 +9,7 @@ from zonemta_py.queue import transitions
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.batch import DoneCallback, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Note, Waiting
+from zonemta_py.queue.format.records import Note, RecipientRecord
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.smtp.classification import ReplyClass
@@ -43,12 +43,12 @@ class Withdrawal:
 class Change(ABC):
     """What a command does."""
 
-    def skips(self, record: Waiting) -> bool:
+    def skips(self, record: RecipientRecord) -> bool:
         """Whether a recipient stays as it is."""
         return False
 
     @abstractmethod
-    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+    def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
         """Write the transition of one recipient into the batch."""
 
     def finish(self, withdrawal: Withdrawal) -> None:
@@ -62,7 +62,7 @@ class Deletion(Change):
     def __init__(self, queue: "Queue") -> None:
         self._now_ms = queue.now()
 
-    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+    def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
         """Remove one."""
         active = withdrawal.active
         transitions.delete(withdrawal.batch, active.meta, key, record, self._now_ms)
@@ -78,7 +78,7 @@ class Return(Change):
         self._attempt = Attempt("operator", 0, "5.0.0", reason, reply_class=ReplyClass.OTHER)
         self._notes: list[Note] = []
 
-    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+    def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
         """End one as bounced, and note it for the report."""
         active, batch = withdrawal.active, withdrawal.batch
         zone, message, address = keys.parse_recipient(key)
@@ -110,11 +110,11 @@ class Hold(Change):
         self._reason = reason
         self._suspension = suspension
 
-    def skips(self, record: Waiting) -> bool:
+    def skips(self, record: RecipientRecord) -> bool:
         """Those that are held already."""
         return record.due_ms == keys.HELD_MS
 
-    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+    def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
         """Hold one."""
         transitions.hold(
             withdrawal.batch, withdrawal.active.meta, key, record, self._reason, self._now_ms

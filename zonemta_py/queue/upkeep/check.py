@@ -21,8 +21,8 @@ from zonemta_py.queue.format.records import (
     read_mark,
     read_meta,
     read_note,
+    read_recipient_record,
     read_submitted,
-    read_waiting,
 )
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.storage.interface import Store, View
@@ -154,7 +154,7 @@ def _recipients(
             at = len(prefix)
             for key, value in view.scan(start, stop):
                 with _reporting(key, problems):
-                    record = read_waiting(value)
+                    record = read_recipient_record(value)
                     one = found.get(key[at : at + keys.MESSAGE_ID_LENGTH].decode())
                     if one is None or one.meta is None:
                         problems.append(f"{key.decode()}: a recipient without a message")

@@ -11,11 +11,11 @@ from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     Meta,
+    RecipientRecord,
     RecipientState,
-    Waiting,
     read_mark,
     read_meta,
-    read_waiting,
+    read_recipient_record,
 )
 from zonemta_py.storage.interface import View
 
@@ -57,13 +57,13 @@ def _held_pairs(store: View, zone: str | None, after: bytes) -> Iterator[tuple[b
         _, in_zone, message = keys.parse_due(due)
         of_message = keys.zone_prefix(keys.DEFERRED, in_zone, message)
         for key, value in store.scan(of_message, keys.end_of(of_message)):
-            if key > after and read_waiting(value).state is RecipientState.HELD:
+            if key > after and read_recipient_record(value).state is RecipientState.HELD:
                 yield key, value
 
 
 def _recipient_row(key: bytes, value: bytes) -> dict[str, Any]:
     zone, message, address = keys.parse_recipient(key)
-    record = read_waiting(value)
+    record = read_recipient_record(value)
     return {
         "message": message,
         "recipient": address,
@@ -103,7 +103,7 @@ class MessageLabels:
         return self._last[1]
 
 
-def due_of(record: Waiting) -> int:
+def due_of(record: RecipientRecord) -> int:
     """The due time of a deferred recipient (unix ms); 0 for a waiting or held one."""
     return 0 if record.due_ms == keys.HELD_MS else record.due_ms
 
@@ -117,7 +117,7 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
     recipients = []
     for key, value in recipients_of(view, message, meta.zones):
         zone, _, address = keys.parse_recipient(key)
-        record = read_waiting(value)
+        record = read_recipient_record(value)
         state = record.state.name.lower()
         fields = record._replace(due_ms=due_of(record))._asdict()
         fields["submitter"] = record.submitter

@@ -13,7 +13,14 @@ from zonemta_py.queue import transitions
 from zonemta_py.queue.active import Lease, recipients_of
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Inflight, Meta, Waiting, read_meta, read_waiting
+from zonemta_py.queue.format.records import (
+    FORMAT,
+    Inflight,
+    Meta,
+    RecipientRecord,
+    read_meta,
+    read_recipient_record,
+)
 from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.storage.interface import Store
@@ -40,7 +47,7 @@ class InterruptedDeliveries:
         self._suspects = 0
         self.transactions = 0
 
-    def add(self, batch: WriteBatch, message: str, inflight: Inflight) -> dict[bytes, Waiting]:
+    def add(self, batch: WriteBatch, message: str, inflight: Inflight) -> dict[bytes, RecipientRecord]:
         """Put the transitions of one ``inflight/`` record into ``batch``.
 
         Returns the recipients that are ready again or deferred, by their key after ``batch``.
@@ -48,17 +55,17 @@ class InterruptedDeliveries:
         self.transactions += 1
         value = self._store.get(keys.meta_key(message))
         meta = read_meta(value) if value else None
-        remaining: dict[bytes, Waiting] = {}
+        remaining: dict[bytes, RecipientRecord] = {}
         for key, data in recipients_of(self._store, message, (inflight.zone,)):
-            record = read_waiting(data)
+            record = read_recipient_record(data)
             if meta is not None and record.recipient_index in inflight.indexes:
                 after, changed = self._interrupt(batch, meta, key, record, inflight.attempt)
                 remaining[after] = changed
         return remaining
 
     def _interrupt(
-        self, batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, attempt: int
-    ) -> tuple[bytes, Waiting]:
+        self, batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, attempt: int
+    ) -> tuple[bytes, RecipientRecord]:
         zone, message, address = keys.parse_recipient(key)
         fields = event_fields(meta, key, record, self._now_ms)
         batch.record(Uncertain(**{**fields, "attempt": attempt}))

@@ -19,7 +19,7 @@ from zonemta_py.queue.active import ActiveMessage, recipient_keys
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Waiting
+from zonemta_py.queue.format.records import FORMAT, RecipientRecord
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.submitter_queues import QueuedRecipient
@@ -32,11 +32,11 @@ STEP = 250  # recipients in one turn of the loop and one batch
 
 Selected = str | Sequence[bytes] | None  # of a message: an address, keys of recipients, or all
 
-_Step = list[tuple[bytes, Waiting]]
+_Step = list[tuple[bytes, RecipientRecord]]
 
 
 class _Removed:
-    """Places that recipients have left: their ``due/`` and ``spill/`` keys may lead to no recipient any more."""
+    """ZoneGates that recipients have left: their ``due/`` and ``spill/`` keys may lead to no recipient any more."""
 
     def __init__(self, queue: "Queue", message: str) -> None:
         self._queue = queue
@@ -156,7 +156,7 @@ class Operator:
             step = [self._present(key) for key in found[at : at + STEP]]
             yield [each for each in step if each is not None], at + STEP >= len(found)
 
-    def _present(self, key: bytes) -> tuple[bytes, Waiting] | None:
+    def _present(self, key: bytes) -> tuple[bytes, RecipientRecord] | None:
         """The recipient that was at ``key``, at its present key; None when it is settled or damaged."""
         value = self._queue.store.get(key)
         if value is None:

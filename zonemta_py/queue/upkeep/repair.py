@@ -18,11 +18,11 @@ from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
-    Waiting,
-    new_waiting,
+    RecipientRecord,
+    new_recipient_record,
     read_mark,
     read_meta,
-    read_waiting,
+    read_recipient_record,
 )
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.recipient_events import event_fields
@@ -163,16 +163,16 @@ class _Repair:
             if key.startswith(keys.DEFERRED):
                 batch.put(keys.due_key(record.due_ms, zone, message), b"")
 
-    def _record(self, key: bytes, value: bytes) -> Waiting | None:
+    def _record(self, key: bytes, value: bytes) -> RecipientRecord | None:
         """The record; a new one for a damaged record of a recipient that the event log has; else None."""
         try:
-            return read_waiting(value)
+            return read_recipient_record(value)
         except QueueCorrupt:
             _, message, address = keys.parse_recipient(key)
             index = self._index.get((message, address))
             if index is None:
                 return None
-            record = new_waiting(index, domain_of(address), "")
+            record = new_recipient_record(index, domain_of(address), "")
             if not key.startswith(keys.DEFERRED):
                 return record
             held = (message, index) in self._held
@@ -224,7 +224,7 @@ class _Repair:
     ) -> None:
         message, index = recipient_id
         zone = zone if zone in self._zones else "default"
-        record = new_waiting(index, domain_of(address), lane)
+        record = new_recipient_record(index, domain_of(address), lane)
         key = keys.waiting_key(zone, message, address)
         if recipient_id in self._held:
             key, record = keys.deferred_key(zone, message, address), record._replace(due_ms=keys.HELD_MS)

@@ -9,8 +9,8 @@ from zonemta_py.queue.format.records import (
     read_digest_entry,
     read_inflight,
     read_note,
+    read_recipient_record,
     read_submitted,
-    read_waiting,
 )
 from zonemta_py.queue.queue import Queue
 from zonemta_py.storage.interface import Store
@@ -53,7 +53,7 @@ def _is_needed(store: Store, due: bytes) -> bool:
         return False
     prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
     rows = store.scan(prefix, keys.end_of(prefix))
-    return any(read_waiting(value).due_ms == due_ms for _, value in rows)
+    return any(read_recipient_record(value).due_ms == due_ms for _, value in rows)
 
 
 def scan_space(store: Store, space: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -8,7 +8,7 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.events.schema import Moved
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import read_meta, read_waiting
+from zonemta_py.queue.format.records import read_meta, read_recipient_record
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.storage.interface import Store
@@ -29,7 +29,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
         for space in (keys.WAITING, keys.DEFERRED):
             prefix = keys.zone_prefix(space, zone, message)
             for key, value in store.scan(prefix, keys.end_of(prefix)):
-                record = read_waiting(value)
+                record = read_recipient_record(value)
                 address = keys.parse_recipient(key)[2]
                 batch.delete(key)
                 if space == keys.WAITING:

@@ -12,7 +12,7 @@ from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.spill import SpillKey
 from zonemta_py.queue.submitter_queues import QueuedRecipient, rank_of
@@ -96,7 +96,7 @@ class _Slice:
         """Place one recipient, given by its ``delivery-zone/`` key and record."""
         _, message, address = keys.parse_recipient(key)
         try:
-            recipient = QueuedRecipient(key, zone, message, address, read_waiting(value))
+            recipient = QueuedRecipient(key, zone, message, address, read_recipient_record(value))
         except QueueCorrupt as exc:
             log.critical("%s to %s is not sent: %s", message, address, exc)
             return

@@ -6,7 +6,7 @@ Source: qmail's INTERNALS (S1 to S5); Kannader's queue internals (queue, infligh
 from typing import Any
 
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import read_inflight, read_meta, read_waiting
+from zonemta_py.queue.format.records import read_inflight, read_meta, read_recipient_record
 from zonemta_py.storage.interface import View
 
 MEANINGS = {
@@ -28,7 +28,7 @@ def state_of_message(view: View, message: str) -> dict[str, Any]:
         for space in (keys.WAITING, keys.DEFERRED):
             prefix = keys.zone_prefix(space, zone, message)
             for key, data in view.scan(prefix, keys.end_of(prefix)):
-                record = read_waiting(data)
+                record = read_recipient_record(data)
                 begun = begun or record.attempts > 0 or record.uncertain > 0
                 recipients.append(
                     {

@@ -99,7 +99,7 @@ async def test_a_concurrent_repeat(tmp_path: Path) -> None:
         assert (await one.command("DATA")).startswith("354")
         assert (await two.command(mail)).startswith("450 4.3.0")
         one.reset()
-        await until(lambda: not which.queue.idempotency_keys._under_way, "the key to be released")
+        await until(lambda: not which.queue.submission_keys._under_way, "the key to be released")
         assert (await two.command(mail)) == "250 2.1.0 Ok"
 
 

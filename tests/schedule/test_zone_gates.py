@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gate import Place
+from zonemta_py.schedule.gate import GateKey
 from zonemta_py.schedule.gates import GATE_TURNS, RELEASED_AT_ONCE, TIMERS_MIN, Gates
 from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.places import Places
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
+from zonemta_py.schedule.zone_gates import ZoneGates
 
-ONE, TWO = Place("zone:one", "big"), Place("zone:two", "big")
-LIMITED = Place("limited:one", "big")
+ONE, TWO = GateKey("zone:one", "big"), GateKey("zone:two", "big")
+LIMITED = GateKey("limited:one", "big")
 ADDRESS = "127.0.0.1"
 REFUSAL = Refusal(Limit.PROVIDER_SESSIONS, UNTIL_EVENT, "full")
 
@@ -26,7 +26,7 @@ class Stand:
         self.woken: list[str] = []
         self.counted = Counter[str]()
         self.gates = gates or Gates(lambda: None)
-        self.places = Places(self.gates, self.ready, self.count)
+        self.places = ZoneGates(self.gates, self.ready, self.count)
 
     def ready(self, destination: str) -> bool:
         if destination in self.with_mail:
@@ -36,12 +36,12 @@ class Stand:
     def count(self, provider: str, change: int) -> None:
         self.counted[provider] += change
 
-    def refuse(self, destination: str, *places: Place) -> None:
+    def refuse(self, destination: str, *places: GateKey) -> None:
         for place in places:
             if self.places.may_try(destination, place):
                 self.places.wait(destination, place, REFUSAL, 0)
 
-    def awake(self, place: Place) -> str:
+    def awake(self, place: GateKey) -> str:
         gate = self.gates.get(place)
         return gate.awake if gate is not None else ""
 
@@ -51,7 +51,7 @@ def test_room_for_one_pool_leaves_the_place_for_the_other() -> None:
     stand.refuse("a", ONE, TWO)
     stand.refuse("b", ONE)
     assert stand.counted["big"] == 3
-    stand.gates.room_at("big")
+    stand.gates.capacity_at_provider("big")
     assert (stand.awake(ONE), stand.awake(TWO)) == ("a", "a")
     assert stand.places.may_try("a", ONE)
     stand.places.granted("a", ONE)
@@ -68,7 +68,7 @@ def test_a_place_for_which_there_is_no_mail_any_more_is_given_up() -> None:
     stand = Stand("a", "b")
     stand.refuse("a", ONE, TWO)
     stand.refuse("b", TWO)
-    stand.gates.room_at("big")
+    stand.gates.capacity_at_provider("big")
     stand.places.keep("a", [ONE])
     assert stand.awake(TWO) == "b"
     assert [place for name, place, _ in stand.places.waiting() if name == "a"] == [ONE]
@@ -82,7 +82,7 @@ def test_one_without_mail_is_forgotten_when_it_would_have_its_turn() -> None:
     stand = Stand("b")
     stand.refuse("a", ONE, TWO)
     stand.refuse("b", ONE)
-    stand.gates.room_at("big")
+    stand.gates.capacity_at_provider("big")
     assert stand.woken == ["b"]
     assert stand.places.gate("a", ONE) is None
     assert stand.counted["big"] == 1
@@ -114,7 +114,7 @@ def test_turns_that_are_not_used_go_to_the_next_one() -> None:
     gate = stand.gates.get(ONE)
     assert gate is not None
     gate.awake = gate.waiting.popitem(last=False)[0]
-    stand.places.pass_turns("a")
+    stand.places.give_up_turns("a")
     assert stand.awake(ONE) == "b"
     assert [place for name, place, _ in stand.places.waiting() if name == "a"] == [TWO]
 
@@ -127,7 +127,7 @@ def test_each_has_its_turn_however_the_others_come_back() -> None:
         stand.refuse(name, ONE)
     served: list[str] = []
     for _ in range(20):
-        stand.gates.room_at("big")
+        stand.gates.capacity_at_provider("big")
         name = stand.awake(ONE)
         served.append(name)
         stand.places.granted(name, ONE)
@@ -143,7 +143,7 @@ def test_pools_share_the_sessions_of_a_provider() -> None:
         stand.refuse(name, place)
     first: list[str] = []
     for _ in range(3 * GATE_TURNS):
-        stand.gates.room_at("big")  # room for one: who was woken first has it
+        stand.gates.capacity_at_provider("big")  # room for one: who was woken first has it
         first.append(name := stand.woken[0])
         place = TWO if name == "c" else ONE
         stand.places.granted(name, place)
@@ -161,27 +161,27 @@ def test_one_that_is_refused_alone_passes_its_turn_and_waits_for_its_own_time() 
     stand = Stand("a", "b")
     stand.refuse("a", ONE)
     stand.refuse("b", ONE)
-    stand.gates.room_at("big")
+    stand.gates.capacity_at_provider("big")
     assert stand.awake(ONE) == "a"
     alone = Refusal(Limit.PROVIDER_CONNECT_RATE, 500, "no session", is_alone=True)
     stand.places.wait("a", ONE, alone, 0)
     assert stand.awake(ONE) == "b"
-    assert stand.places.is_apart("a", ONE)
+    assert stand.places.is_at_own_gate("a", ONE)
     gate = stand.places.gate("a", ONE)
     assert gate is not None
     assert gate.refusal == alone
     stand.places.keep("a", [ONE])
-    stand.gates.room_at("big")
+    stand.gates.capacity_at_provider("big")
     assert stand.woken == ["a", "b"], "room at the provider is none for it"
     stand.gates.run_due(500)
     assert stand.woken == ["a", "b", "a"]
-    assert not stand.places.is_apart("a", ONE)
+    assert not stand.places.is_at_own_gate("a", ONE)
     assert stand.counted == {"big": 1}
 
 
 def test_what_an_operator_resumes_leaves_at_once_and_in_slices() -> None:
     names = [f"d{number}" for number in range(RELEASED_AT_ONCE + 3)]
-    stand, place = Stand(*names), Place("zone", "", "zone:zone")
+    stand, place = Stand(*names), GateKey("zone", "", "zone:zone")
     for name in names:
         stand.places.wait(name, place, Refusal(Limit.OPERATOR, 1000, "stopped"), 0)
     gate = stand.gates.get(place)
@@ -195,7 +195,7 @@ def test_what_an_operator_resumes_leaves_at_once_and_in_slices() -> None:
     assert len(stand.places) == 0
 
 
-def names_awake(stand: Stand) -> list[tuple[str, Place]]:
+def names_awake(stand: Stand) -> list[tuple[str, GateKey]]:
     return [(stand.awake(place), place) for place in (ONE, TWO) if stand.awake(place)]
 
 
@@ -235,14 +235,14 @@ def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None
         limited.places.wait(name, LIMITED, FULL, 0)
     for name in ("c", "d"):
         other.places.wait(name, ONE, FULL, 0)
-    limited.gates.room_of(ADDRESS)
+    limited.gates.capacity_at_address(ADDRESS)
     assert (limited.woken, other.woken) == (["a"], [])
-    limited.places.pass_rooms()
+    limited.places.pass_capacity()
     assert (limited.woken, other.woken) == (["a"], ["c"])
     for name, following in ("c", "d"), ("d", "c"), ("c", "d"):
         other.places.granted(name, ONE)
         other.places.wait(name, ONE, FULL, 0)
-        limited.gates.room_of(ADDRESS)
+        limited.gates.capacity_at_address(ADDRESS)
         assert other.awake(ONE) == following
     assert limited.woken == ["a"], "it is not woken again and again"
     assert limited.gates.waiting_for(ADDRESS) == 2, "one at each gate, beside those that have a turn"
@@ -251,7 +251,7 @@ def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None
     assert limited.awake(LIMITED) == "b", "the next one has its turn"
     limited.places.wait("b", LIMITED, FULL, 0)
     other.places.wait(other.awake(ONE), ONE, FULL, 0)
-    limited.gates.room_of(ADDRESS)
+    limited.gates.capacity_at_address(ADDRESS)
     assert (limited.awake(LIMITED), other.awake(ONE)) == ("", "d")
     other.places.granted("d", ONE)
     assert limited.awake(LIMITED) == "b", "it stands in line again"
@@ -267,7 +267,7 @@ def test_gates_share_the_room_of_an_address_in_turn() -> None:
             stand.places.wait(name, place, FULL, 0)
     served: list[str] = []
     for _ in range(12):
-        first.gates.room_of(ADDRESS)
+        first.gates.capacity_at_address(ADDRESS)
         [(place, stand, name)] = [
             (place, stand, stand.awake(place)) for place, stand in stands.items() if stand.awake(place)
         ]
@@ -283,7 +283,7 @@ def test_gates_share_the_room_of_an_address_in_turn() -> None:
 
 
 class Addresses:
-    """Two zones with three destinations each at two addresses of ours, which have no room at first. A zone that is full starts nothing."""
+    """Two zones with three destinations each at two source addresses, which have no room at first. A zone that is full starts nothing."""
 
     def __init__(self) -> None:
         gates = Gates(lambda: None)
@@ -292,8 +292,8 @@ class Addresses:
         self.full: set[str] = set()
         self.free = {"127.0.0.1": 0, "127.0.0.2": 0}
 
-    def place(self, name: str) -> Place:
-        return Place(f"{name[0]}:one", "small" if name[1] == "0" else "big")
+    def place(self, name: str) -> GateKey:
+        return GateKey(f"{name[0]}:one", "small" if name[1] == "0" else "big")
 
     def attempt(self, name: str) -> None:
         """A worker would start: it uses the first address with room, or waits for both."""
@@ -315,7 +315,7 @@ class Addresses:
             for name in turns:
                 self.attempt(name)
             for zone in self.full:
-                self.zones[zone].places.pass_rooms()
+                self.zones[zone].places.pass_capacity()
             if turns == [gate.awake for gate in self.gates.all() if gate.awake]:
                 return
         raise AssertionError("it does not end")
@@ -354,7 +354,7 @@ def test_room_of_an_address_reaches_what_can_use_it(steps: list[tuple[str, str]]
                 stage.attempt(what)
             case "end":
                 stage.free[what] += 1
-                stage.gates.room_of(what)
+                stage.gates.capacity_at_address(what)
             case "full":
                 stage.full.add(what)
             case "free":

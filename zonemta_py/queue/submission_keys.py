@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, read_submitted
+from zonemta_py.queue.format.records import FORMAT, SubmissionRecord, read_submitted
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.slices import row_slices
 from zonemta_py.storage.interface import Store
@@ -19,7 +19,7 @@ DIGEST_BYTES = 16
 SWEEP_EVERY_S = 3600.0
 
 
-def digest_of(user: str, key: str) -> str:
+def submission_digest(user: str, key: str) -> str:
     """The digest of a submission key, which is its user's own (hex)."""
     return blake2b(f"{user}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
 
@@ -35,15 +35,15 @@ class KeyLookup(CommitFuture):
     def __init__(self) -> None:
         super().__init__()
         self.busy = False
-        self.known: IdempotencyRecord | None = None
+        self.known: SubmissionRecord | None = None
 
-    def answer(self, busy: bool, known: IdempotencyRecord | None) -> None:
+    def answer(self, busy: bool, known: SubmissionRecord | None) -> None:
         """It is known now."""
         self.busy, self.known = busy, known
         self.set_result()
 
 
-class IdempotencyKeys:
+class SubmissionKeys:
     """The submission keys of a queue. ``now`` gives unix ms."""
 
     def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
@@ -70,7 +70,7 @@ class IdempotencyKeys:
         """The session is done with the key."""
         self._under_way.discard(digest)
 
-    def _find(self, digest: str) -> IdempotencyRecord | None:
+    def _find(self, digest: str) -> SubmissionRecord | None:
         value = self._store.get(keys.submitted_key(digest))
         if value is None:
             return None
@@ -92,16 +92,16 @@ class IdempotencyKeys:
 
 
 def extended(
-    known: IdempotencyRecord | None, message: str, addresses: Iterable[str], expires_ms: int
-) -> IdempotencyRecord:
+    known: SubmissionRecord | None, message: str, addresses: Iterable[str], expires_ms: int
+) -> SubmissionRecord:
     """``known`` with ``addresses`` accepted by ``message``; a new key counts until ``expires_ms``."""
     added = b"".join(_digest(address) for address in addresses)
     if known is not None:
         return known._replace(recipients=known.recipients + added)
-    return IdempotencyRecord(FORMAT, expires_ms, message, added)
+    return SubmissionRecord(FORMAT, expires_ms, message, added)
 
 
-def not_covered(known: IdempotencyRecord | None, addresses: Iterable[str]) -> list[str]:
+def not_covered(known: SubmissionRecord | None, addresses: Iterable[str]) -> list[str]:
     """Those of ``addresses`` that were not accepted under the key."""
     if known is None:
         return list(addresses)

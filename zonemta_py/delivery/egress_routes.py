@@ -14,17 +14,17 @@ from zonemta_py.schedule.sources import PoolPart, common_families, read_part
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 
 
-class Way(NamedTuple):
+class EgressRoute(NamedTuple):
     """Where the mail of a destination goes, and from which pool."""
 
     provider: str
     pool: str
     own_pool: str  # that of the zone, where a rule sends the mail from another one
     part: PoolPart = PoolPart("")  # of ``pool``, whose name it need not have
-    families: str = BOTH  # over which its exchangers can be reached
+    families: str = BOTH  # over which its MX hosts can be reached
 
-    def leaving_from(self, part: str | None) -> "Way":
-        """The way of mail that leaves from a part of a pool, or a pool; USUAL_POOL or None: from that of the destination."""
+    def with_pool(self, part: str | None) -> "EgressRoute":
+        """The route of mail that leaves from a part of a pool, or a pool; USUAL_POOL or None: from that of the destination."""
         if not part:
             return self
         found = read_part(part)
@@ -37,8 +37,8 @@ class Way(NamedTuple):
         return name if self.families == BOTH else f"{name} {self.families}"
 
 
-class Ways:
-    """The ways of one zone."""
+class EgressRoutes:
+    """The routes of one zone."""
 
     def __init__(self, zone: Zone, egress: Egress) -> None:
         self._egress = egress
@@ -49,37 +49,37 @@ class Ways:
         self.table = DestinationTable(zone)
         self.is_local = is_local(zone)
 
-    def of(self, destination: str) -> Way | None:
-        """The way of a destination; None while its provider is not known."""
+    def of(self, destination: str) -> EgressRoute | None:
+        """The route of a destination; None while its provider is not known."""
         settings = self.table.settings(destination)
         if destination.startswith(ALL) or settings.smarthost:
-            return Way(SMARTHOST, settings.pool, settings.pool)
+            return EgressRoute(SMARTHOST, settings.pool, settings.pool)
         if self.is_local:
-            return Way("", settings.pool, settings.pool)
+            return EgressRoute("", settings.pool, settings.pool)
         provider = self._egress.providers.get(destination)
         if provider is None:
             return None
         pool = self._egress.pool_of(provider, settings.pool)
         families = self._egress.providers.families(destination)
-        return Way(provider, pool, settings.pool, families=families)
+        return EgressRoute(provider, pool, settings.pool, families=families)
 
-    def sources(self, way: Way) -> list[PoolAddress]:
-        """The addresses of the pool of ``way`` that reach its exchangers."""
-        family = self._egress.providers.table.settings(way.provider).family
-        return self._egress.sources(way.pool, common_families(family, way.families))
+    def sources(self, route: EgressRoute) -> list[PoolAddress]:
+        """The addresses of the pool of ``route`` that reach its MX hosts."""
+        family = self._egress.providers.table.settings(route.provider).family
+        return self._egress.sources(route.pool, common_families(family, route.families))
 
     def provider(self, destination: str) -> str:
         """The provider of ``destination``, as events have it; empty where it is not looked up."""
-        way = self.of(destination)
-        return way.provider if way is not None and way.provider != SMARTHOST else ""
+        route = self.of(destination)
+        return route.provider if route is not None and route.provider != SMARTHOST else ""
 
     def must_look_up(self, destination: str) -> bool:
-        """Whether its exchangers must be found before its mail leaves: they were not, the last time."""
+        """Whether its MX hosts must be found before its mail leaves: they were not, the last time."""
         now_s = clock.monotonic_s()
         return self._egress.providers.is_not_found(destination, now_s) and self.asks_hosts(destination)
 
     def asks_hosts(self, destination: str) -> bool:
-        """Whether the next request to ``destination`` is to find its exchangers again."""
+        """Whether the next request to ``destination`` is to find its MX hosts again."""
         if self.is_local or destination.startswith(ALL) or self.table.settings(destination).smarthost:
             return False
         return self._egress.providers.is_stale(destination, clock.monotonic_s())

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.intake.queue_client import KeysClient
-from zonemta_py.queue.format.records import IdempotencyRecord
-from zonemta_py.queue.idempotency import KeyLookup, digest_of, extended, not_covered
+from zonemta_py.queue.format.records import SubmissionRecord
+from zonemta_py.queue.submission_keys import KeyLookup, extended, not_covered, submission_digest
 from zonemta_py.smtp.commands import Rcpt
 
 
-class IdempotencyClaim:
+class SubmissionKeyClaim:
     """The claim of one message to a submission key, until the message is accepted or refused.
 
     ``user`` is whose keys count; a new key is remembered for ``window_s``.
@@ -26,7 +26,7 @@ class IdempotencyClaim:
 
     def acquire(self, key: str) -> KeyLookup:
         """Acquire ``key``. When the lookup is done, it is ``acquired`` unless another session has it."""
-        digest = digest_of(self._user, key)
+        digest = submission_digest(self._user, key)
         self._lookup = lookup = self._keys.acquire(digest)
 
         def looked_up(failure: QueueUnavailable | None) -> None:
@@ -44,7 +44,7 @@ class IdempotencyClaim:
         return bool(self._digest)
 
     @property
-    def _known(self) -> IdempotencyRecord | None:
+    def _known(self) -> SubmissionRecord | None:
         return self._lookup.known if self._lookup is not None else None
 
     @property
@@ -61,7 +61,7 @@ class IdempotencyClaim:
 
     def record_for(
         self, message: str, recipients: Sequence[Rcpt]
-    ) -> tuple[str, IdempotencyRecord] | None:
+    ) -> tuple[str, SubmissionRecord] | None:
         """The key's digest and record for the batch of ``message``; None without a key."""
         if not self._digest:
             return None
