@@ -207,6 +207,19 @@ def test_a_damaged_queue_is_found(directory: Path) -> None:
     assert b"chunks without a marker that are neither being written nor removed" in result.stdout
 
 
+def test_output_that_cannot_be_written(directory: Path) -> None:
+    """A full disk: one line, and no stack."""
+    config = directory / "z.yaml"
+    config.write_text("hostname: relay.example\n")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zonemta_py", "config", "show", "-c", str(config)],
+            stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert done.stderr == b"error: the output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
 def test_submit_to_a_sink(directory: Path) -> None:
     """CSV from standard input, a journal, refusals, exit codes."""
     port = free_port()

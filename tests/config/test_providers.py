@@ -1,12 +1,15 @@
 """Files of providers: what they may not have, and what they mean beside the table of the relay."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from zonemta_py.config.providers import SMARTHOST, ProviderLimits, load_providers
+from zonemta_py.config.shaping import read_shaping
+from zonemta_py.config.warmup import read_warmups
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.delivery import ways
+from zonemta_py.delivery import egress_routes
 
 
 def written(directory: Path, text: str) -> Path:
@@ -60,7 +63,7 @@ def test_beside_the_table(tmp_path: Path) -> None:
         "  yahoo: {mx: [mx.yahoo.example]}\n"
         "  mine: {mx: ['*.yahoodns.net', 'mx?.mine.example']}\n"
         "  b.example: {domains: [b.example, xn--bcher-kva.example]}\n"
-        "  default: {limits: {sessions: 9}}\n",
+        "  default: {family: ipv4, limits: {sessions: 9}}\n",
     )
     table = load_providers(path, shipped=True)
     assert table.settings("google").limits.sessions == 3
@@ -69,7 +72,21 @@ def test_beside_the_table(tmp_path: Path) -> None:
     assert table.of_domain("xn--bcher-kva.example") == "b.example"
     assert table.settings("other.example").limits.sessions == 9
     assert table.settings(SMARTHOST).limits == ProviderLimits(), "it judges no address"
+    own = table.settings("b.example")
+    assert (own.limits, own.family) == (ProviderLimits(), "both"), (
+        "default is for no provider of the table"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# providers: later\n", "---\n"])
+def test_an_empty_file_is_an_error(tmp_path: Path, text: str) -> None:
+    """One that was cut to nothing by accident would remove every limit."""
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    for read in (partial(load_providers, shipped=True), read_shaping, read_warmups):
+        with pytest.raises(ConfigError, match=r"p\.yaml: the file is empty"):
+            read(path)
 
 
 def test_mail_for_smarthosts_has_the_name_that_no_provider_may_have() -> None:
-    assert ways.SMARTHOST == SMARTHOST
+    assert egress_routes.SMARTHOST == SMARTHOST

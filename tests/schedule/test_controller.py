@@ -71,6 +71,14 @@ def test_up_by_steps_of_the_ceiling() -> None:
     assert KEY not in made.paces
 
 
+def test_the_ceiling_is_the_lowest_limit() -> None:
+    """Of rates within an hour, by the minute; and of the sessions."""
+    rates = (Rate(10, 1.0), Rate(60, 60.0), Rate(200_000, 86_400.0))
+    made = controller(ProviderLimits(sessions=4, sessions_per_address=20, rate=rates))
+    [change] = replies(made, ["blocked"], BEGIN_MS)
+    assert change.after == "2 sessions, 30/m"
+
+
 def test_without_limits_the_ceiling_is_what_was_sent() -> None:
     """How fast, and not the mean of an interval: mail comes in bursts."""
     made = controller(ProviderLimits())

@@ -137,7 +137,8 @@ class Reasons:
             return self._suspended_for(name, message)
         if record.uncertain >= self._queue.poison_after:
             return Constraint("hold", record.text, record.last_ms, key="queue.poison_after")
-        return Constraint("hold", "it is held; `zonemta queue release` ends that")
+        reply = f"; its last reply: {_reply_of(record)}" if record.code else ""
+        return Constraint("hold", f"it is held; `zonemta queue release` ends that{reply}")
 
     def _suspended(self, meta: Meta, message: str) -> Constraint | None:
         """The suspension of the tenant or user of a message that waits."""
@@ -171,10 +172,8 @@ class Reasons:
         name, key = "retry", f"zones.{zone}.retry"
         if not record.code and record.status in (DNS_FAILED, NO_ADDRESS):
             name = "dns" if record.status == DNS_FAILED else "no_address"
-        reply = " ".join(str(part) for part in (record.code, record.status, record.text) if part)
-        return Constraint(
-            name, f"attempt {record.attempts} failed: {reply}", record.last_ms, record.due_ms, key
-        )
+        text = f"attempt {record.attempts} failed: {_reply_of(record)}"
+        return Constraint(name, text, record.last_ms, record.due_ms, key)
 
     def _waiting(self, zone: str, message: str, address: str, record: RecipientRecord) -> Constraint:
         queue = self._queue
@@ -210,3 +209,7 @@ class Reasons:
         submitters = self._queue.windows.zone(zone).submitters(destination)
         turns = f", {submitters} submitters take turns" if submitters > 1 else ""
         return f"{waiting} recipients wait for this destination, which is being served{turns}"
+
+
+def _reply_of(record: RecipientRecord) -> str:
+    return " ".join(str(part) for part in (record.code, record.status, record.text) if part)

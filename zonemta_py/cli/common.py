@@ -1,6 +1,7 @@
 """Exit codes, error reports, output and the options that most commands have."""
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -21,6 +22,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 111  # qmail's exit code for "already running"
 PIPE_WIDTH = 200  # columns of a table that is not printed on a terminal
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 P = ParamSpec("P")
@@ -66,6 +68,10 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:
             sys.exit(EXIT_FAILED)
         except OSError as exc:
+            if exc.filename is None and exc.errno in _NOT_WRITTEN:
+                # What is left in the buffer would fail again when the interpreter ends.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                fail(f"the output cannot be written: {exc.strerror}")
             if exc.filename is None:
                 raise
             code = EXIT_USAGE if exc.errno in _WRONG_PATH else EXIT_FAILED

@@ -127,7 +127,9 @@ def end(config_path: Path, provider: str, address: str | None, pool: str | None,
         raise click.UsageError("either --address or --pool is needed")
     for row in rows_of(config_path, ShapingEndRequest(provider, address or "", pool or "")):
         what = f"pool {row['pool']}" if "pool" in row else row["address"]
-        print_json(row) if as_json else echo(f"ended for {what} at {row['provider']}: {row['ended']}")
+        print_json(row) if as_json else echo(
+            f"ended for {what} at {row['provider']}: {clock.with_times(row['ended'])}"
+        )
 
 
 @shaping.command()

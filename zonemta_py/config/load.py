@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from zonemta_py.config.checks import check
-from zonemta_py.config.reader import Reader
+from zonemta_py.config.reader import MAP, NULL, STR, Reader
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.core.errors import ConfigError
@@ -49,8 +49,19 @@ def read_text(path: Path) -> str:
 
 
 def read_document(path: Path, kind: type[T]) -> tuple[T, Reader]:
-    """A YAML file as a dataclass, and the reader that knows its lines. Raises ConfigError."""
-    return parse_document(read_text(path), path, kind)
+    """A YAML file as a dataclass, and the reader that knows its lines. Raises ConfigError, for an empty file, too.
+
+    A file that was cut to nothing by accident would remove every limit without a word.
+    """
+    return parse_document(filled(read_text(path), path), path, kind)
+
+
+def filled(text: str, path: Path) -> str:
+    """``text``. Raises ConfigError if it has no value."""
+    node = _composed(text, path)
+    if node is None or node.tag == NULL:
+        raise ConfigError(f"{path}: the file is empty; name no file instead")
+    return text
 
 
 def parse_document(text: str, path: Path, kind: type[T], key: str = "") -> tuple[T, Reader]:
@@ -72,6 +83,31 @@ def plain(text: str, where: str) -> Any:
         return yaml.safe_load(text)
     except (ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as exc:
         raise ConfigError(f"{where}: {exc}") from exc
+
+
+def with_key(text: str, path: Path, name: str, value: str) -> str:
+    """The document ``text`` with the YAML ``value`` at the dotted key ``name``. Raises ConfigError.
+
+    All other values stay as they are written: YAML takes the word off, a mode of TLS, for a boolean.
+    """
+    empty = yaml.MappingNode(MAP, [])
+    root = node = _composed(text, path) or empty
+    *parents, key = name.split(".")
+    for part in parents:
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"--set {name}={value}: there is no such key in {path}")
+        found = next((each for key_node, each in node.value if key_node.value == part), None)
+        if found is None:
+            found = yaml.MappingNode(MAP, [])
+            node.value.append((yaml.ScalarNode(STR, part), found))
+        node = found
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"--set {name}={value}: there is no such key in {path}")
+    node.value = [pair for pair in node.value if pair[0].value != key]
+    new = _composed(value, Path(f"--set {name}"))
+    if new is not None:
+        node.value.append((yaml.ScalarNode(STR, key), new))
+    return str(yaml.serialize(root, Dumper=yaml.SafeDumper, allow_unicode=True))
 
 
 def to_yaml(values: Any) -> str:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import ClassVar
 
 from zonemta_py.config.load import read_document
 from zonemta_py.config.reader import Reader
@@ -52,6 +53,8 @@ class ProviderSettings:
 
     ``family``: over which addresses its hosts are reached.
     """
+
+    INHERITS_DEFAULT: ClassVar[bool] = False  # ``default`` is for those that are in no table
 
     mx: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from zonemta_py.config.scalars import read_scalar, shown
 from zonemta_py.config.units import Rate, Word
 from zonemta_py.core.errors import ConfigError
 
-_NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
+NULL, STR, MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
 
 _Pair = tuple[str, yaml.Node, yaml.Node]  # a key, its node and the node of its value
 
@@ -74,7 +74,7 @@ class Reader:
     def read(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
         """The value of ``node`` as a ``kind``; keys that a mapping lacks come from ``base``. Raises ConfigError."""
         self._lines.setdefault(key, node.start_mark.line + 1)
-        if kind is str and node.tag == _STR:
+        if kind is str and node.tag == STR:
             return node.value
         if kind is object:  # what the caller reads by itself
             return yaml.SafeLoader("").construct_document(node)
@@ -92,7 +92,7 @@ class Reader:
     def _list(self, node: yaml.Node, item: Any, base: Any, key: str) -> Any:
         """A list; ``base``: what each item starts from, if that is a dataclass. One address, rate or word needs no list."""
         if item in (Smarthost, AdminAddress, Rate, Word) and isinstance(node, yaml.ScalarNode):
-            return () if node.tag == _NULL else (self._scalar(node, item, key),)
+            return () if node.tag == NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
             self.fail(node, key, f"found {shown(node)}, expected a list")
         start = base if is_dataclass(base) else _default_of(item)
@@ -113,7 +113,7 @@ class Reader:
         return pairs
 
     def _dataclass(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
-        if node.tag == _NULL:
+        if node.tag == NULL:
             return base  # `bulk:` without a value inherits everything
         known, hints = _keys_of(kind)
         changes: dict[str, Any] = {}
@@ -148,12 +148,12 @@ class Reader:
                 added, taken = value, current is not None
             else:
                 given = []
-                if current is not None and current[2].tag != _NULL:
+                if current is not None and current[2].tag != NULL:
                     given = self._pairs(current[2], _under(key, section))
                 taken = any(each == inner for each, _, _ in given)
-                word = yaml.ScalarNode(_STR, inner, name_node.start_mark)
+                word = yaml.ScalarNode(STR, inner, name_node.start_mark)
                 items = [*((each, item) for _, each, item in given), (word, value)]
-                added = yaml.MappingNode(_MAP, items, name_node.start_mark)
+                added = yaml.MappingNode(MAP, items, name_node.start_mark)
             if taken:
                 self.fail(name_node, old, f"is the old name of {new}, which is set too")
             found[section] = (section, name_node, added)
@@ -163,16 +163,17 @@ class Reader:
         return list(found.values())
 
     def _named(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
-        """A mapping whose names the user chooses. Dataclass values inherit from ``default``."""
+        """A mapping whose names the user chooses. Dataclass values inherit from ``default``, unless their class says no."""
         item = typing.get_args(kind)[1]
         pairs = self._pairs(node, key)
         result = dict(base)
-        if is_dataclass(item):
+        inherits = is_dataclass(item) and getattr(item, "INHERITS_DEFAULT", True)
+        if inherits:
             pairs.sort(key=lambda pair: pair[0] != "default")
         first: yaml.Node | None = None
         for name, _, value in pairs:
-            inherited = result.get("default", _default_of(item))
-            if name == "default":
+            inherited = result.get("default", _default_of(item)) if inherits else _default_of(item)
+            if name == "default" and inherits:
                 first = value
             elif first is not None:
                 value = _with_overrides(value, first, item)
@@ -181,7 +182,7 @@ class Reader:
 
     def _union(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
         options = typing.get_args(kind)
-        if type(None) in options and node.tag == _NULL:
+        if type(None) in options and node.tag == NULL:
             return None
         kinds = [option for option in options if option is not type(None)]
         if IPv4Network in kinds and IPv6Network in kinds:
@@ -215,7 +216,7 @@ def _with_overrides(node: yaml.Node, default: yaml.Node, kind: Any) -> yaml.Node
     """``node`` with the overrides of ``default`` that it has not: they start from its own values."""
     if not is_dataclass(kind) or not isinstance(default, yaml.MappingNode):
         return node
-    if not isinstance(node, yaml.MappingNode) and node.tag != _NULL:
+    if not isinstance(node, yaml.MappingNode) and node.tag != NULL:
         return node
     names = {each.name for each in fields(kind) if "overrides" in each.metadata}
     items = list(node.value) if isinstance(node, yaml.MappingNode) else []
@@ -223,7 +224,7 @@ def _with_overrides(node: yaml.Node, default: yaml.Node, kind: Any) -> yaml.Node
     inherited = [(name, value) for name, value in default.value if name.value in names]
     if not inherited:
         return node
-    return yaml.MappingNode(_MAP, [*items, *inherited], node.start_mark, node.end_mark)
+    return yaml.MappingNode(MAP, [*items, *inherited], node.start_mark, node.end_mark)
 
 
 def _default_of(kind: Any) -> Any:

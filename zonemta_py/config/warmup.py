@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 
-from zonemta_py.config.load import parse_document, read_text
+from zonemta_py.config.load import filled, parse_document, read_text
 from zonemta_py.config.providers import ProviderTable
 from zonemta_py.config.reader import Reader
 from zonemta_py.core.errors import ConfigError
@@ -52,7 +52,7 @@ class WarmupEntry:
 
 def read_warmups(path: Path) -> list[WarmupSchedule]:
     """The schedules of a file. Raises ConfigError with file, line and key."""
-    return parse_warmups(read_text(path), path)[0]
+    return parse_warmups(filled(read_text(path), path), path)[0]
 
 
 def parse_warmups(text: str, path: Path) -> tuple[list[WarmupSchedule], Reader]:

@@ -63,7 +63,8 @@ class ReportComposer:
 
     def _discard(self, notes: Sequence[Note], reason: str) -> None:
         active = self._active
-        log.warning("%s: discarding the report about %s", reason, active.id)
+        text = f"{reason}: discarding the report about {active.id}"
+        self._context.lines.write(reason, logging.WARNING, lambda: text)
         indexes = tuple(note.recipient_index for note in notes)
         self.discarded.append(
             Discarded(

@@ -126,11 +126,11 @@ class Controller:
         """The pace that is full: the limits of the provider, else how fast was sent lately."""
         limits, counts = self._limits_of(key[0]), self._counts(key)
         observed = counts.rate(now_ms, self._interval_ms) * MINUTE_S
-        shortest = min(limits.rate, key=lambda rate: rate.per_s, default=None)
-        if shortest is not None and shortest.per_s < HOUR:  # the mean of a day is no pace
-            observed = shortest.events / shortest.per_s * MINUTE_S
-        rate = max(1, round(observed))
-        sessions = limits.sessions_per_address or limits.sessions or self._settings.sessions
+        # The mean of a day is no pace.
+        limited = [rate.events / rate.per_s * MINUTE_S for rate in limits.rate if rate.per_s < HOUR]
+        rate = max(1, round(min(limited, default=observed)))
+        given = filter(None, (limits.sessions_per_address, limits.sessions))
+        sessions = min(given, default=self._settings.sessions)
         return Pace(PACE_VERSION, sessions, rate, sessions, rate, now_ms, 0, "")
 
     def _decrease(self, key: Key, now_ms: int, cause: str) -> ShapingChange:

@@ -173,6 +173,26 @@ def test_kumomta_what_is_left_out(tmp_path: Path) -> None:
     assert KUMOMTA.splitlines()[second[0]].startswith('regex = "no such"')
 
 
+def test_kumomta_with_values_of_other_kinds(tmp_path: Path) -> None:
+    """Each is left out with a remark; names that are words here, or would be the same, get others."""
+    path = tmp_path / "odd.toml"
+    path.write_text(
+        '["default"]\nconnection_limit = 3\nautomation = 5\n'
+        '[provider."default"]\nmatch = [{MXSuffix = ".d.example"}, 7]\nconnection_limit = 4\n'
+        '[provider."a b"]\nmatch = [{MXSuffix = ".a.example"}]\nconnection_limit = 5\n'
+        '[provider."a_b"]\nmatch = [{MXSuffix = ".b.example"}]\nconnection_limit = 9\n'
+        '[["x.example".automation]]\nregex = [5, "/too (many|fast)/"]\naction = "Suspend"\nduration = "1h"\n'
+    )
+    found = import_kumomta(path, ProviderTable({}))
+    assert {name: each["limits"]["sessions_per_address"] for name, each in found.providers.items()} == {
+        "default": 3, "provider_default": 4, "a_b": 5, "a_b_2": 9,
+    }  # fmt: skip
+    assert [rule["pattern"] for rule in found.rules] == [["too (many|fast)"]]
+    left = [each.text for each in found.left]
+    assert "automation: not a table of rules" in left
+    assert "regex = [5, '/too (many|fast)/']: not a text" in left
+
+
 def test_powermta(tmp_path: Path) -> None:
     found = powermta(tmp_path)
     assert found.providers == {

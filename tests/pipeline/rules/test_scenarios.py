@@ -22,6 +22,17 @@ def test_scenarios() -> None:
     assert one.settings == ()
 
 
+def test_what_is_not_changed_stays_as_it_is_written() -> None:
+    """``off`` is a mode of TLS here, and a boolean elsewhere; errors name the line."""
+    text = "hostname: h\nzones:\n  default:\n    tls: off\n"
+    for changes in ([], ["zones.second.connections=3"], ["zones.default.tls=off"]):
+        [found] = scenarios(text, Path("z.yaml"), changes)
+        assert found.config.zones["default"].tls == "off"
+    assert found.config.hostname == "h"
+    with pytest.raises(ConfigError, match=r"z\.yaml:4: zones\.default\.tls"):
+        scenarios(text.replace("off", "sometimes"), Path("z.yaml"), [])
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -16,6 +16,7 @@ from zonemta_py.cli.pipeline.spark import (
     spark_options,
 )
 from zonemta_py.config.units import rate
+from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 
 CHANGES_MAX = 10  # of a way, that are printed
@@ -144,8 +145,7 @@ def _print_way(way: dict[str, Any]) -> None:
             click.echo(f"        limited by {name} for {limited_s:,.0f} s")
     for change in way["changes"][:CHANGES_MAX]:
         at = datetime.fromtimestamp(change["time_ms"] / 1000, UTC)
-        echo(
-            f"        {at:%Y-%m-%d %H:%M:%S} {change['what']}: {change['from']} → {change['to']}: {change['cause']}"
-        )
+        before, after = (clock.with_times(change[name]) for name in ("from", "to"))
+        echo(f"        {at:%Y-%m-%d %H:%M:%S} {change['what']}: {before} → {after}: {change['cause']}")
     if len(way["changes"]) > CHANGES_MAX:
         click.echo(f"        and {len(way['changes']) - CHANGES_MAX:,} changes more; --json has all")

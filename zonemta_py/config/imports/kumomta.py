@@ -147,8 +147,8 @@ class _Import:
     ) -> tuple[list[str], list[str]]:
         """Patterns of hosts, and domains."""
         mx: list[str] = []
-        for each in settings.get("match", ()):
-            for kind, value in each.items():
+        for each in _tables(settings.get("match", [])):
+            for kind, value in (each or {"": "no table"}).items():
                 pattern = str(value).lower().rstrip(".")
                 if kind == "MXSuffix":
                     pattern = ("*" if pattern.startswith(".") else "*.") + pattern
@@ -211,10 +211,18 @@ class _Import:
         return found
 
     def _rules(self, path: tuple[str, ...], settings: Mapping[str, Any], providers: list[str]) -> None:
-        for number, entry in enumerate(settings.get("automation", ())):
+        for number, entry in enumerate(_tables(settings.get("automation", []))):
             line = self._line((*path, "automation"), number)
+            if entry is None:
+                self._found.leave(line, "automation: not a table of rules")
+                continue
             regex = entry.get("regex", [])
-            patterns = self._found.usable([regex] if isinstance(regex, str) else list(regex), line)
+            texts = [
+                each for each in (regex if isinstance(regex, list) else [regex]) if isinstance(each, str)
+            ]
+            if len(texts) != (len(regex) if isinstance(regex, list) else 1):
+                self._found.leave(line, f"regex = {regex!r}: not a text")
+            patterns = self._found.usable([_bare(each) for each in texts], line)
             common: dict[str, Any] = {"provider": providers} if providers else {}
             if not patterns:
                 continue
@@ -263,6 +271,17 @@ class _Import:
                 }
         self._found.leave(line, f"action {action}: no counterpart")
         return None
+
+
+def _tables(value: Any) -> list[dict[str, Any] | None]:
+    """The tables of a list; None for what is none."""
+    values = value if isinstance(value, list) else [value]
+    return [each if isinstance(each, dict) else None for each in values]
+
+
+def _bare(pattern: str) -> str:
+    """``pattern`` without the slashes around it, which are no part of a reply."""
+    return pattern[1:-1] if len(pattern) > 2 and pattern[0] == pattern[-1] == "/" else pattern
 
 
 def _limit(counterpart: str, value: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from zonemta_py.config.providers import ProviderTable
+from zonemta_py.config.providers import DEFAULT, SMARTHOST, ProviderTable
 from zonemta_py.config.shaping import LONGEST_S, MATCHES_MAX, SESSIONS_MAX
 from zonemta_py.config.units import duration, rate
 from zonemta_py.core.patterns import problem_of
@@ -40,6 +40,7 @@ class Imported:
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rules: list[dict[str, Any]] = field(default_factory=list)
     left: list[LeftOut] = field(default_factory=list)
+    _given: dict[str, str] = field(default_factory=dict)  # names that were given, by those made of them
 
     def leave(self, line: int, text: str) -> None:
         """Remember what is not imported, once."""
@@ -52,7 +53,14 @@ class Imported:
             hosts = {f"*.{domain}" for domain in domains} | set(mx)
             if hosts & set(each.mx) or set(domains) & set(each.domains):
                 return own
-        return _NAME.sub("_", name.lower()).strip("_") or "provider"
+        base = _NAME.sub("_", name.lower()).strip("_") or "provider"
+        if base in (DEFAULT, SMARTHOST):  # words for something else
+            base = f"provider_{base}"
+        unique, number = base, 1
+        while self._given.setdefault(unique, name.lower()) != name.lower():
+            number += 1
+            unique = f"{base}_{number}"
+        return unique
 
     def add_provider(
         self, name: str, mx: list[str], domains: list[str], limits: Mapping[str, Any], line: int

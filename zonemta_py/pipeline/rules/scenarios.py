@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from zonemta_py.config.load import parse_config, plain
+from zonemta_py.config.load import parse_config, with_key
 from zonemta_py.config.schema import Config
-from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.pipeline.rules.simulated_egress import SendingSettings
@@ -56,19 +54,10 @@ def _values(change: str) -> tuple[str, list[str]]:
 def _scenario(
     text: str, path: Path, number: int, settings: tuple[tuple[str, str], ...]
 ) -> ConfigScenario:
-    tree: Any = plain(text, str(path)) or {}
     for name, value in settings:
-        *parents, key = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {}) if isinstance(node, dict) else None
-            if node is None:
-                break
-        if not isinstance(node, dict):
-            raise ConfigError(f"--set {name}={value}: there is no such key in {path}")
-        node[key] = plain(value, f"--set {name}")
+        text = with_key(text, path, name, value)
     try:
-        config = parse_config(to_json(tree).decode(), path)  # JSON is YAML
+        config = parse_config(text, path)
         sending = _sending(config)
     except ConfigError as exc:
         chosen = " ".join(f"{name}={value}" for name, value in settings)
