@@ -441,6 +441,25 @@ async def test_a_pool_without_a_usable_address(directory: Path) -> None:
     assert delivered["attempt"] == 1
 
 
+async def test_a_provider_that_gets_another_name(directory: Path) -> None:
+    """What an operator has suspended by its name leaves, and the relay says so."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"])
+        named = shaped(stage, (0, 0), {"big": {}})
+        async with relaying(named) as relay:
+            await relay._queue.suspended.suspend("provider:big", "ticket 4711")
+            assert relay.status()["warnings"] == []
+            table = named.providers.file
+            assert table is not None
+            table.write_text(table.read_text().replace("big:", "large:", 1))
+            relay.reload(named)
+            [warning] = relay.status()["warnings"]
+            assert warning.startswith("the suspension of the provider 'big' concerns no mail: found 'big'")
+            await relay.enqueue("", ["x@d.example"], TEXT)
+            await empty(relay)
+        assert len(big.accepted) == 1
+
+
 @pytest.mark.parametrize(
     ("limits", "of_address", "hosts"),
     [({"sessions": 1}, {}, ["big", "big"]), ({}, {"limits": {"sessions": 1}}, ["big", "other"])],

@@ -169,13 +169,16 @@ class Operations(
         yield self._relay.new_login()
 
     async def reload(self, request: ReloadRequest) -> AsyncIterator[Row]:
-        """One row with ``changed``, keys of the configuration, or ``refused``, why it is not used."""
+        """One row with ``changed``, keys of the configuration, and ``warnings``; or with ``refused``, why it is not used."""
         if self._relay.reload is None:
             raise LocalError("no relay is running")
         try:
-            yield {"changed": list(self._relay.reload())}
+            changed = list(self._relay.reload())
         except ConfigError as exc:
             yield {"refused": str(exc)}
+        else:
+            status = self._relay.status() if self._relay.status is not None else {}
+            yield {"changed": changed, "warnings": status.get("warnings", [])}
 
     async def log_level(self, request: LogLevelRequest) -> AsyncIterator[Row]:
         """One row with ``level``. Raises LocalError when no relay is running."""

@@ -38,3 +38,5 @@ def reload(config_path: Path, as_json: bool) -> None:
             print_json(row)
         else:
             echo("reloaded, changed: " + (", ".join(row["changed"]) or "no key"))
+        for warning in row["warnings"]:
+            click.secho(f"warning: {warning}", fg="yellow", err=True)

@@ -210,6 +210,16 @@ class Egress(Allowance):
             until_ms = max(self.steady_ms(found.until_ms), self.now_ms() + SUSPENDED_MIN_MS)
         return Refusal(Limit.OPERATOR, until_ms, f"{kind} {name} is suspended{reason}")
 
+    def unused_state(self) -> Iterator[str]:
+        """A warning for each suspension and pace of a provider that the table no longer has: it concerns no mail."""
+        table = self.providers.table
+        suspended = (name.partition(":") for name in self.queue.suspended.names())
+        found = {("suspension", name) for kind, _, name in suspended if kind == "provider"}
+        found |= {("pace", provider) for provider, _ in self.shaper.controller.paces}
+        for what, provider in sorted(found):
+            if problem := table.problem_of(provider):
+                yield f"the {what} of the provider '{provider}' concerns no mail: {problem}"
+
     # ---- what the workers report
 
     def end(self, permit: Permit, sent: int, opened: int) -> Puts:

@@ -258,7 +258,7 @@ class Relay:
             "http": admin.addresses(),
             "processes": admin.processes(),
             "not_ready": admin.reasons(),
-            "warnings": self._warnings,
+            "warnings": [*self._warnings, *self._delivery.egress.unused_state()],
             "sessions_in": self._intake.sessions,
             "sessions_out": sum(zone.sessions for zone in self._delivery.zones.values()),
             "taken_over": self._orphans.names if self._orphans is not None else [],
@@ -321,6 +321,8 @@ class Relay:
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)
         self._warn()
+        for warning in self._delivery.egress.unused_state():
+            log.warning("%s", warning)
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
         return changed
 

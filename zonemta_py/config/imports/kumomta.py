@@ -274,7 +274,7 @@ class _Import:
 
 
 def _tables(value: Any) -> list[dict[str, Any] | None]:
-    """The tables of a list; None for what is none."""
+    """The tables of a list; None for each that is no table."""
     values = value if isinstance(value, list) else [value]
     return [each if isinstance(each, dict) else None for each in values]
 
