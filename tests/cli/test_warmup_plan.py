@@ -120,6 +120,7 @@ def test_the_first_entry(tmp_path: Path, text: str) -> None:
         (["--address", "x", *PLAN[2:]], "--address: 'x' does not appear to be an IPv4 or IPv6 address"),
         ([*PLAN, "--first", "2000"], "--first 2000 is more than --target 1000"),
         ([*PLAN, "--growth", "1"], "--growth"),
+        ([*PLAN, "--growth", "nan"], "--growth: found nan"),
         ([*PLAN[:3], "tomorrow", *PLAN[4:]], "--begins"),
     ],
 )

@@ -454,7 +454,9 @@ async def test_a_provider_that_gets_another_name(directory: Path) -> None:
             table.write_text(table.read_text().replace("big:", "large:", 1))
             relay.reload(named)
             [warning] = relay.status()["warnings"]
-            assert warning.startswith("the suspension of the provider 'big' concerns no mail: found 'big'")
+            assert warning.startswith(
+                "the suspension of the provider 'big' concerns no mail: found 'big'"
+            )
             await relay.enqueue("", ["x@d.example"], TEXT)
             await empty(relay)
         assert len(big.accepted) == 1

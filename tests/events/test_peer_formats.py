@@ -175,3 +175,7 @@ def test_a_damaged_segment_is_named_and_the_others_are_exported(tmp_path: Path) 
     missing = exported("--events", tmp_path / "none", "--format", "powermta")
     assert (missing.exit_code, "there is no event log here" in missing.stderr) == (1, True)
     assert exported("--format", "powermta").exit_code == 2
+    empty = exported(
+        "--events", events, "--format", "powermta", "--from", "2026-02-02", "--to", "2026-02-01"
+    )
+    assert (empty.exit_code, "--to is not later than --from" in empty.stderr) == (2, True)

@@ -26,7 +26,9 @@ FULL = SinkLimits(
     rate_total=(Rate(100, 1),),
     connect_rate=(Rate(60, 60),),
     greylist=Seconds(30),
-    block=SinkBlock(MessagesWithin(Rate(200, 60)), Seconds(600), "mail", "550 5.7.1 your address is blocked"),
+    block=SinkBlock(
+        MessagesWithin(Rate(200, 60)), Seconds(600), "mail", "550 5.7.1 your address is blocked"
+    ),
     slack=Seconds(0.005),
     replies={"rate": "421 4.7.28 slow down"},
 )

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, read_config, reports_errors
-from zonemta_py.cli.options import FILE, event_log, log_options, time_ms
+from zonemta_py.cli.options import FILE, event_log, log_options, refuse_backwards, time_ms
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.core.files import replaced
@@ -67,6 +67,7 @@ def export(
       zonemta export -c config/zonemta.yaml --format powermta --event delivered --event bounced -o acct.csv
       zonemta export -c config/zonemta.yaml --format kumomta --from 2026-11-20 --to 2026-11-21 | zstd > log.zst
     """
+    refuse_backwards(from_, to)
     directory = event_log(read_config(config_path) if config_path else None, directory)
     damage: list[str] = []
     from_ms, to_ms = time_ms(from_), time_ms(to)

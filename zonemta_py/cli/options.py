@@ -57,6 +57,12 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def refuse_backwards(from_: datetime | None, to: datetime | None) -> None:
+    """Raise UsageError for a period that ends before it begins."""
+    if from_ is not None and to is not None and to <= from_:
+        raise click.UsageError("--to is not later than --from")
+
+
 def event_log(config: Config | None, directory: Path | None) -> Path:
     """The event log that is meant. Raises UsageError when none is named, LocalError when there is none."""
     found = directory or (config.events.directory if config is not None else None)

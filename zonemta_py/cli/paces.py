@@ -18,7 +18,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.options import event_log, log_options, time_ms
+from zonemta_py.cli.options import event_log, log_options, refuse_backwards, time_ms
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import shaped_text
@@ -87,8 +87,9 @@ def _moved(provider: str, reroute: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    most = row["sessions_max"]
-    sessions = str(row["sessions"]) if most is None else f"{row['sessions']}/{most}"
+    sessions = _of(row["sessions"], row["sessions_max"])
+    if row["provider_sessions_max"] is not None:
+        sessions += f", {_of(row['provider_sessions'], row['provider_sessions_max'])} of all"
     rates = [*row["rates"], *({**each, "rate": f"{each['rate']} new"} for each in row["connect_rates"])]
     pace = _used(row["pace_rates"])
     if row["pace_sessions"] is not None:
@@ -99,6 +100,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["suspended"] or (f"next in {time_left(paused)}" if paused else ""), " ".join(dict.fromkeys(row["last_classes"])),
         f"{row['refused']} of {row['attempts']}", str(row["waiting"]),
     ]  # fmt: skip
+
+
+def _of(number: int, most: int | None) -> str:
+    return str(number) if most is None else f"{number}/{most}"
 
 
 def _used(rates: list[dict[str, Any]]) -> str:
@@ -156,6 +161,7 @@ def replay(
       zonemta shaping replay -c config/zonemta.yaml --compare
       zonemta shaping replay --events var/events
     """
+    refuse_backwards(from_, to)
     read = read_config(config_path) if config_path is not None else None
     directory, config = event_log(read, directory), read or Config()
     found, damage = _replayed(config, directory, time_ms(from_), time_ms(to))

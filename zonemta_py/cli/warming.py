@@ -1,5 +1,6 @@
 """The group ``zonemta warmup``."""
 
+import math
 import sys
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -184,6 +185,8 @@ def plan_(
         normal = str(ip_address(address))
     except ValueError as exc:
         fail(f"--address: {exc}", EXIT_USAGE)
+    if math.isnan(growth):  # in every range
+        fail("--growth: found nan, expected a number", EXIT_USAGE)
     if first > target:
         fail(f"--first {first} is more than --target {target}", EXIT_USAGE)
     day = begins.replace(tzinfo=UTC).date()

@@ -14,7 +14,8 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> str:
 def meant(name: str, known: Iterable[str]) -> str:
     """``did you mean 'bulk'?``, or ``there is bulk, default``."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, 1)
+    is_address = any(mark in name for mark in ".:") and not name.strip("0123456789abcdef.:")
+    close = [] if is_address else difflib.get_close_matches(name, names, 1)  # all addresses are similar
     if close:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
