@@ -66,7 +66,7 @@ ALL = ProviderTable({"google": ProviderSettings(), "default": ProviderSettings()
 @pytest.mark.parametrize(
     ("address", "provider", "problem"),
     [
-        ("203.0.113.8", "", "address: found '203.0.113.8', which is in no pool; did you mean '203.0.113.7'?"),
+        ("203.0.113.8", "", "address: found '203.0.113.8', which is in no pool; there is "),
         ("203.0.113.7", "gogle", "provider: found 'gogle': the table has no such provider, and it is not the name of a host; did you mean 'google'?"),
         ("203.0.113.7", "Google", "provider: found 'Google', expected lower case"),
         ("203.0.113.7", "default", "provider: 'default' is no provider"),

@@ -140,7 +140,7 @@ async def test_an_operator_pauses_it(directory: Path) -> None:
             assert json.loads(paused.output)["paused"] is True
             unknown = await zonemta("warmup", "pause", "-c", config.path, "--address", "127.0.0.33")
             assert unknown.exit_code == 2
-            assert f"no warm-up of '127.0.0.33'; did you mean '{NEW}'?" in unknown.output
+            assert f"no warm-up of '127.0.0.33'; there is {NEW}" in unknown.output
         down = await zonemta("warmup", "status", "-c", config.path, "--json")
         assert json.loads(down.output)["paused"] is True
         continued = await zonemta("warmup", "continue", *options)

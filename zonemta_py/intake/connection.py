@@ -14,22 +14,22 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
+from zonemta_py.intake.client_transport import ClientTransport
 from zonemta_py.intake.command_lines import UNREAD_MAX, CloseConnection, take_line, unknown_command
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.state import AUTH, CLOSED, COMMAND, DATA, PROXY, TLS, TRANSITIONS, Pause, State
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.commands import Refused
-from zonemta_py.smtp.dialogue_lines import DialogueLines
 from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
-from zonemta_py.transports.tracing import TRACER, SessionTrace
+from zonemta_py.transports.tracing import TRACER
 
 LINGER_S = 5.0  # for the last replies to reach the client of a closing connection
 
 log = logging.getLogger(__name__)
 
 
-class Connection(asyncio.Protocol, ABC):
-    """One client's connection. Subclasses bring the commands, and take challenges' answers and data.
+class Connection(ClientTransport, ABC):
+    """One client's connection. Subclasses define the commands, and handle replies to challenges and message data.
 
     A command replies by ``_reply`` or raises Refused; CloseConnection ends the session.
     """
@@ -37,23 +37,16 @@ class Connection(asyncio.Protocol, ABC):
     _commands: ClassVar[dict[str, Callable[[Any, str], None]]]  # by verb; given the argument
 
     def __init__(self, context: ListenerContext) -> None:
+        super().__init__()
         self._context = context
         self._loop = context.loop
         self._turns = context.turns
         self.hostname = context.hostname
-        self.transport: asyncio.Transport | None = None
         self._deadline = clock.Deadline(context.loop, self._timed_out)
         self._timeout_s = context.settings.idle_timeout
-        self._state = COMMAND
         self._pauses: set[Pause] = set()
-        self._reading_paused = False  # in the transport
         self._eof = False  # the client sends no more
-        self._encrypted = False
-        self._unread = bytearray()
-        self._out: list[bytes] = []
         self._errors = 0
-        self._client_ip = ""
-        self._last_trace: SessionTrace | None = None
 
     @property
     def busy(self) -> bool:
@@ -97,7 +90,7 @@ class Connection(asyncio.Protocol, ABC):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session, whatever its state."""
         self._enter(CLOSED)
-        self._out.clear()
+        self._replies.clear()
         self._deadline.cancel()
         self._context.ended(self)
         self._abandon()
@@ -110,9 +103,8 @@ class Connection(asyncio.Protocol, ABC):
             self._trace().client(data)
         if self._pauses:
             self._unread += data
-            if len(self._unread) > UNREAD_MAX and self.transport is not None:
-                self._reading_paused = True
-                self.transport.pause_reading()
+            if len(self._unread) > UNREAD_MAX:
+                self._pause_reading()
         elif self._state is DATA and not self._unread and not self._turns.is_over():
             self._deadline.set(self._timeout_s)
             self._run(self._message_data, data)  # not copied
@@ -156,11 +148,6 @@ class Connection(asyncio.Protocol, ABC):
             self._reply("421 4.4.2 Timed out waiting for you")
             self._end()
 
-    def abort(self) -> None:
-        """Close the connection without a reply."""
-        if self.transport is not None:
-            self.transport.abort()
-
     def _end(self, *, linger: bool = False) -> None:
         """Send the last replies and close; abort if the client does not read them.
 
@@ -187,11 +174,6 @@ class Connection(asyncio.Protocol, ABC):
         transport.close()
         if transport.get_write_buffer_size():
             self._loop.call_later(LINGER_S, transport.abort)
-
-    def _resume_reading(self) -> None:
-        if self._reading_paused and self.transport is not None:
-            self._reading_paused = False
-            self.transport.resume_reading()
 
     # ---- states and pauses
 
@@ -223,7 +205,7 @@ class Connection(asyncio.Protocol, ABC):
         if not self._pauses:
             self._resume_reading()
 
-    def _next_turn(self) -> None:
+    def _on_turn(self) -> None:
         self._pauses.discard(Pause.TURN)
         if self._state is CLOSED or self._pauses:
             return
@@ -248,7 +230,7 @@ class Connection(asyncio.Protocol, ABC):
             self._reply("421 4.3.0 Internal error")
             self._end()
         else:
-            if self._out:
+            if self._replies:
                 self._flush()
 
     def _call(self, step: Callable[..., None], *arguments: Any) -> None:
@@ -262,7 +244,7 @@ class Connection(asyncio.Protocol, ABC):
         while not self._pauses:
             if self._unread and self._turns.is_over():
                 self._pauses.add(Pause.TURN)
-                self._turns.wait(self._next_turn)
+                self._turns.wait(self._on_turn)
                 return
             state = self._state
             if state is COMMAND or state is AUTH:
@@ -313,32 +295,6 @@ class Connection(asyncio.Protocol, ABC):
         self._enter(COMMAND)
         self._reply(f"220 {self.hostname} ESMTP")
         return True
-
-    def _reply(self, text: str) -> None:
-        self._out.append(text.encode("utf-8", "replace") + b"\r\n")
-
-    def _flush(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self._write(self.transport)
-        self._out.clear()
-
-    def _write(self, transport: asyncio.Transport) -> None:
-        replies = b"".join(self._out)
-        if TRACER.is_active:
-            self._trace().server(replies)
-        transport.write(replies)
-        self._out.clear()
-
-    def _trace(self) -> SessionTrace:
-        """The trace of this session, made anew when nothing was traced for a while."""
-        trace = self._last_trace
-        if trace is None or trace.activation != TRACER.activation:
-            is_cut = bool(self._unread) and not self._unread.endswith(
-                b"\n"
-            )  # what follows may be a secret's end
-            lines = DialogueLines(in_body=self._state is DATA, in_secret=self._state is AUTH or is_cut)
-            self._last_trace = trace = TRACER.incoming(self._client_ip, lines)
-        return trace
 
     def _refuse(self, reply: str) -> None:
         self._reply(reply)

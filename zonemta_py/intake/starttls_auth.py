@@ -120,7 +120,7 @@ class SecureConnection(Connection):
                 raise ConnectionError("closed")
         except Exception as exc:
             log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
-            self._out.clear()
+            self._replies.clear()
             plain.abort()
             self.connection_lost(None)  # asyncio does not call it after a failed handshake
             return

@@ -1,7 +1,8 @@
 """The queue: its verbs, and the only way to change it.
 
-    open_message · accept · lease · start · settle · release · flush · check
-    operator: delete · hold · release
+    open_message · accept · abort · lease · start · settle · release
+
+An operator's changes are in ``operator``.
 
 ``settle`` carries the outcomes of one transaction (delivered, deferred, bounced, expired) in one batch,
 because they are one transition (decision 4). Verbs are plain ``def``; the future they return is done when
@@ -10,13 +11,11 @@ the batch is on disk. All that must survive a crash is in the store.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError, QueueUnavailable
-from zonemta_py.core.model import OutcomeKind
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.events.schema import Event, Rejected, first_seq
 from zonemta_py.queue import transitions
@@ -30,12 +29,12 @@ from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds, last_id_before
-from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.intake_limits import IntakeLimiter
 from zonemta_py.queue.options import QueueOptions, Reports
-from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects, classify_outcomes
+from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.report_writer import ReportWriter
+from zonemta_py.queue.settlement import Settlement, removed_count
 from zonemta_py.queue.submission_keys import SubmissionKeys
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
@@ -50,7 +49,6 @@ from zonemta_py.smtp.classification import NO_RULES
 from zonemta_py.storage.interface import Store
 
 REJECTED = b'"event":"rejected"'
-MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
 
 
 class Queue:
@@ -97,6 +95,7 @@ class Queue:
         self.verified = Verifications(store, self.commits, now)
         self.limits = IntakeLimiter(store, self.commits, now)
         self.reporting = ReportWriter(self, reports, self._acceptor)
+        self._settlement = Settlement(self)
         self.operator = Operator(self)
         self.held_mail = HeldMail(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
@@ -176,7 +175,7 @@ class Queue:
         return message in self.uploads or message in self._accepting
 
     def abort(self, upload: Upload) -> CommitFuture | None:
-        """The body ends unaccepted: remove its chunks. None when it has none on disk.
+        """Discard a body that was not accepted: remove its chunks. None when it has none on disk.
 
         If that cannot be written, the sweep of the next boot finds them.
         """
@@ -269,67 +268,18 @@ class Queue:
         The ``effects`` are in the same batch: a report is accepted, or a note written, with the removal
         of the recipients that it is about. ``now_ms``: the time of the events, if that is known.
         """
-        active, now_ms = lease.active, self.now() if now_ms is None else now_ms
-        batch = WriteBatch()
-        outcomes = classify_outcomes(self.classifier, outcomes)
-        if outcomes:
-            transitions.settle(
-                batch, active.meta, lease.number, outcomes, effects.failure_report, now_ms
-            )
-        elif lease.number is not None:
-            batch.delete(keys.inflight_key(active.id, lease.number))
-        if effects.warned:
-            active.meta = transitions.warn(batch, active.id, active.meta)
-        if self.is_last(active, outcomes):
-            active.remaining = 0
-            transitions.last(batch, active.id, active.mark.chunks, active.notes)
-        else:
-            active.remaining -= _removed(outcomes)
-            active.notes += effects.notes
-            for note in effects.notes:
-                transitions.note(batch, active.id, note)
-        accepted = self.reporting.add_effects(batch, effects)
-        settled = {outcome.recipient.key for outcome in outcomes}
-        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
-        if untried:
-            self.windows.zone(lease.zone).put_back(lease.destination, untried)
-        for due in transitions.due_keys(outcomes):
-            self.deferral.expect(due)
-        batch.future.add_done_callback(partial(self._settled, lease, outcomes))
-        for callback in accepted:
-            batch.future.add_done_callback(callback)
-        return self.commits.submit(batch)
+        return self._settlement.settle(lease, outcomes, effects, now_ms)
 
     @staticmethod
     def is_last(active: ActiveMessage, outcomes: Sequence[Outcome]) -> bool:
         """Whether the message has no recipient after ``outcomes``."""
-        removed = _removed(outcomes)
+        removed = removed_count(outcomes)
         assert removed <= active.remaining
         return removed == active.remaining
 
-    def _settled(
-        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
-    ) -> None:
-        if failure is not None:
-            return  # the lease stays: the next boot finds everything as it was
-        self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
-        if outcomes:
-            meta = lease.active.meta
-            age_s = (self.now() - starts(meta, lease.active.id)) / 1000
-            tenant = meta.origin.tenant
-            self.traffic.settled(lease.zone, lease.destination, tenant, outcomes, max(0.0, age_s))
-        for due in transitions.due_keys(outcomes):
-            self.deferral.written(due)
-        self.message_written(lease.active)
-        self.release_message(lease.active)
-
     def message_written(self, active: ActiveMessage) -> None:
         """A batch about ``active`` is on disk: if it was the last, clean up after the message."""
-        if active.remaining == 0:
-            if active.mark.chunks > 1:
-                self.cleanup.add(active.id)  # the store counts the chunks
-            size_bytes = active.mark.size if active.mark.chunks == 1 else 0
-            self.cleanup.removed(size_bytes + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
+        self._settlement.message_written(active)
 
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""
@@ -340,8 +290,3 @@ class Queue:
             await asyncio.to_thread(self.store.close)
         else:
             self.store.close()
-
-
-def _removed(outcomes: Sequence[Outcome]) -> int:
-    """How many recipients leave the message by ``outcomes``."""
-    return sum(1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED)
