@@ -10,7 +10,7 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.delivery.mail_pools import mail_pools
 from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, RecipientRecord
 from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
-from zonemta_py.schedule.sources import PoolPart, read_part
+from zonemta_py.schedule.sources import PoolPart, parse_pool_key
 
 A, B, C = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 ZONES = {
@@ -64,9 +64,9 @@ def test_from_where_mail_leaves(
     directory: Path, zone: str, after: RecipientRecord, expected: PoolPart
 ) -> None:
     found = pools(directory)
-    part = found.of(zone, "d.example", after)
-    assert read_part(part) == expected
-    assert found.parts(part) == (2 if expected.address else 1)
+    part = found.pool_key(zone, "d.example", after)
+    assert parse_pool_key(part) == expected
+    assert found.share_divisor(part) == (2 if expected.address else 1)
 
 
 def test_what_a_reload_changes(directory: Path) -> None:

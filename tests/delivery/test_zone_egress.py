@@ -76,14 +76,14 @@ class Zone:
             found.append(slot)
             name, window = slot.destination.name, self.queue.windows.zone("default")
             assert self.scheduler.next_lease(slot, clock.monotonic_s())
-            assert self.queue.lease("default", name, 1, slot.pool) is not None
+            assert self.queue.lease("default", name, 1, slot.pool_key) is not None
             self.scheduler.leased(slot, clock.monotonic_s(), more=window.has_mail(name))
             self.scheduler.session_opened(slot, clock.monotonic_s())
         return found
 
     def names(self) -> list[tuple[str, str | None]]:
         """The destinations and pools of the workers that may start now."""
-        return [(slot.destination.name, slot.pool) for slot in self.start()]
+        return [(slot.destination.name, slot.pool_key) for slot in self.start()]
 
     def fail(self) -> None:
         """The worker that may start next opens no session; its destination may be tried again at once."""
@@ -91,7 +91,7 @@ class Zone:
         assert slot is not None
         name = slot.destination.name
         assert self.scheduler.next_lease(slot, clock.monotonic_s())
-        lease = self.queue.lease("default", name, 1, slot.pool)
+        lease = self.queue.lease("default", name, 1, slot.pool_key)
         assert lease is not None
         self.scheduler.leased(slot, clock.monotonic_s(), more=False)
         self.scheduler.failed(slot.destination, 0.0, clock.monotonic_s(), "no session")
@@ -161,10 +161,10 @@ async def test_what_waits_for_one_pool_keeps_its_place_while_another_is_served(d
         await accept(zone.queue, "r@d.example", user="ann", tenant="acme")
         zone.ready("d.example")
         [slot] = zone.start()
-        assert slot.pool == ""
+        assert slot.pool_key == ""
         zone.end(slot, has_mail=True)
         [slot] = zone.start()  # the other pool has the first turn now
-        assert slot.pool == ""
+        assert slot.pool_key == ""
         zone.ready("d.example")
         assert zone.start() == [], "the domain has one connection"
         waiting = [("d.example", "other", f"address {B} is suspended: test")]
@@ -209,7 +209,7 @@ async def test_mail_that_wants_one_address_waits_for_that(
     """While it has no room, at a gate that names it; while it may not be used for long, mail leaves from the other one."""
     pools = {"default": [{"address": A}, {"address": B}]}
     async with zone_of(directory, {"sessions_per_address": 1}, pools=pools) as zone:
-        part = PoolPart("", A, wanted == B).name
+        part = PoolPart("", A, wanted == B).key
         await deferred_from(zone, A, reply_class)
         taken = zone.egress.permits.take("big", wanted, zone.egress.now_ms())
         assert isinstance(taken, Permit)
@@ -220,7 +220,7 @@ async def test_mail_that_wants_one_address_waits_for_that(
         await zone.queue.suspended.suspend(f"address:{wanted}", "test")
         zone.egress.changed()
         [slot] = zone.start()
-        assert (slot.pool, slot.permit.address) == (part, other)
+        assert (slot.pool_key, slot.permit.address) == (part, other)
         zone.end(slot, has_mail=False)
         await zone.queue.suspended.resume(f"address:{wanted}")
         await deferred_from(zone, A, reply_class)
@@ -228,7 +228,7 @@ async def test_mail_that_wants_one_address_waits_for_that(
         zone.egress.end(taken, 0, 0)
         zone.egress.permits.release(taken)
         [slot] = zone.start()
-        assert (slot.pool, slot.permit.address) == (part, wanted)
+        assert (slot.pool_key, slot.permit.address) == (part, wanted)
 
 
 async def test_blocked_mail_waits_while_one_of_the_others_may_be_free_soon(directory: Path) -> None:
@@ -241,7 +241,7 @@ async def test_blocked_mail_waits_while_one_of_the_others_may_be_free_soon(direc
         assert isinstance(taken, Permit)
         zone.egress.permits.path("big", third).ceiling.paused_ms = zone.egress.now_ms() + 7_200_000
         assert zone.start() == []
-        assert [pool for _, pool, _ in zone.admission.waiting()] == [PoolPart("", A, True).name]
+        assert [pool for _, pool, _ in zone.admission.waiting()] == [PoolPart("", A, True).key]
         zone.egress.permits.path("big", B).ceiling.paused_ms = zone.egress.now_ms() + 7_200_000
         zone.egress.changed()
         [slot] = zone.start()
@@ -257,7 +257,7 @@ async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:
         await flush(zone.queue)
         zone.ready("d.example")
         slots = zone.start()
-        assert {slot.pool for slot in slots} == {"other"}
+        assert {slot.pool_key for slot in slots} == {"other"}
         await accept(zone.queue, "new@d.example")
         zone.configure(configured(directory, {"sessions": 5}, pools={"default": POOLS["default"]}))
         zone.learn("d.example")
@@ -524,7 +524,7 @@ async def test_a_connection_that_opened_no_session_counts_for_the_rate_of_new_on
         slot = zone.scheduler.next(clock.monotonic_s())
         assert slot is not None
         assert slot.permit.connects == 1
-        lease = zone.queue.lease("default", "d.example", 1, slot.pool)
+        lease = zone.queue.lease("default", "d.example", 1, slot.pool_key)
         assert lease is not None
         messages = MessageEgress(zone.egress, zone.admission.routes, zone.admission.closed)
         assert messages.end(slot, lease, DeliveryResult([], not_permitted=True, tried=True))
@@ -596,7 +596,7 @@ async def test_another_address_of_the_pool_opens_the_session(directory: Path) ->
                 assert found is not None
                 slot = found
                 zone.scheduler.next_lease(slot, clock.monotonic_s())
-                lease = zone.queue.lease("default", f"d{number}.example", 1, slot.pool)
+                lease = zone.queue.lease("default", f"d{number}.example", 1, slot.pool_key)
                 assert lease is not None
                 zone.scheduler.leased(
                     slot, clock.monotonic_s(), more=window.has_mail(slot.destination.name)
@@ -626,7 +626,7 @@ async def test_a_session_of_its_own_ends_the_wait(directory: Path) -> None:
         assert one is not None
         assert one.permit.connects == 1
         scheduler.next_lease(one, clock.monotonic_s())
-        zone.queue.lease("default", "d.example", 1, one.pool)
+        zone.queue.lease("default", "d.example", 1, one.pool_key)
         scheduler.leased(one, clock.monotonic_s(), more=True)
         egress.permits.begin(one.permit, egress.now_ms(), 1)
         scheduler.session_opened(one, clock.monotonic_s())

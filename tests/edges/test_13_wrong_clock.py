@@ -185,10 +185,10 @@ async def test_what_was_sent_while_the_clock_was_ahead(
             about = ReplyAbout("big", A, "default", "big.example", reply_class, 451, "4.7.1", name)
             puts += egress.shaper.replies([about], clock.ms)[1]
         egress.shaper.write([], puts)
-        assert egress.pool_of("big", "default") == "other"
+        assert egress.rerouted_pool("big", "default") == "other"
     clock.ms -= 365 * DAY_MS
     async with egress_of(directory, clock, store) as egress:
-        assert egress.pool_of("big", "default") == "default"
+        assert egress.rerouted_pool("big", "default") == "default"
         assert egress.refusal("big", PoolAddress(A), egress.now_ms()) is None
         await egress.forget_old()
         assert read_stored(egress.queue.store).reroutes == {}
@@ -213,9 +213,9 @@ async def test_a_pause_while_the_clock_is_set(directory: Path, monkeypatch: pyte
         clock.ms += 365 * DAY_MS
         for reply_class in ("blocked", "mailbox_full"):
             reply(egress, reply_class)
-        assert egress.pool_of("big", "default") == "other"
+        assert egress.rerouted_pool("big", "default") == "other"
         await egress.forget_old()
-        assert egress.pool_of("big", "default") == "default"
+        assert egress.rerouted_pool("big", "default") == "default"
         assert egress.shaper.controller.paces["big", A].paused_ms <= egress.now_ms()
         reply(egress, "blocked")
         wait_ms = egress.shaper.controller.paces["big", A].paused_ms - egress.now_ms()

@@ -95,7 +95,7 @@ async def test_its_time_is_over(directory: Path, at: str) -> None:
             provider.unblock(FIRST)
         async with relaying(config) as relay:
             egress = relay._delivery.egress
-            await until(lambda: egress.pool_of("big", "default") == "default", "the own pool")
+            await until(lambda: egress.rerouted_pool("big", "default") == "default", "the own pool")
             await relay.enqueue("s@sender.example", ["y@a.example"], TEXT)
             await empty(relay)
             assert len(provider.clients[FIRST].accepted) == 1

@@ -50,15 +50,15 @@ class UserPools:
     After several attempts it leaves from ``part``, a part of that.
     """
 
-    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
+    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> str:
         """See ``MailPools``."""
         if record.submitter == "a" or not record.attempts:
             return "own" if record.submitter == "a" else ""
         return "fallback" if record.attempts == 1 else "part"
 
-    def parts(self, pool: str) -> int:
+    def share_divisor(self, pool_key: str) -> int:
         """See ``MailPools``."""
-        return 2 if pool == "part" else 1
+        return 2 if pool_key == "part" else 1
 
 
 class Clock:

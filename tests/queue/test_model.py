@@ -290,10 +290,10 @@ class PoolsQueueMachine(QueueMachine):
         super().teardown()
 
     def _take(self, zone: str, domain: str, most: int) -> Lease | None:
-        for pool in self.queue.windows.pools_of(zone, domain):
+        for pool in self.queue.windows.pool_keys(zone, domain):
             held = self.queue.lease(zone, domain, most, pool)
             if held is not None:
-                assert self.queue.windows.pool_of(zone, domain, held.recipients[0].record) == pool
+                assert self.queue.windows.pool_key(zone, domain, held.recipients[0].record) == pool
                 return held
         return None
 

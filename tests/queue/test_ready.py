@@ -255,7 +255,7 @@ async def test_mail_that_leaves_from_another_pool_has_a_share_of_its_own(directo
             await accept(queue, f"r{n}@x.example", user="b")
         assert window.waiting("x.example") == share
         await flush(queue)
-        assert window.pools_of("x.example") == ("", "fallback")
+        assert window.pool_keys("x.example") == ("", "fallback")
         for n in range(2):
             held = queue.lease("default", "x.example", 10, "fallback")
             assert held is not None
@@ -269,7 +269,7 @@ async def test_mail_that_leaves_from_another_pool_has_a_share_of_its_own(directo
             await settle(queue, held, OutcomeKind.DEFERRED, due_ms=hour_ms)
         await flush(queue)  # all of it waits for the fallback pool now
         new = await accept(queue, "new@x.example", user="b")
-        assert "" in queue.windows.pools_of("default", "x.example"), "it does not wait behind those"
+        assert "" in queue.windows.pool_keys("default", "x.example"), "it does not wait behind those"
         held = queue.lease("default", "x.example", 10, "")
         assert held is not None and held.active.id == new
         await settle(queue, held, OutcomeKind.DELIVERED)
@@ -290,9 +290,9 @@ async def test_pools_take_turns(directory: Path) -> None:
                 await accept(queue, f"{user}{n}@x.example", user=user)
         held = [lease(queue, "x.example") for _ in range(2)]
         assert [each.recipients[0].address for each in held] == ["a0@x.example", "b0@x.example"]
-        assert queue.windows.pools_of("default", "x.example") == ("own", "")
+        assert queue.windows.pool_keys("default", "x.example") == ("own", "")
         queue.windows.set_pools(ONE_POOL)
-        assert queue.windows.zone("default").pools_of("x.example") == ("",)
+        assert queue.windows.zone("default").pool_keys("x.example") == ("",)
         for each in held:
             queue.release(each)
         found = [lease(queue, "x.example").recipients[0].address[:2] for _ in range(6)]
@@ -320,7 +320,7 @@ def test_a_part_of_a_pool_has_part_of_a_share(pool: str, attempts: int, share: i
         late = _recipient(f"m{number:03}", 0)
         late.record = late.record._replace(attempts=attempts)
         window.add("x.example", [late])
-    assert window.pools_of("x.example") == (pool,)
+    assert window.pool_keys("x.example") == (pool,)
     assert number == window.room.share(pool) == share
 
 
@@ -355,7 +355,7 @@ async def free_mail_is_sent(queue: Queue) -> None:
     window, sent = queue.windows.zone("default"), 0
     while held := queue.lease("default", "free.example", 1, ""):
         sent += 1
-        assert queue.windows.pools_of("default", "blocked.example") == ("fallback",)
+        assert queue.windows.pool_keys("default", "blocked.example") == ("fallback",)
         await settle(queue, held, OutcomeKind.DELIVERED)
     assert sent == 60
     assert window.waiting("blocked.example") <= 60
@@ -370,7 +370,7 @@ async def test_a_destination_that_failed_is_probed_with_mail_of_each_pool(direct
         await accept(queue, "new@x.example", user="b")
         queue.windows.suspend("default", "x.example")
         await until(lambda: queue.windows.zone("default").spilled.has("x.example"), "the spill")
-        assert sorted(queue.windows.pools_of("default", "x.example")) == ["", "fallback"]
+        assert sorted(queue.windows.pool_keys("default", "x.example")) == ["", "fallback"]
         assert queue.windows.zone("default").waiting("x.example") == 2, "one message of each"
 
 
@@ -381,7 +381,7 @@ async def test_mail_on_disk_after_a_change_of_pools(directory: Path) -> None:
             await accept(queue, f"r{n}@x.example", user="a")
         queue.windows.set_pools(UserPools())
         window = queue.windows.zone("default")
-        assert window.pools_of("x.example") == ("own",)
+        assert window.pool_keys("x.example") == ("own",)
         got = 0
         while held := queue.lease("default", "x.example", 1, "own"):
             got += 1
@@ -434,10 +434,10 @@ async def test_a_new_pool_finds_its_mail_on_disk(
         for n in range(60):
             await accept(queue, f"r{n}@x.example", user="b")
         await flush(queue)
-        assert queue.windows.pools_of("default", "x.example") == ("",)
+        assert queue.windows.pool_keys("default", "x.example") == ("",)
         queue.windows.set_pools(UserPools())
         for _ in range(10):
-            pools = queue.windows.pools_of("default", "x.example")
+            pools = queue.windows.pool_keys("default", "x.example")
         assert sorted(pools) == ["", "fallback"]
 
 
@@ -456,7 +456,7 @@ async def test_mail_without_room_does_not_hide_what_is_behind_it(
         window = queue.windows.zone("default")
         window.resume("x.example")
         assert not window.has_room("x.example", "b")
-        assert queue.windows.pools_of("default", "x.example") == ("own",)
+        assert queue.windows.pool_keys("default", "x.example") == ("own",)
 
 
 async def test_weights_hold_within_a_pool(directory: Path) -> None:
@@ -521,7 +521,7 @@ async def test_a_destination_that_fails_after_a_change_of_pools(directory: Path)
         assert window.refills.is_unsorted("x.example")
         queue.windows.suspend("default", "x.example")
         await queue.commits.submit(WriteBatch())
-        assert queue.windows.pools_of("default", "x.example") == ("own",)
+        assert queue.windows.pool_keys("default", "x.example") == ("own",)
         window.resume("x.example")
         got = []
         while held := queue.lease("default", "x.example", 1, "own"):

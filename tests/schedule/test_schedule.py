@@ -28,7 +28,14 @@ from zonemta_py.schedule.retry import (
     warning_is_due,
 )
 from zonemta_py.schedule.rings import FRESH, IN_ROW, WorkerSlot
-from zonemta_py.schedule.sources import PoolPart, addresses_of, part_after, preferred, ranked, read_part
+from zonemta_py.schedule.sources import (
+    PoolPart,
+    addresses_of,
+    parse_pool_key,
+    part_after,
+    preferred,
+    ranked,
+)
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 
@@ -158,8 +165,8 @@ def test_a_part_of_a_pool() -> None:
     """Of one address or of all others; of all if it has none of the addresses."""
     first, second, third = pool = [PoolAddress(f"192.0.2.{n}") for n in range(1, 4)]
     parts = [PoolPart("p"), PoolPart("p", "192.0.2.2"), PoolPart("", "192.0.2.2", True)]
-    assert [read_part(each.name) for each in parts] == parts
-    assert len({each.name for each in parts}) == 3
+    assert [parse_pool_key(each.key) for each in parts] == parts
+    assert len({each.key for each in parts}) == 3
     assert [each.of(pool) for each in parts] == [pool, [second], [first, third]]
     assert [each.of([first]) for each in parts] == [[first]] * 3
     assert parts[2].of([second]) == [second]

@@ -89,10 +89,10 @@ def test_another_pool_for_a_time(directory: Path) -> None:
     made = engine(directory, "name: p, class: blocked, action: pool, pool: second, for: 1h")
     [change] = made.reply(reply("blocked"), BEGIN_MS)
     assert (change.before, change.after) == ("default", f"second until {BEGIN_MS + HOUR_MS}")
-    assert made.pool_of("big", "default", BEGIN_MS + 1) == "second"
+    assert made.rerouted_pool("big", "default", BEGIN_MS + 1) == "second"
     assert made.reply(reply("blocked"), BEGIN_MS + HOUR_MS // 2) == [], "it has moved already"
-    assert made.pool_of("big", "default", BEGIN_MS + HOUR_MS) == "default"
-    assert made.pool_of("other", "default", BEGIN_MS + 1) == "default"
+    assert made.rerouted_pool("big", "default", BEGIN_MS + HOUR_MS) == "default"
+    assert made.rerouted_pool("other", "default", BEGIN_MS + 1) == "default"
     assert made.end_reroutes(BEGIN_MS + HOUR_MS - 1) == []
     [over] = made.reply(reply("mailbox_full"), BEGIN_MS + HOUR_MS + 5)
     assert over == (

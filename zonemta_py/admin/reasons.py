@@ -99,7 +99,7 @@ class Reasons:
 
     def destination(self, zone: str, destination: str) -> Constraint | None:
         """What keeps mail for a destination waiting; of one with mail for several pools, the first of them that waits."""
-        pools = self._queue.windows.zone(zone).pools_of(destination) or (USUAL_POOL,)
+        pools = self._queue.windows.zone(zone).pool_keys(destination) or (USUAL_POOL,)
         found = (self._of_pool(zone, destination, pool) for pool in pools)
         return next((each for each in found if each is not None), None)
 
@@ -191,7 +191,7 @@ class Reasons:
         if name := queue.suspended.of_recipient(meta, zone, "", record.domain):
             return self._suspended_for(name, message)
         destination = queue.windows.destination_of(zone, record.domain)
-        pool = queue.windows.pool_of(zone, destination, record)
+        pool = queue.windows.pool_key(zone, destination, record)
         found = self._of_pool(zone, destination, pool)
         if found is not None:
             if found.name in (Limit.SUSPENSION, Limit.PROBE):

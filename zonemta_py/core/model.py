@@ -19,6 +19,9 @@ AGES_MIN = (
 )  # upper ends of the ages of Postfix's qshape, in minutes
 
 ALL_PROVIDERS = "*"  # the provider in the row of an address whose limits hold over all of them
+# From which source addresses mail may leave: the name of a pool; USUAL_POOL; or a name with PART_MARK, for some addresses of
+# a pool (``schedule.sources.PoolPart``).
+PoolKey = str
 PART_MARK = "\x1f"  # in the name of a part of a pool, behind that of the pool
 USUAL_POOL = ""  # the pool that the settings of a destination name, or a rule of shaping instead
 

@@ -173,12 +173,12 @@ class Egress(Allowance):
         """Whether no address of ``pool`` may be used, for whatever provider."""
         return all(each.disabled or not each.weight for each in self.pools[pool])
 
-    def pool_of(self, provider: str, pool: str) -> str:
+    def rerouted_pool(self, provider: str, pool: str) -> str:
         """The pool of mail to ``provider``: ``pool``, or what a rule says instead."""
         reroutes = self.shaper.engine.reroutes
         if not reroutes:
             return pool
-        found = self.shaper.engine.pool_of(provider, pool, self.now_ms())
+        found = self.shaper.engine.rerouted_pool(provider, pool, self.now_ms())
         return found if found in self.pools else pool  # a reload may have removed it
 
     def suspension(self, kind: str, name: str) -> Suspension | None:

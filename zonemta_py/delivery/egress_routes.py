@@ -9,7 +9,7 @@ from zonemta_py.core import clock
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.local_agent import is_local
 from zonemta_py.schedule.providers import BOTH
-from zonemta_py.schedule.sources import PoolPart, common_families, read_part
+from zonemta_py.schedule.sources import PoolPart, common_families, parse_pool_key
 
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 
@@ -27,13 +27,13 @@ class EgressRoute(NamedTuple):
         """The route of mail that leaves from a part of a pool, or a pool; USUAL_POOL or None: from that of the destination."""
         if not part:
             return self
-        found = read_part(part)
+        found = parse_pool_key(part)
         return self._replace(pool=found.pool or self.pool, part=found)
 
     @property
     def gate(self) -> str:
         """What waits for the same addresses has the same one."""
-        name = self.part._replace(pool=self.pool).name
+        name = self.part._replace(pool=self.pool).key
         return name if self.families == BOTH else f"{name} {self.families}"
 
 
@@ -59,7 +59,7 @@ class EgressRoutes:
         provider = self._egress.providers.get(destination)
         if provider is None:
             return None
-        pool = self._egress.pool_of(provider, settings.pool)
+        pool = self._egress.rerouted_pool(provider, settings.pool)
         families = self._egress.providers.families(destination)
         return EgressRoute(provider, pool, settings.pool, families=families)
 

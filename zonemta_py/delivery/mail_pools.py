@@ -6,10 +6,10 @@ greylisted leave from the same one again, and those that were blocked from anoth
 
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config
-from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.core.model import USUAL_POOL, PoolKey
 from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
 from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
-from zonemta_py.schedule.sources import addresses_of, fallback_pool, part_after, read_part
+from zonemta_py.schedule.sources import addresses_of, fallback_pool, parse_pool_key, part_after
 
 
 class ConfiguredPools:
@@ -57,7 +57,7 @@ class ConfiguredPools:
     def __bool__(self) -> bool:
         return bool(self._of_submitters or self._tables)
 
-    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
+    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
         """See ``MailPools``."""
         pool = USUAL_POOL
         if self._of_submitters and zone in self._zones:
@@ -69,11 +69,11 @@ class ConfiguredPools:
         if pool == USUAL_POOL:
             pool = fallback_pool(table.settings(destination), record.attempts, record.reply_class)
         addresses = self._addresses.get(pool, ())
-        return part_after(pool, addresses, record.source, record.reply_class).name
+        return part_after(pool, addresses, record.source, record.reply_class).key
 
-    def parts(self, pool: str) -> int:
+    def share_divisor(self, pool_key: PoolKey) -> int:
         """See ``MailPools``."""
-        return self._addresses_max if read_part(pool).address else 1
+        return self._addresses_max if parse_pool_key(pool_key).address else 1
 
 
 def mail_pools(config: Config) -> MailPools:

@@ -104,7 +104,7 @@ class MessageEgress:
     def _part(self, lease: Lease) -> str:
         """From where a message leaves, see ``MailPools``."""
         record = lease.recipients[0].record
-        return self._egress.queue.windows.pool_of(lease.zone, lease.destination, record)
+        return self._egress.queue.windows.pool_key(lease.zone, lease.destination, record)
 
     def _is_blocked(self, lease: Lease) -> bool:
         """Whether the address of the last attempt was refused."""

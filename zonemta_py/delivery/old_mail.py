@@ -31,8 +31,8 @@ async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, f
     give_up_after_s: float = settings.retry.give_up_after
     if has_no_address(failure):
         give_up_after_s = min(give_up_after_s, NO_ADDRESS_MS / 1000)
-    for pool in queue.windows.pools_of(*place):
-        while lease := queue.lease(*place, settings.recipients_per_transaction, pool):
+    for pool_key in queue.windows.pool_keys(*place):
+        while lease := queue.lease(*place, settings.recipients_per_transaction, pool_key):
             meta, message = lease.active.meta, lease.active.id
             if await worker.settle_unsent(lease):
                 continue
@@ -52,9 +52,9 @@ async def put_off_old(
 
     ``place``: the zone, the destination, and the pool from which the mail leaves.
     """
-    zone, destination, pool = place
+    zone, destination, pool_key = place
     now_ms, warned = clock.now_ms(), 0
-    while lease := queue.lease(zone, destination, settings.recipients_per_transaction, pool):
+    while lease := queue.lease(zone, destination, settings.recipients_per_transaction, pool_key):
         meta, message = lease.active.meta, lease.active.id
         if await worker.settle_unsent(lease):
             continue

@@ -15,7 +15,7 @@ from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import ranked, read_part
+from zonemta_py.schedule.sources import parse_pool_key, ranked
 from zonemta_py.schedule.zone_gates import ZoneGates
 
 
@@ -69,7 +69,7 @@ class ZoneEgress:
             self._zone_gates.keep(destination, [key])
             self._wait(destination, key, stopped[1])
             return None
-        pools = egress.queue.windows.pools_of(self._name, destination)
+        pools = egress.queue.windows.pool_keys(self._name, destination)
         if self.routes.is_local or all(
             egress.is_free(route.with_pool(pool).pool, route.provider) for pool in pools
         ):
@@ -117,7 +117,7 @@ class ZoneEgress:
             is_whole = not key.provider  # whatever the pool
             found += [
                 (destination, pool, refusal.reason)
-                for pool in window.pools_of(destination) or ONLY_USUAL
+                for pool in window.pool_keys(destination) or ONLY_USUAL
                 if is_whole or (route and self._key(route.with_pool(pool)) == shared)
             ]
         return found
@@ -147,7 +147,7 @@ class ZoneEgress:
         permit, egress = slot.permit, self._egress
         if permit.granted:
             return True  # its last message was not sent
-        if slot.pool and (pool := read_part(slot.pool).pool) and pool not in egress.pools:
+        if slot.pool_key and (pool := parse_pool_key(slot.pool_key).pool) and pool not in egress.pools:
             return False  # a reload has removed it
         if self.routes.is_local:
             return not egress.stopped(("zone", self._name))
@@ -165,10 +165,10 @@ class ZoneEgress:
 
     def _pools(self, slot: WorkerSlot) -> Sequence[str]:
         """The pools from which the mail of the worker leaves."""
-        if slot.pool is not None:
-            return (slot.pool,)
+        if slot.pool_key is not None:
+            return (slot.pool_key,)
         window = self._egress.queue.windows.zone(self._name)
-        return window.pools_of(slot.destination.name) or ONLY_USUAL
+        return window.pool_keys(slot.destination.name) or ONLY_USUAL
 
     def _is_free(self, route: EgressRoute) -> bool:
         """Whether nothing limits mail from the pool of ``route``, or it is to fail, so that its sender hears of it."""
@@ -182,13 +182,13 @@ class ZoneEgress:
         route = self.routes.of(destination)
         if route is None or self.routes.is_local:
             return False
-        if slot.pool is not None:
-            pools = self._egress.queue.windows.zone(self._name).pools_of(destination)
-            routes = (route.with_pool(pool) for pool in pools if pool != slot.pool)
+        if slot.pool_key is not None:
+            pools = self._egress.queue.windows.zone(self._name).pool_keys(destination)
+            routes = (route.with_pool(pool) for pool in pools if pool != slot.pool_key)
             if any(self._zone_gates.gate(destination, self._key(each)) is None for each in routes):
                 return True  # those that wait at a gate are woken there
         gates = self._egress.gates
-        gate = gates.get(self._key(route.with_pool(slot.pool)))
+        gate = gates.get(self._key(route.with_pool(slot.pool_key)))
         if gate is not None and gate.waiting:
             return True
         return gates.wait_for_session(route.provider, slot.permit.address)

@@ -201,7 +201,7 @@ class ZoneWorkers:
             if lease is NoLease.NOT_NOW:
                 break
             if lease is NoLease.NO_MAIL:
-                return bool(self._context.queue.windows.zone(self.name).pools_of(destination.name))
+                return bool(self._context.queue.windows.zone(self.name).pool_keys(destination.name))
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
@@ -246,7 +246,7 @@ class ZoneWorkers:
         """The next lease for a worker that has ``served`` others."""
         scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
         window = queue.windows.zone(self.name)
-        if served and not window.has_mail(destination.name, slot.pool):
+        if served and not window.has_mail(destination.name, slot.pool_key):
             queue.windows.feed(self.name)  # as a lease does
             return self._no_mail(destination.name)  # before anything is granted for another message
         now_s = clock.monotonic_s()
@@ -255,7 +255,7 @@ class ZoneWorkers:
         settings = scheduler.table.settings(destination.name)
         recipients = destination.recipients(settings.recipients_per_transaction, now_s)
         try:
-            lease = queue.lease(self.name, destination.name, recipients, slot.pool)
+            lease = queue.lease(self.name, destination.name, recipients, slot.pool_key)
         except QueueCorrupt as exc:
             log.critical("not delivered: %s", exc)
             return NoLease.LOOK_AGAIN
@@ -271,7 +271,7 @@ class ZoneWorkers:
     def _no_mail(self, destination: str) -> NoLease:
         """The worker has no mail any more. There may be some that leaves from another pool than its own."""
         window = self._context.queue.windows.zone(self.name)
-        if not window.pools_of(destination):
+        if not window.pool_keys(destination):
             self.scheduler.empty(destination)
         if not window.has_mail(destination):
             window.resume(destination)  # nothing waits for its answer any more

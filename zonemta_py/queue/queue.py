@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError, QueueUnavailable
+from zonemta_py.core.model import PoolKey
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.events.schema import Event, Rejected, first_seq
 from zonemta_py.queue import transitions
@@ -208,19 +209,21 @@ class Queue:
 
     # ---- delivery
 
-    def lease(self, zone: str, destination: str, limit: int, pool: str | None = None) -> Lease | None:
-        """Up to ``limit`` recipients of the oldest message at ``destination`` that leaves from ``pool`` (None: any), or None.
+    def lease(
+        self, zone: str, destination: str, limit: int, pool_key: PoolKey | None = None
+    ) -> Lease | None:
+        """Up to ``limit`` recipients of the oldest message at ``destination`` that leaves from ``pool_key`` (None: any), or None.
 
         Raises QueueCorrupt for a message that cannot be read; its recipients stay on disk and are not
         offered again before the next start.
         """
         window = self.windows.zone(zone)
         self.windows.refill(zone, destination)
-        recipients = window.take(destination, limit, pool)
+        recipients = window.take(destination, limit, pool_key)
         # The window may hold withdrawn ones only.
         if not recipients and window.refills.may_refill(destination):
             self.windows.refill(zone, destination)
-            recipients = window.take(destination, limit, pool)
+            recipients = window.take(destination, limit, pool_key)
         self.windows.feed(zone)
         if not recipients:
             return None

@@ -11,6 +11,7 @@ Plain ``def`` throughout: ``windows.py`` reads the store and writes the batches.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from zonemta_py.core.model import PoolKey
 from zonemta_py.queue.refill_choice import RefillChoice
 from zonemta_py.queue.spill import SpillIndex
 from zonemta_py.queue.submitter_queues import (
@@ -20,7 +21,7 @@ from zonemta_py.queue.submitter_queues import (
     QueuedRecipient,
     SubmitterQueues,
     Weights,
-    pool_of,
+    pool_key_of,
     stream_of,
 )
 from zonemta_py.queue.window_room import WindowRoom
@@ -56,12 +57,12 @@ class ReadyWindow:
         pools = self.room.pools
         if pools is ONE_POOL:
             return recipient.submitter
-        return stream_of(recipient.submitter, pools.of(self.zone, destination, recipient.record))
+        return stream_of(recipient.submitter, pools.pool_key(self.zone, destination, recipient.record))
 
     def has_room(self, destination: str, stream: str, *, urgent: bool = False) -> bool:
         """Whether one more recipient of ``stream`` may enter; urgent mail has larger shares."""
         queues = self._queues.get(destination)
-        waiting = queues.waiting(pool_of(stream)) if queues is not None else 0
+        waiting = queues.waiting(pool_key_of(stream)) if queues is not None else 0
         return self.room.has_room(destination, stream, waiting, urgent=urgent)
 
     def reserve(self, destination: str, stream: str, count: int, *, urgent: bool = False) -> bool:
@@ -94,12 +95,14 @@ class ReadyWindow:
         if not queues.length:
             del self._queues[destination]
 
-    def take(self, destination: str, limit: int, pool: str | None = None) -> list[QueuedRecipient]:
-        """Lease up to ``limit`` recipients of one message, streams in turn. ``pool``: see ``SubmitterQueues.take``."""
+    def take(
+        self, destination: str, limit: int, pool_key: PoolKey | None = None
+    ) -> list[QueuedRecipient]:
+        """Lease up to ``limit`` recipients of one message, streams in turn. ``pool_key``: see ``SubmitterQueues.take``."""
         queues = self._queues.get(destination)
         if queues is None:
             return []
-        taken, turns = queues.take(limit, pool)
+        taken, turns = queues.take(limit, pool_key)
         for recipient in taken:
             self._known[recipient.key] = None
             self._leased[recipient.key] = destination
@@ -207,19 +210,19 @@ class ReadyWindow:
         queues = self._queues.get(destination)
         return queues.submitters if queues is not None else 0
 
-    def has_mail(self, destination: str, pool: str | None = None) -> bool:
-        """Whether there is mail of ``destination`` to lease, in the window or spilled; with a ``pool``: that leaves from there."""
+    def has_mail(self, destination: str, pool_key: PoolKey | None = None) -> bool:
+        """Whether there is mail of ``destination`` to lease, in the window or spilled; with a ``pool_key``: that leaves from there."""
         queues = self._queues.get(destination)
-        if pool is None:
+        if pool_key is None:
             return queues is not None or self.spilled.has(destination)
-        return bool(queues is not None and queues.waiting(pool)) or self.spilled.has_pool(
-            destination, pool
+        return bool(queues is not None and queues.waiting(pool_key)) or self.spilled.has_pool_key(
+            destination, pool_key
         )
 
-    def pools_of(self, destination: str) -> tuple[str, ...]:
+    def pool_keys(self, destination: str) -> tuple[str, ...]:
         """From which pools the mail of ``destination`` in the window leaves, the next one first."""
         queues = self._queues.get(destination)
-        return queues.pools if queues is not None else ()
+        return queues.pool_keys if queues is not None else ()
 
     def destinations(self) -> list[str]:
         """Destinations that have mail in the window."""

@@ -12,7 +12,7 @@ from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.ready import ReadyWindow
-from zonemta_py.queue.submitter_queues import QueuedRecipient, pool_of
+from zonemta_py.queue.submitter_queues import QueuedRecipient, pool_key_of
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.storage.interface import Store
 
@@ -70,7 +70,7 @@ class Refill:
                 batch.delete(key)
             if self._is_probe and streams:
                 following = message + "0"  # the id after this one
-                probed |= {pool_of(each) for each in streams}
+                probed |= {pool_key_of(each) for each in streams}
                 if not window.spilled.has_others(destination, probed):
                     return following  # a probe needs one message of each pool
                 for each in streams:

@@ -6,7 +6,7 @@ A stream is the mail of a submitter that leaves from one pool, see ``submitter_q
 from collections.abc import Callable, Iterable, Mapping
 
 from zonemta_py.queue.spill import SpillIndex
-from zonemta_py.queue.submitter_queues import SubmitterQueues, pool_of
+from zonemta_py.queue.submitter_queues import SubmitterQueues, pool_key_of
 from zonemta_py.queue.window_room import WindowRoom
 
 HasRoom = Callable[[str, str], bool]  # (destination, stream): whether one more recipient may enter
@@ -59,8 +59,8 @@ class RefillChoice:
                 self._may_be_low.add(destination)
                 if not queues.count(stream):
                     self._spilled.note_starved(destination, stream)
-            pool = pool_of(stream)
-            if queues.waiting(pool) <= self._room.share(pool) // 2:
+            pool_key = pool_key_of(stream)
+            if queues.waiting(pool_key) <= self._room.share(pool_key) // 2:
                 self._may_be_low.add(destination)
 
     def resume(self, destination: str) -> None:
@@ -123,8 +123,8 @@ class RefillChoice:
         """See ``WindowRoom.is_low``."""
         if queues is None:
             return True
-        pool = pool_of(stream)
-        return self._room.is_low(pool, queues.waiting(pool), queues.count(stream))
+        pool_key = pool_key_of(stream)
+        return self._room.is_low(pool_key, queues.waiting(pool_key), queues.count(stream))
 
     def is_unsorted(self, destination: str) -> bool:
         """Whether the streams of what it has on disk are not known."""

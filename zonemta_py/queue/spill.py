@@ -8,8 +8,9 @@ from collections.abc import Callable, Container, Mapping
 from itertools import islice
 from typing import NamedTuple
 
+from zonemta_py.core.model import PoolKey
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.submitter_queues import pool_of
+from zonemta_py.queue.submitter_queues import pool_key_of
 
 STARVED_LOOK = 16  # starved destinations of one stream that are examined for room
 
@@ -66,13 +67,13 @@ class SpillIndex:
             self._resume[destination] = dict.fromkeys(self._resume[destination], first)
         return firsts
 
-    def has_pool(self, destination: str, pool: str) -> bool:
-        """Whether mail that leaves from ``pool`` may be spilled."""
-        return any(pool_of(stream) == pool for stream in self._resume.get(destination, ()))
+    def has_pool_key(self, destination: str, pool_key: PoolKey) -> bool:
+        """Whether mail that leaves from ``pool_key`` may be spilled."""
+        return any(pool_key_of(stream) == pool_key for stream in self._resume.get(destination, ()))
 
     def has_others(self, destination: str, pools: Container[str]) -> bool:
         """Whether mail that leaves from another pool than ``pools`` may be spilled."""
-        return any(pool_of(stream) not in pools for stream in self._resume.get(destination, ()))
+        return any(pool_key_of(stream) not in pools for stream in self._resume.get(destination, ()))
 
     # ---- starved streams
 

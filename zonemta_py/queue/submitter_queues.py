@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from zonemta_py.core.model import PART_MARK, USUAL_POOL
+from zonemta_py.core.model import PART_MARK, USUAL_POOL, PoolKey
 from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, RecipientRecord
 
 POOL_SEPARATOR = (
@@ -23,24 +23,24 @@ POOL_SEPARATOR = (
 class MailPools(Protocol):
     """Which mail leaves from another pool than that of its destination, or from a part of its pool's addresses only.
 
-    A part of a pool has a name of its own, and is treated as a pool. What has had no attempt of a message leaves from one.
+    All recipients of a message that have had no attempt share one key.
     """
 
-    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
-        """The pool of a recipient, or USUAL_POOL."""
+    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
+        """From which addresses mail for a recipient leaves."""
 
-    def parts(self, pool: str) -> int:
-        """By which number the share of mail that leaves from ``pool`` is divided: 1 for a whole pool."""
+    def share_divisor(self, pool_key: PoolKey) -> int:
+        """By which number the share of this mail in a window is divided: 1 for a whole pool."""
 
 
 class OnePool:
     """All mail leaves from the pool of its destination."""
 
-    def of(self, zone: str, destination: str, record: RecipientRecord) -> str:
+    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
         """See ``MailPools``."""
         return USUAL_POOL
 
-    def parts(self, pool: str) -> int:
+    def share_divisor(self, pool_key: PoolKey) -> int:
         """See ``MailPools``."""
         return 1
 
@@ -48,13 +48,13 @@ class OnePool:
 ONE_POOL = OnePool()
 
 
-def stream_of(submitter: str, pool: str) -> str:
-    """The name of the mail of ``submitter`` that leaves from ``pool``."""
-    return submitter if pool == USUAL_POOL else f"{submitter}{POOL_SEPARATOR}{pool}"
+def stream_of(submitter: str, pool_key: PoolKey) -> str:
+    """The name of the mail of ``submitter`` with this ``pool_key``."""
+    return submitter if pool_key == USUAL_POOL else f"{submitter}{POOL_SEPARATOR}{pool_key}"
 
 
-def pool_of(stream: str) -> str:
-    """The pool that the mail of a stream leaves from."""
+def pool_key_of(stream: str) -> PoolKey:
+    """The key in the name of a stream."""
     return stream.partition(POOL_SEPARATOR)[2]
 
 
@@ -113,7 +113,7 @@ class _Stream:
         return found
 
 
-class _Pool:
+class _PoolStreams:
     """The streams that leave from one pool, the next one first; ``length``: of their recipients.
 
     ``turn_of`` has had the last turn, the last ``turns`` in a row.
@@ -146,13 +146,13 @@ class SubmitterQueues:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, _PoolStreams] = {}
         self._counts: dict[str, int] = {}  # of recipients, by stream
         self._first_turn = self._last_turn = 0
         # Of the last ``append``, until anything else: the recipients of a message share them.
         self._last_name: str | None = None
         self._last_stream = ""
-        self._last_pool = _Pool()
+        self._last_pool = _PoolStreams()
         self._last: deque[QueuedRecipient] = deque()
         self.length = 0
 
@@ -160,26 +160,26 @@ class SubmitterQueues:
         """The number of recipients of ``stream``."""
         return self._counts.get(stream, 0)
 
-    def waiting(self, pool: str) -> int:
-        """The number of recipients that leave from ``pool``."""
-        found = self._pools.get(pool)
+    def waiting(self, pool_key: PoolKey) -> int:
+        """The number of recipients with this ``pool_key``."""
+        found = self._pools.get(pool_key)
         return found.length if found is not None else 0
 
     @property
-    def pools(self) -> tuple[str, ...]:
-        """The pools that recipients leave from, that of the next turn first."""
+    def pool_keys(self) -> tuple[PoolKey, ...]:
+        """Those of the recipients, the one with the next turn first."""
         return tuple(self._pools) if len(self._pools) < 2 else tuple(sorted(self._pools, key=self._turn))
 
-    def _turn(self, pool: str) -> int:
+    def _turn(self, pool_key: PoolKey) -> int:
         """The turn of its first stream."""
-        return next(iter(self._pools[pool].streams.values())).turn
+        return next(iter(self._pools[pool_key].streams.values())).turn
 
     @property
     def submitters(self) -> int:
         """How many submitters have recipients here; one that uses two pools counts twice."""
         return len(self._counts)
 
-    def _add(self, pool: _Pool, stream: str, change: int) -> None:
+    def _add(self, pool: _PoolStreams, stream: str, change: int) -> None:
         self.length += change
         pool.length += change
         count = self._counts[stream] = self._counts.get(stream, 0) + change
@@ -196,10 +196,10 @@ class SubmitterQueues:
         self._last.append(recipient)
         self._add(self._last_pool, stream, 1)
 
-    def _stream(self, name: str) -> tuple[_Pool, _Stream]:
-        pool = self._pools.get(pool_of(name))
+    def _stream(self, name: str) -> tuple[_PoolStreams, _Stream]:
+        pool = self._pools.get(pool_key_of(name))
         if pool is None:
-            pool = self._pools[pool_of(name)] = _Pool()
+            pool = self._pools[pool_key_of(name)] = _PoolStreams()
         found = pool.streams.get(name)
         if found is None:
             self._last_turn += 1
@@ -218,21 +218,23 @@ class SubmitterQueues:
             self._is_next(pool, stream, found)
             self._add(pool, stream, 1)
 
-    def _is_next(self, pool: _Pool, name: str, stream: _Stream) -> None:
+    def _is_next(self, pool: _PoolStreams, name: str, stream: _Stream) -> None:
         self._first_turn -= 1
         stream.turn = self._first_turn
         pool.streams.move_to_end(name, last=False)
 
-    def take(self, limit: int, pool: str | None = None) -> tuple[list[QueuedRecipient], list[str]]:
+    def take(
+        self, limit: int, pool_key: PoolKey | None = None
+    ) -> tuple[list[QueuedRecipient], list[str]]:
         """Remove up to ``limit`` recipients of the oldest message in the next lane that has any.
 
-        They leave from ``pool``; None: from any. The second value: the streams that had a turn, the last one with the recipients.
+        All have this ``pool_key``; None: any. The second value: the streams that had a turn, the last one with the recipients.
         """
         self._last_name = None
         taken: list[QueuedRecipient] = []
         turns: list[str] = []
         while self._pools and not taken:
-            name = pool if pool is not None else self.pools[0]
+            name = pool_key if pool_key is not None else self.pool_keys[0]
             found = self._pools.get(name)
             if found is None:
                 break
@@ -241,8 +243,8 @@ class SubmitterQueues:
                 del self._pools[name]
         return taken, turns
 
-    def _take(self, pool: _Pool, limit: int, turns: list[str]) -> list[QueuedRecipient]:
-        """One turn of the next stream of ``pool``."""
+    def _take(self, pool: _PoolStreams, limit: int, turns: list[str]) -> list[QueuedRecipient]:
+        """One turn of the next stream in ``pool``."""
         name, stream = pool.streams.popitem(last=False)
         turns.append(name)
         rank = min(stream.by_rank)
@@ -267,7 +269,7 @@ class SubmitterQueues:
                 self._is_next(pool, name, stream)
         return taken
 
-    def _has_another_turn(self, pool: _Pool, stream: str) -> bool:
+    def _has_another_turn(self, pool: _PoolStreams, stream: str) -> bool:
         """Whether the stream, which has just had a turn, has the next one of its pool, too."""
         pool.turns = pool.turns + 1 if stream == pool.turn_of else 1
         pool.turn_of = stream

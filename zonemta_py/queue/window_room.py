@@ -6,7 +6,8 @@ A stream is the mail of a submitter that leaves from one pool, see ``submitter_q
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, pool_of, whole_stream
+from zonemta_py.core.model import PoolKey
+from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools, pool_key_of, whole_stream
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for streams of low volume
@@ -36,9 +37,9 @@ class WindowRoom:
         """Whether there is no room for anything."""
         return self.size >= self.limit
 
-    def share(self, pool: str) -> int:
-        """How many recipients of a destination may leave from ``pool``; a part of a pool has part of a share."""
-        return max(1, self._share // self.pools.parts(pool))
+    def share(self, pool_key: PoolKey) -> int:
+        """How many recipients of a destination may leave from ``pool_key``; a part of a pool has part of a share."""
+        return max(1, self._share // self.pools.share_divisor(pool_key))
 
     def has_room(self, destination: str, stream: str, waiting: int, *, urgent: bool) -> bool:
         """Whether one more recipient may enter a destination where ``waiting`` leave from its pool; urgent mail has larger shares."""
@@ -47,16 +48,16 @@ class WindowRoom:
             return False
         if low_volume:
             return True
-        share = self.share(pool_of(stream)) * (URGENT_SHARES if urgent else 1)
+        share = self.share(pool_key_of(stream)) * (URGENT_SHARES if urgent else 1)
         return waiting + self._reserved.get((destination, stream), 0) < share
 
     def is_low_volume(self, stream: str) -> bool:
         """Whether the stream has so little here that its mail goes first."""
         return self._by_stream.get(whole_stream(stream), 0) <= self.low_volume
 
-    def is_low(self, pool: str, waiting: int, own: int) -> bool:
-        """Whether ``own`` of the recipients that are ``waiting`` to leave from ``pool`` are little: up to half of what finds room."""
-        half = self.share(pool) // 2
+    def is_low(self, pool_key: PoolKey, waiting: int, own: int) -> bool:
+        """Whether ``own`` of the recipients that are ``waiting`` to leave from ``pool_key`` are little: up to half of what finds room."""
+        half = self.share(pool_key) // 2
         return own <= (self.low_volume // 2 if waiting > half else half)
 
     def reserve(self, destination: str, stream: str, count: int) -> None:

@@ -76,18 +76,18 @@ class ReadyWindows:
         for window in self._zones.values():
             window.use(pools)
 
-    def pool_of(self, zone: str, destination: str, record: RecipientRecord) -> str:
+    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> str:
         """The pool of a recipient, see ``MailPools``."""
-        return self._pools.of(zone, destination, record)
+        return self._pools.pool_key(zone, destination, record)
 
-    def pools_of(self, zone: str, destination: str) -> tuple[str, ...]:
+    def pool_keys(self, zone: str, destination: str) -> tuple[str, ...]:
         """From which pools mail of a destination leaves, the next one first; at least one, see ``MailPools``."""
         if self._pools is ONE_POOL:
             return ONLY_USUAL
         window = self.zone(zone)
         if window.spilled.has(destination):
             self.refill(zone, destination)
-        return window.pools_of(destination) or ONLY_USUAL
+        return window.pool_keys(destination) or ONLY_USUAL
 
     # ---- new and woken mail
 

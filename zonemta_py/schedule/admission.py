@@ -2,16 +2,17 @@
 
 from typing import NamedTuple, Protocol
 
+from zonemta_py.core.model import PoolKey
 from zonemta_py.schedule.constraint import Binding
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rings import WorkerSlot
 
 
 class Admitted(NamedTuple):
-    """What a worker may send: only mail that leaves from ``pool``, see ``MailPools`` of the queue; None: any."""
+    """What a worker may send: only mail that leaves from ``pool_key``, see ``MailPools`` of the queue; None: any."""
 
     permit: Permit
-    pool: str | None = None
+    pool_key: PoolKey | None = None
 
 
 ANY_MAIL = Admitted(FREE)
@@ -41,8 +42,8 @@ class Admission(Protocol):
     def ended(self, slot: WorkerSlot) -> None:
         """The worker has ended."""
 
-    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
-        """Which limit keeps its mail that leaves from ``pool`` waiting."""
+    def binding(self, destination: str, now_s: float, pool_key: PoolKey) -> Binding | None:
+        """Which limit keeps its mail that leaves from ``pool_key`` waiting."""
 
 
 class Unlimited:
@@ -72,6 +73,6 @@ class Unlimited:
     def ended(self, slot: WorkerSlot) -> None:
         """Nothing is counted."""
 
-    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
+    def binding(self, destination: str, now_s: float, pool_key: PoolKey) -> Binding | None:
         """Nothing waits."""
         return None

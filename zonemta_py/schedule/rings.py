@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from enum import IntEnum
 
+from zonemta_py.core.model import PoolKey
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.permits import FREE, Permit
 
@@ -154,13 +155,13 @@ class WorkerSlot:
 
     ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for
     its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
-    until it has a session. ``permit``: what it may send, and from where; ``pool``: whose mail, see ``Admitted``.
+    until it has a session. ``permit``: what it may send, and from where; ``pool_key``: whose mail, see ``Admitted``.
     ``source``: the source address that was drawn for messages without an attempt; ``in_row`` of them have left from it.
     ``gives_way``: it ends because others wait for what it uses.
     """
 
     __slots__ = (
-        "destination", "established", "gives_way", "hurried", "in_row", "is_newcomer", "permit", "pool", "ring", "source", "unpaid",
+        "destination", "established", "gives_way", "hurried", "in_row", "is_newcomer", "permit", "pool_key", "ring", "source", "unpaid",
     )  # fmt: skip
 
     def __init__(
@@ -168,13 +169,13 @@ class WorkerSlot:
         destination: Destination,
         ring: Ring,
         permit: Permit = FREE,
-        pool: str | None = None,
+        pool_key: PoolKey | None = None,
         *,
         hurried: bool,
     ) -> None:
         self.destination = destination
         self.permit = permit
-        self.pool = pool
+        self.pool_key = pool_key
         self.ring = ring
         self.hurried = hurried
         self.established = False

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.plain import rate_text
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.model import PoolKey
 from zonemta_py.schedule.admission import Admission, Admitted, Unlimited
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
@@ -262,10 +263,10 @@ class Scheduler:
             destination.down_until_s = 0.0
         return [destination.name for destination in suspended]
 
-    def binding(self, name: str, now_s: float, pool: str = "") -> Binding | None:
+    def binding(self, name: str, now_s: float, pool_key: PoolKey = "") -> Binding | None:
         """Which limit keeps the mail of a destination waiting; None: it has its turn next, or workers take it.
 
-        ``pool``: see ``Admission.binding``.
+        ``pool_key``: see ``Admission.binding``.
         """
         destination = self._destinations.get(name)
         if destination is not None and destination.failing:
@@ -279,7 +280,7 @@ class Scheduler:
                 assert self.zone.rate is not None
                 text = f"the rate is {rate_text(self.zone.rate)}"
                 return Binding(Limit.RATE, since_s, now_s + wait_s, text)
-        own = self._admission.binding(name, now_s, pool)
+        own = self._admission.binding(name, now_s, pool_key)
         if own is None and destination is not None:
             own = destination.binding(now_s)
         # One that has left its ring does not wait for a connection.

@@ -90,7 +90,7 @@ class ShapingEngine:
         """For how long a rule acts, at most."""
         return round(max((rule.for_s for rule in self._rules.rules), default=0.0) * 1000)
 
-    def pool_of(self, provider: str, pool: str, now_ms: int) -> str:
+    def rerouted_pool(self, provider: str, pool: str, now_ms: int) -> str:
         """The pool that mail from ``pool`` to ``provider`` leaves from now."""
         found = self.reroutes.get((provider, pool))
         return pool if found is None or found.until_ms <= now_ms else found.pool
@@ -164,7 +164,7 @@ class ShapingEngine:
         assert rule.pool is not None
         if rule.pool == about.pool or about.pool in {each.pool for each in self.reroutes.values()}:
             return None  # it is that pool already
-        before = self.pool_of(about.provider, about.pool, now_ms)
+        before = self.rerouted_pool(about.provider, about.pool, now_ms)
         if before == rule.pool:
             return None  # after its time the own pool is tried again
         of_zone = {*self._pools.get(about.pool, ()), *self._pools.get(before, ())}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zonemta_py.config.sending import NO_ADDRESS_LIMITS, AddressLimits, PoolAddress
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.model import PART_MARK, USUAL_POOL
+from zonemta_py.core.model import PART_MARK, USUAL_POOL, PoolKey
 from zonemta_py.smtp.classification import ReplyClass
 
 BY_SYSTEM = "system"  # the name of the address that the system chooses
@@ -44,8 +44,8 @@ class PoolPart(NamedTuple):
     avoided: bool = False
 
     @property
-    def name(self) -> str:
-        """The name of the pool, or of this part of it."""
+    def key(self) -> PoolKey:
+        """The key of mail that leaves from these addresses."""
         if not self.address:
             return self.pool
         return f"{self.pool}{_NOT_FROM if self.avoided else _FROM}{self.address}"
@@ -60,13 +60,13 @@ class PoolPart(NamedTuple):
 
 
 @lru_cache(4096)
-def read_part(name: str) -> PoolPart:
-    """The part that has this ``name``."""
+def parse_pool_key(key: PoolKey) -> PoolPart:
+    """The addresses that mail with this ``key`` may leave from."""
     for mark in (_FROM, _NOT_FROM):
-        pool, found, address = name.partition(mark)
+        pool, found, address = key.partition(mark)
         if found:
             return PoolPart(pool, address, mark == _NOT_FROM)
-    return PoolPart(name)
+    return PoolPart(key)
 
 
 def addresses_of(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, set[str]]:

@@ -108,7 +108,11 @@ class SimulatedAdmission:
         if permit.granted:
             return True  # its last message was not sent
         if permit is FREE:
-            pools = (slot.pool,) if slot.pool is not None else self._mail.pools(slot.destination.name)
+            pools = (
+                (slot.pool_key,)
+                if slot.pool_key is not None
+                else self._mail.pools(slot.destination.name)
+            )
             return not is_limited(route) or all(self._is_free(route.with_pool(pool)) for pool in pools)
         if route.provider != permit.provider:
             return False
@@ -118,13 +122,13 @@ class SimulatedAdmission:
         """See ``Admission``."""
         name = slot.destination.name
         route = self.route(name)
-        routes = [route.with_pool(pool) for pool in self._mail.pools(name) if pool != slot.pool]
-        if slot.pool is not None and any(
+        routes = [route.with_pool(pool) for pool in self._mail.pools(name) if pool != slot.pool_key]
+        if slot.pool_key is not None and any(
             self._zone_gates.gate(name, self._key(each)) is None for each in routes
         ):
             return True  # those that wait at a gate are woken there
         gates = self._egress.gates
-        gate = gates.get(self._key(route.with_pool(slot.pool)))
+        gate = gates.get(self._key(route.with_pool(slot.pool_key)))
         if gate is not None and gate.waiting:
             return True
         return gates.wait_for_session(route.provider, slot.permit.address)
@@ -166,12 +170,15 @@ class SimulatedAdmission:
         if self._zone.transport != "smtp":
             return EgressRoute(LOCAL, settings.pool, settings.pool)
         provider = self._egress.provider_of(destination)
-        return EgressRoute(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
+        return EgressRoute(provider, self._egress.rerouted_pool(provider, settings.pool), settings.pool)
 
     def choose(self, slot: WorkerSlot, message: str, earlier: Earlier) -> str | Refusal:
         """The address for a message, whose permit the worker has then. A greylisted one keeps its address, a blocked one leaves it."""
         egress, route = self._egress, self.route(slot.destination.name)
-        own_pool, route = route.pool, route.with_pool(self._mail.pool_of(slot.destination.name, earlier))
+        own_pool, route = (
+            route.pool,
+            route.with_pool(self._mail.pool_key(slot.destination.name, earlier)),
+        )
         name, now_ms, permitted = slot.destination.name, egress.clock.now_ms, slot.permit.address
         usable = egress.sources(route.provider, route.pool)
         usable = self._closed.open_of(name, usable, now_ms, permitted) or usable

@@ -110,9 +110,9 @@ class SimulatedEgress(Allowance):
             )
         return free
 
-    def pool_of(self, provider: str, pool: str) -> str:
+    def rerouted_pool(self, provider: str, pool: str) -> str:
         """The pool of mail to ``provider``: ``pool``, or what a rule says instead."""
-        return self.engine.pool_of(provider, pool, self.clock.now_ms)
+        return self.engine.rerouted_pool(provider, pool, self.clock.now_ms)
 
     def sources(self, provider: str, pool: str) -> list[PoolAddress]:
         """The addresses of ``pool`` that may be used with ``provider``."""

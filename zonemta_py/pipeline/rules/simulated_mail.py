@@ -50,11 +50,11 @@ class SimulatedMail:
         """The pools from which mail of a destination leaves, the next one first; USUAL_POOL: that of the destination."""
         return tuple(self._queues.get(name, ())) or (USUAL_POOL,)
 
-    def pool_of(self, name: str, earlier: Earlier) -> str:
+    def pool_key(self, name: str, earlier: Earlier) -> str:
         """From which pool, or part of one, a message leaves after its last attempt."""
         pool = fallback_pool(self._table.settings(name), earlier.attempts, earlier.reply_class)
         addresses = self._addresses.get(pool, ())
-        return part_after(pool, addresses, earlier.source, earlier.reply_class).name
+        return part_after(pool, addresses, earlier.source, earlier.reply_class).key
 
     def add(self, name: str, waiting: WaitingMessage) -> None:
         """Mail has arrived, or is due again."""
@@ -67,7 +67,7 @@ class SimulatedMail:
         self.messages += 1
 
     def _queue(self, name: str, waiting: WaitingMessage) -> deque[WaitingMessage]:
-        pool = self.pool_of(name, waiting.earlier)
+        pool = self.pool_key(name, waiting.earlier)
         return self._queues.setdefault(name, {}).setdefault(pool, deque())
 
     def lease(self, name: str, pool: str | None) -> WaitingMessage | None:

@@ -145,7 +145,7 @@ class SimulatedZone:
         if self._wait_s()[0] > 0 or not scheduler.next_lease(slot, now_s):
             self._leave(slot, has_mail=True)
             return
-        waiting = self._mail.lease(name, slot.pool)
+        waiting = self._mail.lease(name, slot.pool_key)
         if waiting is None:
             if not self._mail.has(name):
                 scheduler.empty(name)
