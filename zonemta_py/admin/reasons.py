@@ -112,7 +112,7 @@ class Reasons:
         return self._by_destination[place]
 
     def of(self, zone: str, message: str, address: str, record: RecipientRecord) -> Constraint:
-        """Why a recipient does not move."""
+        """Why a recipient is still waiting."""
         failure = self._queue.failure
         if failure is not None:
             return Constraint("queue_not_writable", str(failure), key="queue")

@@ -1,6 +1,6 @@
 """The destinations of one zone at which no session could be opened: suspended, then tried again.
 
-Their mail stays on disk without an attempt, but for what is too old, or is to be warned about.
+Their mail stays on disk without an attempt, except recipients that expire, and those whose senders get a delay warning.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Which mail leaves from another pool than that of its destination, and which from some addresses of its pool only.
+"""Which mail leaves from a pool other than its destination's, and which from some addresses of its pool only.
 
 Another pool is a tenant's own, or the fallback pool of a zone. Of a pool with several addresses, recipients that were
 greylisted leave from the same one again, and those that were blocked from another one.

@@ -163,7 +163,7 @@ class Expired(_OfAttempt, frozen=True, kw_only=True):
 
 
 class Lapsed(_OfRecipient, frozen=True, kw_only=True):
-    """The time that the submitter gave the message was over at ``expires_ms`` (X-Expire, RFC 2852).
+    """The message reached ``expires_ms``, the limit that its submitter gave at ``expires_ms`` (X-Expire, RFC 2852).
 
     ``reply`` has that of the last attempt. ``report`` as in ``bounced``. ``class`` is expired.
     """

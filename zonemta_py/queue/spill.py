@@ -61,7 +61,7 @@ class SpillIndex:
         return self._resume.get(destination, {})
 
     def begin_again(self) -> dict[str, str]:
-        """Streams are others from now on: each destination is read from its first message, which is returned."""
+        """The names of the streams have changed: each destination is read from its first message, which is returned."""
         firsts = {destination: min(resume.values()) for destination, resume in self._resume.items()}
         for destination, first in firsts.items():
             self._resume[destination] = dict.fromkeys(self._resume[destination], first)

@@ -72,7 +72,7 @@ def suspended_part(suspended: Container[str], tenant: str, user: str) -> str:
 
 
 def named(name: str) -> str:
-    """A suspension whose mail is held, as text, by its name in ``Suspensions``."""
+    """A suspension whose mail is held, as text; ``name``: as in ``Suspensions``."""
     if name.startswith(MAIL):
         return f"mail of {part_of_key(name)}"
     return f"user {name.removeprefix(USER)}" if name.startswith(USER) else f"tenant {name}"

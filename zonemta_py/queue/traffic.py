@@ -234,7 +234,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, int]]:
 
 
 def rate_of(row: Row, covered_s: float) -> TrafficRate:
-    """A row for a reader."""
+    """The row as a TrafficRate."""
     return TrafficRate(
         dict(zip(COUNTED, row, strict=False)), covered_s, percentile(row, 0.5), percentile(row, 0.95)
     )

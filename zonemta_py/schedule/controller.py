@@ -1,4 +1,4 @@
-"""Goes back where a provider refuses or defers the mail of an address, and comes up again by steps. Pure; times are ms.
+"""Lowers the pace from an address to a provider after refusals, and raises it again by steps. Pure; times are ms.
 
 Multiplicative decrease: of the sessions and the rate, at a reply of the class ``blocked`` and when more than a share of
 the attempts of an interval was deferred for reasons of ours. Additive increase: a step of the ceiling for each quiet
@@ -13,7 +13,7 @@ from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.units import HOUR, Rate
 
-# Replies that say something of the sender, by their class; others say something of a mailbox or of the receiver.
+# Classes of replies that concern the sender; the others concern a mailbox, or the receiver.
 OF_SENDER = frozenset(
     {"blocked", "spam_content", "rate_limited", "connection_limited", "policy", "authentication"}
 )  # fmt: skip
@@ -26,8 +26,8 @@ MINUTE_S = 60.0
 class Pace(NamedTuple):
     """What is allowed from an address to a provider, as stored: ``rate`` is messages a minute.
 
-    It was changed at ``changed_ms``, and comes up to ``top_sessions`` and ``top_rate``. Nothing is sent before
-    ``paused_ms``; a rule keeps it down until ``kept_ms``. Replies have lowered it last at ``lowered_ms``.
+    It was changed at ``changed_ms``, and rises to ``top_sessions`` and ``top_rate``. Nothing is sent before
+    ``paused_ms``; a rule holds it down until ``kept_ms``. Replies lowered it last at ``lowered_ms``.
     """
 
     version: int

@@ -22,7 +22,7 @@ REST_MS = 2000  # without a worker: then others may have the idle sessions of an
 
 
 class Permit:
-    """One session of a worker, and the message in it. ``paths``: where both count.
+    """The right of a worker to use one session, and to send one message in it. ``paths``: where both are counted.
 
     ``connects``: how many new sessions it may open; -1: any number. ``gave_back``: it has opened none, so that others may.
     """

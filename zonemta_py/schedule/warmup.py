@@ -1,7 +1,7 @@
-"""How much an address that is new may send today: the schedules of the warm-up file, and what was sent. Pure.
+"""How much a new source address may send today: the schedules of the warm-up file, and what was sent. Pure.
 
-A day is one of UTC. What is under way counts with what was sent, so that a number is never exceeded. A schedule stays
-where it is for one day more for each day on which the controller went back, and while an operator has paused it.
+A day is one of UTC. What is under way counts with what was sent, so that a number is never exceeded. A schedule repeats
+its number for each day on which the controller lowered the pace, and while an operator has paused it.
 """
 
 from collections.abc import Iterable, Sequence

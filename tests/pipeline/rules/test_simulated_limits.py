@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -209,6 +210,21 @@ def test_without_another_address_mail_waits_for_the_next_day() -> None:
     assert by_day(played, A) == [10, 20, 30]
     limited_s = played.found.ways.limited_s["big", "192.0.2.1"]
     assert limited_s["warmup"] == pytest.approx(2 * 86_400, rel=0.01)
+
+
+def test_a_lower_rate_is_not_refused_more_often() -> None:
+    """In some minutes of few attempts a provider blocked all: a pace that has come down to them must not stay there."""
+    model = ReplyModel([
+        CountedReply(5, None, 10), CountedReply(5, REFUSED, 90, of_sender=True),
+        CountedReply(9, None, 1880), CountedReply(9, REFUSED, 20, of_sender=True),
+        CountedReply(11, None, 500), CountedReply(11, LIMITED, 500, of_sender=True),
+    ])  # fmt: skip
+    shares = []
+    for rate in (40, 600, 3000):
+        random = Random(1)
+        drawn = [model.of_sender(rate, random) for _ in range(5000)]
+        shares.append(sum(each is not None for each in drawn) / 5000)
+    assert shares == [pytest.approx(0.055, abs=0.01)] * 2 + [pytest.approx(0.5, abs=0.03)]
 
 
 def overloaded(most_per_minute: int) -> ReplyModel:

@@ -1,8 +1,8 @@
 """How a provider replies, as its replies were recorded: by how much was sent to it, and by class. Pure.
 
 Replies that speak of the sender (``controller.OF_SENDER``: rate limits, blocks and so on) depend on how many attempts
-a minute an address made; the shares of the recorded minutes with about that number apply. All other replies speak of
-a mailbox, and their share is that of the domain (``PeerModel``).
+a minute an address made; the shares of the recorded minutes with about that number apply. The share never falls as the
+rate rises (decision 122). All other replies speak of a mailbox, and their share is that of the domain (``PeerModel``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -90,27 +90,43 @@ class ReplyModel:
         return self._others[event].draw(random.random()) or UNCLASSED[event]
 
 
+class _Step(NamedTuple):
+    """Attempts of the rates from ``begins`` on, and their replies that speak of the sender."""
+
+    begins: int
+    total: int
+    refused: Mapping[RecordedReply, int]
+
+    def share(self) -> float:
+        """That of the refused attempts."""
+        return sum(self.refused.values()) / self.total
+
+    def joined(self, higher: "_Step") -> "_Step":
+        """One step of both."""
+        names = {**self.refused, **higher.refused}
+        refused = {each: self.refused.get(each, 0) + higher.refused.get(each, 0) for each in names}
+        return _Step(self.begins, self.total + higher.total, refused)
+
+
 def _merged(
     totals: Mapping[int, int], refused: Mapping[int, Mapping[RecordedReply, int]]
 ) -> Iterable[tuple[int, _Draws]]:
-    """The steps with enough attempts, each from its lowest rate on."""
-    begins, total, counts = -1, 0, dict[RecordedReply, int]()
-    found: list[tuple[int, int, dict[RecordedReply, int]]] = []
-    for step in sorted(totals):
-        begins = step if begins < 0 else begins
-        total += totals[step]
-        for reply, count in refused.get(step, {}).items():
-            counts[reply] = counts.get(reply, 0) + count
-        if total >= ATTEMPTS_MIN:
-            found.append((begins, total, counts))
-            begins, total, counts = -1, 0, {}
-    if total and found:  # what is left belongs to the last step
-        begins, before, last = found.pop()
-        counts = {reply: counts.get(reply, 0) + last.get(reply, 0) for reply in {**last, **counts}}
-        total += before
-    if total:
-        found.append((begins, total, counts))
-    return ((step, _Draws(counts, total)) for step, total, counts in found)
+    """The steps with enough attempts, each from its lowest rate on; their shares never fall."""
+    found: list[_Step] = []
+    for number in sorted(totals):
+        step = _Step(number, totals[number], refused.get(number, {}))
+        few = found and found[-1].total < ATTEMPTS_MIN
+        found.append(found.pop().joined(step) if few else step)
+    if len(found) > 1 and found[-1].total < ATTEMPTS_MIN:  # the last one
+        last = found.pop()
+        found.append(found.pop().joined(last))
+    rising: list[_Step] = []
+    for step in found:
+        rising.append(step)
+        while len(rising) > 1 and rising[-2].share() > rising[-1].share():
+            higher = rising.pop()
+            rising.append(rising.pop().joined(higher))
+    return ((each.begins, _Draws(each.refused, each.total)) for each in rising)
 
 
 class RateMeter:

@@ -161,7 +161,7 @@ class HeldMail:
                     released = count
                 await suspended.resume(name)
                 log.warning(
-                    "the suspension of %s is over: %d recipients released", named(name), released
+                    "the suspension of %s has ended: %d recipients released", named(name), released
                 )
             ended = set()
             end_ms = suspended.next_end_ms()
