@@ -74,7 +74,7 @@ class MessageEgress:
             return self._order(route.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
         now_ms, held = egress.now_ms(), slot.permit.address
         usable = self._closed.open_of(lease.destination, usable, now_ms, held) or usable
-        found = self._held(slot, lease, usable) or self._choose(slot, lease, route.provider, usable)
+        found = self._drawn(slot, lease, usable) or self._choose(slot, lease, route.provider, usable)
         if isinstance(found, Refusal):
             return found
         permit = slot.permit
@@ -127,13 +127,13 @@ class MessageEgress:
         text = f"{reason}; last: {record.text}"
         return Attempt("", 0, "4.3.0", text, reply_class=about, provider=provider)
 
-    def _held(self, slot: WorkerSlot, lease: Lease, usable: list[PoolAddress]) -> PoolAddress | None:
+    def _drawn(self, slot: WorkerSlot, lease: Lease, usable: list[PoolAddress]) -> PoolAddress | None:
         """The address that the worker has drawn, for a message without an attempt, if its permit is for that."""
-        held = slot.permit.address
-        if lease.recipients[0].record.source or slot.draws or (slot.source or held) != held:
+        permitted = slot.permit.address
+        if lease.recipients[0].record.source or slot.draws or (slot.source or permitted) != permitted:
             return None
         for each in usable:
-            if (each.address or BY_SYSTEM) == held:
+            if (each.address or BY_SYSTEM) == permitted:
                 return each
         return None
 
@@ -145,19 +145,17 @@ class MessageEgress:
         A message without an attempt gets the address that the worker has drawn, any other that of its last attempt. A
         greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
         """
-        egress, last, now_ms = self._egress, lease.recipients[0].record.source, self._egress.now_ms()
-        held = "" if slot.draws else slot.source or slot.permit.address
-        about = self._last_class(lease) if last else None
-        sources = every = preferred(usable, lease.active.id, last, held)
-        if about == ReplyClass.BLOCKED and len(sources) > 1:
-            sources = [each for each in sources if source_name(each) != last]
-        kept = [each for each in sources if about == ReplyClass.GREYLISTED and source_name(each) == last]
+        egress, now_ms = self._egress, self._egress.now_ms()
+        drawn = "" if slot.draws else slot.source or slot.permit.address
+        last = lease.recipients[0].record.source
+        candidates = preferred(usable, lease.active.id, last, drawn)
+        allowed = self._allowed(lease, candidates)
         if slot.permit is FREE:
-            free = [each for each in kept or sources if egress.refusal(provider, each, now_ms) is None]
+            free = [each for each in allowed if egress.refusal(provider, each, now_ms) is None]
             if free and not egress.is_limited(provider, free[0]):
                 return free[0]
         refused: Refusal | None = None
-        for each in kept or sources:
+        for each in allowed:
             if source_name(each) == slot.permit.address and slot.permit is not FREE:
                 return each
             permit = egress.take(provider, [each], now_ms)
@@ -166,10 +164,22 @@ class MessageEgress:
                 slot.permit = permit
                 return each
             refused = refused or permit
-        has_choice = bool(kept) or len(sources) < len(every)
-        if has_choice and egress.refuses_for_long(provider, kept or sources, now_ms):
-            return self._choose_any(slot, provider, every, now_ms)
+        if len(allowed) < len(candidates) and egress.refuses_for_long(provider, allowed, now_ms):
+            return self._choose_any(slot, provider, candidates, now_ms)
         return refused or Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
+
+    def _allowed(self, lease: Lease, candidates: list[PoolAddress]) -> list[PoolAddress]:
+        """The addresses that a message may leave from while they are not refused for long.
+
+        The simulator follows the same rule (``pipeline.rules.simulated_admission``).
+        """
+        last = lease.recipients[0].record.source
+        last_class = self._last_class(lease) if last else None
+        if last_class == ReplyClass.GREYLISTED:
+            return [each for each in candidates if source_name(each) == last] or candidates
+        if last_class == ReplyClass.BLOCKED and len(candidates) > 1:
+            return [each for each in candidates if source_name(each) != last]
+        return candidates
 
     def _choose_any(
         self, slot: WorkerSlot, provider: str, sources: list[PoolAddress], now_ms: int
@@ -191,7 +201,7 @@ class MessageEgress:
             return now_ms + AGAIN_MS
         return now_ms + max(1000, min(refusal.until_ms - self._egress.now_ms(), 3_600_000))
 
-    def has_others(self, lease: Lease, attempt: Attempt) -> bool:
+    def may_use_other_address(self, lease: Lease, attempt: Attempt) -> bool:
         """Whether a refused session says something of our address only, and mail may leave from other ones."""
         route = self._routes.of(lease.destination)
         if route is None or attempt.reply_class not in OF_SENDER:

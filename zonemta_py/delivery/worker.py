@@ -23,7 +23,7 @@ from zonemta_py.delivery.outcome import (
     is_given_up,
     requested_priority,
 )
-from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder
+from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult, EgressOrder
 from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
@@ -142,13 +142,7 @@ class Worker:
         if result.failure is None:
             settled = await self._settle(lease, result.attempts, puts)
             return LeaseResult(settled, recipients_max=result.recipients_max)
-        failure = None if result.permanent else result.failure
-        if meta.origin.tenant in self._own_pools and not slot.destination.failing:
-            failure = None  # it may be the tenant's addresses that are refused: others' mail is tried
-        if failure is not None:
-            [about] = self._egress.named(lease, [failure])
-            if about is not None and self._egress.has_others(lease, about):
-                failure = None  # mail may leave from another address
+        failure = self._destination_failure(lease, slot, result)
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:
@@ -157,6 +151,19 @@ class Worker:
             settled = await self._settle(lease, result.attempts, puts)
             return LeaseResult(settled, at_connection_limit=True)
         return LeaseResult(await self._settle(lease, result.attempts, puts), failure)
+
+    def _destination_failure(
+        self, lease: Lease, slot: WorkerSlot, result: DeliveryResult
+    ) -> Attempt | None:
+        """The failure that suspends the destination; None if only this message, or this source address, failed."""
+        if result.permanent or result.failure is None:
+            return None
+        if lease.active.meta.origin.tenant in self._own_pools and not slot.destination.failing:
+            return None  # it may be the tenant's addresses that are refused: others' mail is tried
+        [named] = self._egress.named(lease, [result.failure])
+        if named is not None and self._egress.may_use_other_address(lease, named):
+            return None
+        return result.failure
 
     def _release(self, lease: Lease, puts: Puts) -> CommitFuture:
         """No attempt was made; ``puts`` are stored all the same."""
