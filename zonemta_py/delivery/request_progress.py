@@ -56,9 +56,12 @@ class RequestProgress:
                 self._answered = True
         return closed
 
-    def without_session(self, *, expired: bool) -> DeliveryResult:
-        """The end of the request when no further session is permitted now. After an ``expired`` one it has had no attempt, and waits."""
-        if expired and not self._answered:
+    def without_session(self, *, was_stale: bool) -> DeliveryResult:
+        """The end of the request when no further session is permitted now.
+
+        ``was_stale``: the peer had closed the idle session; without any answer there was no attempt, and the mail waits.
+        """
+        if was_stale and not self._answered:
             return DeliveryResult([], not_permitted=True)
         return self.result()
 

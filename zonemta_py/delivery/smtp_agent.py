@@ -98,23 +98,23 @@ class SmtpAgent:
                 raise
             # A peer may close an idle session at any time: that is no failure of the endpoint. Nor is it one
             # to close it at a certain number of recipients, or when it gets pipelined commands.
-            expired = reused and closed
-            same = expired or (closed and session.recipients_max is not None)
+            was_stale = reused and closed
+            retry_endpoint = was_stale or (closed and session.recipients_max is not None)
             if session.broke_pipelining:
                 self._resources.peers.pipelining_broke(endpoint.ip, clock.monotonic_s())
-                same = True
-            if not progress.unserved or (progress.sessions == SESSIONS_MAX and not expired):
+                retry_endpoint = True
+            if not progress.unserved or (progress.sessions == SESSIONS_MAX and not was_stale):
                 return await self._answer(request, progress.result())
-            if not same:
+            if not retry_endpoint:
                 endpoints = _without(endpoints, endpoint)
             try:
                 if request.order is not None and request.order.connects >= 0:
                     raise NotPermitted(tried=False)
                 session, endpoint = await self._opener.open(endpoints, request, zone)
             except NotPermitted:
-                return await self._answer(request, progress.without_session(expired=expired))
+                return await self._answer(request, progress.without_session(was_stale=was_stale))
             except DestinationFailed as exc:
-                return await self._answer(request, progress.result(exc if expired else None))
+                return await self._answer(request, progress.result(exc if was_stale else None))
             progress.opened += 1
             reused = False
 
