@@ -69,7 +69,9 @@ def test_own_rules(tmp_path: Path) -> None:
 def test_classes_and_lint(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in zonemta("--classes", "--json").output.splitlines()]
     assert [row["class"] for row in rows] == list(ReplyClass)
-    assert "InvalidRecipient" in zonemta("--classes").output
+    table = zonemta("--classes").output
+    assert "InvalidRecipient" in table
+    assert len(table.splitlines()) == len(rows) + 1, "a row is a line where the output is no terminal"
     rules = tmp_path / "own.yaml"
     rules.write_text("rules:\n- {class: policy, pattern: moon}\n- {class: virus, pattern: the moon}\n")
     found = zonemta("--lint", "--rules", rules)

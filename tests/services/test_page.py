@@ -160,6 +160,8 @@ async def test_what_is_no_form(directory: Path, caplog: pytest.LogCaptureFixture
         await log_in(client, relay)
         await text_of(client, "/search?q=%00", 409)
         await text_of(client, "/messages/%00", 409)
+        for path in ("/providers/nosuch", "/zones/nosuch"):
+            await text_of(client, path, 404)
         assert "a request from" not in caplog.text
 
 

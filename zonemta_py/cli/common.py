@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 111  # qmail's exit code for "already running"
-PIPE_WIDTH = 200  # columns of a table that is not printed on a terminal
+PIPE_WIDTH = 10_000  # columns of a table that is not printed on a terminal: a row is a line
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 

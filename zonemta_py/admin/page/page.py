@@ -34,7 +34,7 @@ from zonemta_py.admin.permissions import restrict
 from zonemta_py.admin.tokens import Role, Token, Tokens
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_query, to_json
-from zonemta_py.core.errors import LocalError, NotFound
+from zonemta_py.core.errors import LocalError, NotFound, UnknownName
 
 LIVE_EVERY_S = 1.0
 WATCHERS_MAX = 20
@@ -148,7 +148,7 @@ class Page:
         template, status = view.template, 200
         try:
             context = await self._context(request, view, session)
-        except NotFound as exc:
+        except (NotFound, UnknownName) as exc:
             template, context, status = (
                 "message_only.html",
                 {"title": "Not found", "text": str(exc)},
