@@ -15,6 +15,7 @@ from zonemta_py.config.schema import Resolver
 from zonemta_py.config.units import Seconds
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.delivery import dns_channel
 from zonemta_py.delivery.dns_channel import DnsChannel
 from zonemta_py.delivery.dns_channel import Records as DnsAnswer
 from zonemta_py.delivery.mx import FAILURE_TTL_S, HOST_FAILURE_TTL_S, MxResolver
@@ -105,6 +106,23 @@ async def test_the_look_ups_of_the_best_host_failed() -> None:
         assert order(found, Random(1)) == [("b.example", "127.0.0.13")]
         expires_s = resolver._cache["halfhost.example"][0]
         assert expires_s <= clock.monotonic_s() + HOST_FAILURE_TTL_S
+
+
+async def test_a_channel_is_replaced_after_many_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """c-ares remembers each answer. What is asked for meanwhile has its answer from the channel before."""
+    monkeypatch.setattr(dns_channel, "QUESTIONS_MAX", 3)
+    async with resolving() as (resolver, _):
+        channels = set[DnsChannel | None]()
+
+        async def one(domain: str) -> None:
+            await resolver.resolve(domain)
+            channels.add(resolver._channel)
+
+        await asyncio.gather(*(one(name) for name in ("plain.example", "bare.example", "six.example")))
+        await one("mxalias.example")
+        assert len(channels) > 1
+        assert resolver._channel is not None
+        assert not resolver._channel._is_retired
 
 
 @pytest.mark.parametrize(

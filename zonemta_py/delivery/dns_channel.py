@@ -19,6 +19,8 @@ TYPES = {"A": 1, "AAAA": 28, "MX": 15, "TXT": 16}  # numbers of record types (RF
 TRIES = 5
 FIRST_TRY = 1 / 7
 RECEIVE_BUFFER_BYTES = 4 << 20  # thousands of answers while the loop is busy; the kernel may give less
+# After so much a channel is replaced: c-ares remembers every answer, 1.5 KB each, which ``MxResolver`` does itself.
+QUESTIONS_MAX = 2000
 TIMER_MAX_S = 1.0  # between two looks of c-ares at the age of its questions
 
 Records = Sequence[Any]  # with ``ttl`` and ``data``: ``addr``, or ``priority`` and ``exchange``
@@ -42,6 +44,7 @@ class DnsChannel:
         self._written: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._asked = 0  # questions whose answer is waited for
+        self._questions = 0  # so far
         self._is_closed = self._is_retired = False
         self._channel = pycares.Channel(
             servers=[_at(server) for server in servers] if servers is not None else None,
@@ -51,6 +54,11 @@ class DnsChannel:
             sock_state_cb=self._socket_changed,
         )
 
+    @property
+    def is_full(self) -> bool:
+        """Whether another channel should take its place; ``retire`` it then."""
+        return self._questions >= QUESTIONS_MAX
+
     async def query(self, name: str, rdtype: str) -> Records:
         """The records of type ``rdtype`` of ``name``, behind a CNAME too; none if there are none.
 
@@ -59,6 +67,7 @@ class DnsChannel:
         future: asyncio.Future[Records] = self._loop.create_future()
         kind = TYPES[rdtype]
         self._asked += 1
+        self._questions += 1
         try:
             self._channel.query(name, kind, callback=partial(self._answered, future, kind))
         except (pycares.AresError, ValueError) as exc:  # such as a name that cannot be asked for

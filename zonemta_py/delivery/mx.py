@@ -189,10 +189,14 @@ class MxResolver:
 
     async def _query(self, name: str, rdtype: str, *, missing_domain_ok: bool = False) -> Records:
         """The records of this type; none if there are none. Raises DestinationFailed."""
-        if self._channel is None:
-            self._channel = DnsChannel(self._settings.nameservers, self._settings.timeout)
+        channel = self._channel
+        if channel is None or channel.is_full:
+            if channel is not None:
+                channel.retire()
+            channel = DnsChannel(self._settings.nameservers, self._settings.timeout)
+            self._channel = channel
         try:
-            return await self._channel.query(name, rdtype)
+            return await channel.query(name, rdtype)
         except NameNotFound as exc:
             if missing_domain_ok:
                 return ()
