@@ -216,7 +216,7 @@ def test_output_that_cannot_be_written(directory: Path) -> None:
             [sys.executable, "-m", "zonemta_py", "config", "show", "-c", str(config)],
             stdout=full, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
-    assert done.stderr == b"error: the output cannot be written: No space left on device\n"
+    assert done.stderr == b"error: a write failed: No space left on device\n"
     assert done.returncode == 1
 
 

@@ -32,6 +32,7 @@ from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.transaction import MessageForm, MessageForms
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
+from zonemta_py.sink.nameserver import SERVFAIL, Records
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.smtp.classify import Verdict
 from zonemta_py.transports.pipelining import DsnOptions, SmtpSession
@@ -371,6 +372,24 @@ async def test_a_connection_on_which_starttls_failed_counts(directory: Path) -> 
     async with sending(directory / "two", extensions=(*PLAIN, "STARTTLS")) as made:
         result = await made.deliver("x@a.example")
         assert (codes(result), made.stage.sinks["a.example"].tally.sessions) == ([250], 2)
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_backup_that_is_this_relay(directory: Path, is_found: bool) -> None:
+    """Known by its EHLO alone. While the host before it cannot be looked up the mail waits, else it loops."""
+    async with sending(directory, hostname="relay.example") as made:
+        records: Records = {"two.example": {"MX": ["20 mx.a.example."]}}
+        if not is_found:
+            records = {
+                "two.example": {"MX": ["10 best.example.", "20 mx.a.example."]},
+                "best.example": SERVFAIL,
+            }
+        made.stage.names.records = {**made.stage.names.records, **records}
+        result = await made.deliver("x@two.example")
+        assert result.failure is not None
+        assert (result.failure.status, result.permanent) == (
+            ("5.4.6", True) if is_found else ("4.4.3", False)
+        )
 
 
 async def test_no_session(directory: Path) -> None:

@@ -155,20 +155,22 @@ def test_why_an_address_waits_that_was_paused_before_its_first_day() -> None:
         at(4),
     )
     warming.go_on(at(3))
-    found = made.take("google", [PoolAddress("192.0.2.1")], at(3, 5_000))
-    assert isinstance(found, Refusal)
-    assert (found.reason, found.until_ms) == ("192.0.2.1 is new and begins on 2026-11-11", at(10))
+    assert isinstance(made.take("google", [PoolAddress("192.0.2.1")], at(3, 5_000)), Permit)
+    assert warming.allowed(at(4) // DAY_MS) == SCHEDULE.daily[1]
 
 
 def test_a_pause_stays_when_a_schedule_begins_anew() -> None:
-    """At its first number, if it was paused before that."""
-    warming = Warming(SCHEDULE, WarmupState())
-    warming.pause(at(1))
-    warming.use(replace(SCHEDULE, begins=BEGINS + timedelta(days=5)))
-    day = at(0) // DAY_MS
-    assert [warming.allowed(day + each) for each in (4, 5, 9)] == [0, *[SCHEDULE.daily[0]] * 2]
-    warming.go_on(at(9))
-    assert warming.allowed(day + 10) == SCHEDULE.daily[1]
+    """Nothing is sent of one that has not begun; it begins when the pause ends, or on its first day."""
+    for ends, first in ((3, 5), (9, 9)):
+        warming = Warming(SCHEDULE, WarmupState())
+        warming.pause(at(1))
+        warming.use(replace(SCHEDULE, begins=BEGINS + timedelta(days=5)))
+        day = at(0) // DAY_MS
+        warming.not_after(day + 1)
+        assert [warming.allowed(day + each) for each in (4, 5, 9)] == [0] * 3
+        warming.go_on(at(ends))
+        numbers = [warming.allowed(day + first + each) for each in (-1, 0, 1)]
+        assert numbers == [0, *SCHEDULE.daily[:2]]
 
 
 def test_a_schedule_that_begins_anew_is_not_late() -> None:

@@ -22,7 +22,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 111  # qmail's exit code for "already running"
 PIPE_WIDTH = 10_000  # columns of a table that is not printed on a terminal: a row is a line
-_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 P = ParamSpec("P")
@@ -68,16 +68,23 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:
             sys.exit(EXIT_FAILED)
         except OSError as exc:
-            if exc.filename is None and exc.errno in _NOT_WRITTEN:
-                # What is left in the buffer would fail again when the interpreter ends.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                fail(f"the output cannot be written: {exc.strerror}")
+            if exc.filename is None and exc.errno in _FULL:  # also of standard output
+                _discard_output()
+                fail(f"a write failed: {exc.strerror}")
             if exc.filename is None:
                 raise
             code = EXIT_USAGE if exc.errno in _WRONG_PATH else EXIT_FAILED
             fail(f"{exc.filename}: {exc.strerror}", code)
 
     return wrapper
+
+
+def _discard_output() -> None:
+    """Discard what cannot be written to standard output: it would fail again when the interpreter ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def read_config(path: Path) -> Config:

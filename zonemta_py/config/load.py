@@ -90,24 +90,33 @@ def with_key(text: str, path: Path, name: str, value: str) -> str:
 
     All other values stay as they are written: YAML takes the word off, a mode of TLS, for a boolean.
     """
-    empty = yaml.MappingNode(MAP, [])
-    root = node = _composed(text, path) or empty
+    root = node = _mapping(_composed(text, path))
     *parents, key = name.split(".")
     for part in parents:
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"--set {name}={value}: there is no such key in {path}")
-        found = next((each for key_node, each in node.value if key_node.value == part), None)
-        if found is None:
-            found = yaml.MappingNode(MAP, [])
+        if node is None:
+            break
+        # Another key may be an alias of the same node: that stays as it is.
+        found = _mapping(next((each for word, each in node.value if word.value == part), None))
+        if found is not None:
+            node.value = [pair for pair in node.value if pair[0].value != part]
             node.value.append((yaml.ScalarNode(STR, part), found))
         node = found
-    if not isinstance(node, yaml.MappingNode):
+    if root is None or node is None:
         raise ConfigError(f"--set {name}={value}: there is no such key in {path}")
     node.value = [pair for pair in node.value if pair[0].value != key]
     new = _composed(value, Path(f"--set {name}"))
     if new is not None:
         node.value.append((yaml.ScalarNode(STR, key), new))
     return str(yaml.serialize(root, Dumper=yaml.SafeDumper, allow_unicode=True))
+
+
+def _mapping(node: yaml.Node | None) -> yaml.MappingNode | None:
+    """A copy of a mapping, an empty one for no value; None for anything else."""
+    if node is None or node.tag == NULL:
+        return yaml.MappingNode(MAP, [])
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    return yaml.MappingNode(node.tag, list(node.value), flow_style=node.flow_style)
 
 
 def to_yaml(values: Any) -> str:

@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import ip_address
 
 SHOWN = 20
 
@@ -14,9 +16,16 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> str:
 def meant(name: str, known: Iterable[str]) -> str:
     """``did you mean 'bulk'?``, or ``there is bulk, default``."""
     names = sorted(known)
-    is_address = any(mark in name for mark in ".:") and not name.strip("0123456789abcdef.:")
-    close = [] if is_address else difflib.get_close_matches(name, names, 1)  # all addresses are similar
+    close = [] if _is_address(name) else difflib.get_close_matches(name, names, 1)
     if close:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
     return f"there is {', '.join(names[:SHOWN]) or 'none'}{more}"
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address: all of them are similar."""
+    with suppress(ValueError):
+        ip_address(name)
+        return True
+    return False

@@ -10,7 +10,6 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.outcome import delayed_note, has_reader, report_notes
 from zonemta_py.delivery.pending_reports import PendingReports
@@ -105,7 +104,6 @@ class BounceReporter:
     ) -> None:
         self._hooks = hooks
         self._pending = pending or PendingReports()
-        self._lines = RepeatedLines(log)
         self.configure(config, hostname, router)
 
     def configure(self, config: Config, hostname: str, router: Router) -> None:
@@ -121,9 +119,8 @@ class BounceReporter:
         """See ``Reports``."""
         zones = self._config.zones
         context = DeliveryContext(
-            queue, self._config, self._hostname, self._router, self._hooks, self._pending,
-            lines=self._lines,
-        )  # fmt: skip
+            queue, self._config, self._hostname, self._router, self._hooks, self._pending
+        )
         reports = ReportComposer(context, zones.get(notes[0].zone, zones["default"]), active)
         reports.add(notes)
         return SettleEffects(reports.composed, events=reports.discarded, digests=reports.digests)

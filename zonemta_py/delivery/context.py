@@ -1,18 +1,14 @@
 """What the workers of all zones share."""
 
-import logging
 from dataclasses import dataclass, field
 from random import Random
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
-from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -27,7 +23,6 @@ class DeliveryContext:
     pending: PendingReports = field(default_factory=PendingReports)
     _egress: Egress | None = None
     rng: Random = field(default_factory=Random)
-    lines: RepeatedLines = field(default_factory=lambda: RepeatedLines(log))
 
     @property
     def egress(self) -> Egress:

@@ -19,8 +19,9 @@ TYPES = {"A": 1, "AAAA": 28, "MX": 15, "TXT": 16}  # numbers of record types (RF
 TRIES = 5
 FIRST_TRY = 1 / 7
 RECEIVE_BUFFER_BYTES = 4 << 20  # thousands of answers while the loop is busy; the kernel may give less
-# After so much a channel is replaced: c-ares remembers every answer, 1.5 KB each, which ``MxResolver`` does itself.
-QUESTIONS_MAX = 2000
+# Then a channel is replaced: c-ares remembers every answer, 1.4 KB each, which ``MxResolver`` does itself. A new one does not
+# know yet which server is dead (decision 123).
+QUESTIONS_MAX = 10_000
 TIMER_MAX_S = 1.0  # between two looks of c-ares at the age of its questions
 
 Records = Sequence[Any]  # with ``ttl`` and ``data``: ``addr``, or ``priority`` and ``exchange``
@@ -53,6 +54,11 @@ class DnsChannel:
             socket_receive_buffer_size=RECEIVE_BUFFER_BYTES,
             sock_state_cb=self._socket_changed,
         )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self._is_closed
 
     @property
     def is_full(self) -> bool:

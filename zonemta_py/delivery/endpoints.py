@@ -88,6 +88,12 @@ class EndpointResolver:
         except DestinationFailed:
             return NO_MX_ANSWER
 
+    async def lacks_best(self, domain: str) -> bool:
+        """Whether the addresses of a host before those with addresses could not be looked up. Raises DestinationFailed."""
+        hosts = await self._resolver.resolve(domain)
+        first = min((host.preference for host in hosts if host.ips), default=0)
+        return any(not host.ips and host.preference < first for host in hosts)
+
     async def _ordered(self, zone: Zone, domain: str, order: EgressOrder) -> Candidates:
         """Endpoints with the source of ``order``, and hosts of the family that it asks for."""
         source = PoolAddress(order.source, order.ehlo)

@@ -47,22 +47,28 @@ class MxResolver:
         self._cache: OrderedDict[str, tuple[float, Answer]]
         self._pending: dict[str, asyncio.Future[Answer]]
         self._channel: DnsChannel | None = None  # opened by the first question
+        self._retired: list[DnsChannel] = []  # with questions that have no answer yet
         self.configure(settings)
 
     def configure(self, settings: Resolver) -> None:
         """Use new settings; answers from other servers are dropped. Look-ups that run have their answer."""
         self._settings = settings
-        if self._channel is not None:
-            self._channel.retire()
-            self._channel = None
+        self._retire_channel()
         self._cache, self._pending = OrderedDict(), {}  # look-ups that run keep the old ones
         self._of_host: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._host_sets: dict[tuple[Host, ...], tuple[Host, ...]] = {}  # one object for equal ones
 
     def close(self) -> None:
         """End the look-ups that run; they fail."""
+        self._retire_channel()
+        for channel in self._retired:
+            channel.close()
+        self._retired.clear()
+
+    def _retire_channel(self) -> None:
         if self._channel is not None:
-            self._channel.close()
+            self._channel.retire()
+            self._retired = [each for each in (*self._retired, self._channel) if not each.is_closed]
             self._channel = None
 
     async def resolve(self, domain: str) -> tuple[Host, ...]:
@@ -189,14 +195,12 @@ class MxResolver:
 
     async def _query(self, name: str, rdtype: str, *, missing_domain_ok: bool = False) -> Records:
         """The records of this type; none if there are none. Raises DestinationFailed."""
-        channel = self._channel
-        if channel is None or channel.is_full:
-            if channel is not None:
-                channel.retire()
-            channel = DnsChannel(self._settings.nameservers, self._settings.timeout)
-            self._channel = channel
+        if self._channel is not None and self._channel.is_full:
+            self._retire_channel()
+        if self._channel is None:
+            self._channel = DnsChannel(self._settings.nameservers, self._settings.timeout)
         try:
-            return await channel.query(name, rdtype)
+            return await self._channel.query(name, rdtype)
         except NameNotFound as exc:
             if missing_domain_ok:
                 return ()

@@ -1,16 +1,21 @@
-"""Reports that wait: failures of a message for a minute, reports to one receiver for the end of their hour. Pure.
+"""Reports that wait: failures of a message for a minute, reports to one receiver for the end of their hour.
 
 What waits is in the queue (``bounce/`` and ``digest/`` keys); this is when it is due, and can be thrown away. Times
 are monotonic seconds.
 """
 
 import asyncio
+import logging
 from hashlib import blake2b
 from heapq import heappop, heappush
+
+from zonemta_py.core.repeats import RepeatedLines
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 RECEIVERS_MAX = 50_000  # whose reports of this hour are counted
+
+log = logging.getLogger(__name__)
 
 
 def group_of(to: str, sender: str) -> str:
@@ -19,9 +24,10 @@ def group_of(to: str, sender: str) -> str:
 
 
 class PendingReports:
-    """``changed`` is set when something is due before all else."""
+    """``changed`` is set when something is due before all else. ``discarded``: log lines about reports that are not sent."""
 
     def __init__(self) -> None:
+        self.discarded = RepeatedLines(log)
         self.changed = asyncio.Event()
         self._waiting: set[tuple[str, str]] = set()  # ("message", id) or ("digest", group)
         self._due: list[tuple[float, tuple[str, str]]] = []  # a heap of them

@@ -64,7 +64,7 @@ class ReportComposer:
     def _discard(self, notes: Sequence[Note], reason: str) -> None:
         active = self._active
         text = f"{reason}: discarding the report about {active.id}"
-        self._context.lines.write(reason, logging.WARNING, lambda: text)
+        self._context.pending.discarded.write(reason, logging.WARNING, lambda: text)
         indexes = tuple(note.recipient_index for note in notes)
         self.discarded.append(
             Discarded(

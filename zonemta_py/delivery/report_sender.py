@@ -39,6 +39,7 @@ class ReportSender:
     async def close(self) -> None:
         """Stop. What is not sent stays in the queue."""
         await self._tasks.stop()
+        self._context.pending.discarded.flush()
 
     async def _run(self) -> None:
         await self._find()

@@ -82,7 +82,11 @@ class SmtpAgent:
         except NotPermitted as exc:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
         except DestinationFailed as exc:
-            return await self._answer(request, self._no_session(progress, endpoints, exc))
+            failure = exc
+            if isinstance(exc, LoopsBack) and await self._resources.endpoints.lacks_best(request.domain):
+                text = f"{exc.text}, and a host that is preferred to it could not be looked up"
+                failure = DestinationFailed(0, "4.4.3", text)
+            return await self._answer(request, self._no_session(progress, endpoints, failure))
         context.session_opened(int(not reused))
         progress.opened += not reused
         if len(endpoints) > 1 and forms.converts(session):

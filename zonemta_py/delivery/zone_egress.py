@@ -125,6 +125,8 @@ class ZoneEgress:
     def _on_look_up(self, destination: str) -> None:
         if self._ready(destination):
             self._looked_up.add(destination)
+        else:
+            self._looked_up.discard(destination)
 
     def _wait(self, destination: str, key: GateKey, refusal: Refusal) -> None:
         self._zone_gates.wait(destination, key, refusal, self._egress.now_ms())
@@ -204,7 +206,8 @@ class ZoneEgress:
     def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
         """See ``Admission``."""
         egress, route = self._egress, self.routes.of(destination)
-        if destination in egress.look_ups:
+        is_needed = route is None or self.routes.must_look_up(destination)
+        if is_needed and destination in egress.look_ups:
             return Binding(Limit.PROVIDER_LOOK_UP, now_s, 0.0, "its provider is being looked up")
         if route is None:
             return None

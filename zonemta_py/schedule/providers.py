@@ -46,6 +46,7 @@ class Providers:
         """
         if table.owners() != self.table.owners():
             self._version += 1
+            self._names.clear()
         self.table = table
 
     def get(self, domain: str) -> str | None:

@@ -48,8 +48,7 @@ class Warming:
         self.schedule = schedule
         begins, state = schedule.begins.toordinal() - EPOCH, self.state
         if state.begins not in (0, begins):
-            paused_day = state.paused_day and max(begins, state.paused_day)
-            state = WarmupState(paused_day=paused_day, day=state.day, sent=state.sent)
+            state = WarmupState(paused_day=state.paused_day, day=state.day, sent=state.sent)
         self.state = state._replace(begins=begins)
         self._day = -1  # of ``_today``, what is allowed on it
 
@@ -128,10 +127,10 @@ class Warming:
             self._set(state._replace(paused_day=day + (state.slowed_day == day)))
 
     def go_on(self, now_ms: int) -> None:
-        """End a pause."""
+        """End a pause. A schedule that was paused before its first day begins now, or on that day."""
         paused_day, day = self.state.paused_day, now_ms // DAY_MS
         if paused_day:
-            late = self.state.delay_days + max(0, day - paused_day)
+            late = self.state.delay_days + max(0, day - max(paused_day, self.state.begins))
             self._set(self.state._replace(paused_day=0, delay_days=late))
 
 

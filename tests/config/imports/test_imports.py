@@ -135,15 +135,20 @@ def remarks(found: Imported, text: str) -> list[str]:
 
 
 def test_kumomta(tmp_path: Path) -> None:
+    """The limits of its default are those of each provider that has no own ones."""
     found = kumomta(tmp_path)
+    base = {"sessions_per_address": 8, "connect_rate": ["90/m"], "rate": ["1000/h"]}
     assert found.providers == {
-        "default": {"limits": {"sessions_per_address": 8, "connect_rate": ["90/m"], "rate": ["1000/h"]}},
+        "default": {"limits": base},
         "microsoft": {
             "mx": ["*.olc.protection.outlook.com"],
-            "limits": {"sessions_per_address": 5, "messages_per_session": 50},
+            "limits": {**base, "sessions_per_address": 5, "messages_per_session": 50},
         },
-        "mine": {"mx": ["*.mine.example", "mx.other.example"], "limits": {"sessions_per_address": 3}},
-        "one_example": {"domains": ["one.example"], "limits": {"messages_per_session": 7}},
+        "mine": {
+            "mx": ["*.mine.example", "mx.other.example"],
+            "limits": {**base, "sessions_per_address": 3},
+        },
+        "one_example": {"domains": ["one.example"], "limits": {**base, "messages_per_session": 7}},
     }
     mine = {"provider": ["mine"]}
     assert found.rules == [
@@ -181,9 +186,12 @@ def test_kumomta_with_values_of_other_kinds(tmp_path: Path) -> None:
         '[provider."default"]\nmatch = [{MXSuffix = ".d.example"}, 7]\nconnection_limit = 4\n'
         '[provider."a b"]\nmatch = [{MXSuffix = ".a.example"}]\nconnection_limit = 5\n'
         '[provider."a_b"]\nmatch = [{MXSuffix = ".b.example"}]\nconnection_limit = 9\n'
+        '[provider."own"]\nmatch = [{MXSuffix = ".o.example"}]\nreplace_base = true\n'
+        "max_deliveries_per_connection = 2\n"
         '[["x.example".automation]]\nregex = [5, "/too (many|fast)/"]\naction = "Suspend"\nduration = "1h"\n'
     )
     found = import_kumomta(path, ProviderTable({}))
+    assert found.providers.pop("own")["limits"] == {"messages_per_session": 2}
     assert {name: each["limits"]["sessions_per_address"] for name, each in found.providers.items()} == {
         "default": 3, "provider_default": 4, "a_b": 5, "a_b_2": 9,
     }  # fmt: skip
@@ -195,10 +203,14 @@ def test_kumomta_with_values_of_other_kinds(tmp_path: Path) -> None:
 
 def test_powermta(tmp_path: Path) -> None:
     found = powermta(tmp_path)
+    base = {"sessions_per_address": 4, "rate": ["100/h"]}
     assert found.providers == {
-        "default": {"limits": {"sessions_per_address": 4, "rate": ["100/h"]}},
-        "big": {"domains": ["big.example", "also.example"], "limits": {"messages_per_session": 9}},
-        "rolled": {"mx": ["*.rolled.example"]},
+        "default": {"limits": base},
+        "big": {
+            "domains": ["big.example", "also.example"],
+            "limits": {**base, "messages_per_session": 9},
+        },
+        "rolled": {"mx": ["*.rolled.example"], "limits": base},
     }
     patterns = ["421 .* # later", r"see http://a\.example"]
     big, rolled = {"provider": ["big"]}, {"provider": ["rolled"]}

@@ -29,6 +29,15 @@ def test_what_is_not_changed_stays_as_it_is_written() -> None:
         [found] = scenarios(text, Path("z.yaml"), changes)
         assert found.config.zones["default"].tls == "off"
     assert found.config.hostname == "h"
+    alias = "zones: {default: &usual {retry: {delays: [1m]}}, bulk: *usual, empty: }\n"
+    [found] = scenarios(alias, Path("z.yaml"), ["zones.bulk.connections=7"])
+    assert [found.config.zones[name].connections == 7 for name in ("default", "bulk", "empty")] == [
+        False,
+        True,
+        False,
+    ]
+    [found] = scenarios(alias, Path("z.yaml"), ["zones.empty.connections=7"])
+    assert found.config.zones["empty"].connections == 7
     with pytest.raises(ConfigError, match=r"z\.yaml:4: zones\.default\.tls"):
         scenarios(text.replace("off", "sometimes"), Path("z.yaml"), [])
 
@@ -37,6 +46,7 @@ def test_what_is_not_changed_stays_as_it_is_written() -> None:
     ("change", "problem"),
     [
         ("zones.default.connections", "expected KEY=VALUE"),
+        ("zones.default.connections=10,", "found an empty value"),
         ("zones.default.connections=many", "with zones.default.connections=many"),
         ("zones.default.conections=3", "did you mean"),
         ("zones.default.connections.x=3", "with|no such key"),

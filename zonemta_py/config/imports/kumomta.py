@@ -97,6 +97,7 @@ class _Import:
         self._found = found
         self._lines = lines
         self.is_shaping = False  # whether a table of KumoMTA was met
+        self._without_base: set[str] = set()  # providers that do not inherit from its default
 
     def run(self, document: Mapping[str, Any]) -> Imported:
         for name, table in document.items():
@@ -111,6 +112,7 @@ class _Import:
                 self._domain(name, table)
             else:
                 self._leave((name,), f"{name}: not a domain or provider")
+        self._found.fill_from_default(self._without_base)
         return self._found
 
     def _leave(self, path: tuple[str, ...], text: str) -> None:
@@ -132,6 +134,8 @@ class _Import:
             self._leave(path, f"provider {path[1]}: no match; its name is taken for {other}")
             name = other
         limits = self._limits(path, settings)
+        if settings.get("replace_base"):
+            self._without_base.add(name)
         is_known = name in self._found.known.providers or name in self._found.providers
         if mx or domains or (limits and is_known):
             self._found.add_provider(name, mx, domains, limits, self._line(path))
@@ -175,6 +179,8 @@ class _Import:
         self.is_shaping = True
         limits = self._limits(path, settings)
         name = self._found.name_of(domain, [], [domain.lower()])
+        if settings.get("replace_base"):
+            self._without_base.add(name)
         if limits:
             own = name in self._found.known.providers
             self._found.add_provider(name, [], [] if own else [domain.lower()], limits, self._line(path))

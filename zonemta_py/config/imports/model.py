@@ -1,7 +1,7 @@
 """What an import finds: providers and rules as plain values, and what has no counterpart here."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -97,6 +97,16 @@ class Imported:
             if owners.get(each, name) != name:
                 self.leave(line, f"{each} of {name}: it belongs to the provider {owners[each]}")
         return [each for each in wanted if owners.get(each, name) == name]
+
+    def fill_from_default(self, without: Collection[str] = ()) -> None:
+        """Give each provider the limits of ``default`` that it lacks, but for those in ``without``.
+
+        There it is the base of all domains, here it is for providers that are in no table.
+        """
+        base = self.providers.get(DEFAULT, {}).get("limits", {})
+        for name, entry in self.providers.items():
+            if base and name != DEFAULT and name not in without:
+                entry["limits"] = {**base, **entry.get("limits", {})}
 
     def add_rule(self, name: str, rule: dict[str, Any]) -> None:
         """Add a rule under ``name``, with a number if it is taken."""

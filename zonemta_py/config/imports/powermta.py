@@ -87,6 +87,7 @@ class _Import:
         for name, patterns in self._file.lists.items():
             if patterns and name not in used:
                 self._rules(name, Domain("*", patterns[0][0]), [])
+        self._found.fill_from_default()
         return self._found
 
     def _provider(self, domain: Domain) -> list[str]:

@@ -48,7 +48,10 @@ def _values(change: str) -> tuple[str, list[str]]:
     if not separator or not name or not text:
         raise ConfigError(f"--set '{change}': expected KEY=VALUE or KEY=VALUE,VALUE,…")
     one = text.startswith(("[", "{"))
-    return name, [text] if one else [each.strip() for each in text.split(",")]
+    values = [text] if one else [each.strip() for each in text.split(",")]
+    if "" in values:
+        raise ConfigError(f"--set '{change}': found an empty value, expected KEY=VALUE,VALUE,…")
+    return name, values
 
 
 def _scenario(

@@ -20,7 +20,7 @@ _HEADER = re.compile(
 )
 _CSV_FILE = re.compile(r"CSV file: (?:file:/*(?=/))?(\S+)")
 _OWN = re.compile(r"^\s*zonemta_py\.core\.errors\.LocalError: (.+)$", re.MULTILINE)  # by a task of ours
-_CONDITION = re.compile(r"^\[[A-Z_.0-9]+\] | SQLSTATE: \w{5}\b")  # Spark's names of an error
+_CONDITION = re.compile(r"^\[[A-Z_.0-9]+\] |;? SQLSTATE: \w{5}\b.*$")  # Spark's names of an error
 _NO_PATH = re.compile(r"Path does not exist: (?:file:/*(?=/))?(.+?)\.(?: SQLSTATE|$)")
 _RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
 

@@ -11,8 +11,8 @@ from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines, form_of_options
 from zonemta_py.pipeline.spark.cells import files_span_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.listing import local_size_bytes
-from zonemta_py.pipeline.spark.storage import as_read, names_in
+from zonemta_py.pipeline.spark.listing import is_here, local_size_bytes
+from zonemta_py.pipeline.spark.storage import as_read, is_url, names_in
 from zonemta_py.pipeline.spark.zstd_files import check_zstd_files
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS, address_column_in
 
@@ -90,11 +90,12 @@ def _read_database(spark: SparkSession, url: str, options: Mapping[str, str]) ->
 def _kind(spark: SparkSession, source: str) -> str:
     """The suffix of a list without that of its compression, of a directory that of its files. Raises ConfigError."""
     kinds = kinds_of(spark, source)
-    if kinds >= OF_PLAN:
+    names = names_in(spark, source) if is_here(spark) or is_url(source) else None
+    if names is not None and kinds >= OF_PLAN:
         raise ConfigError(f"{source}: found a plan, expected a list")
     found = only_kind(source, kinds)
     if found not in KINDS:
-        if names_in(spark, source) == set():
+        if names == set():
             raise ConfigError(f"{source}: the directory is empty")
         raise ConfigError(
             f"{source}: found '{found}', expected .{', .'.join(sorted(KINDS))}, table:NAME or jdbc:"
