@@ -82,11 +82,7 @@ class SmtpAgent:
         except NotPermitted as exc:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
         except DestinationFailed as exc:
-            failure = exc
-            if isinstance(exc, LoopsBack) and await self._resources.endpoints.lacks_best(request.domain):
-                text = f"{exc.text}, and a host that is preferred to it could not be looked up"
-                failure = DestinationFailed(0, "4.4.3", text)
-            return await self._answer(request, self._no_session(progress, endpoints, failure))
+            return await self._answer(request, await self._no_session(progress, endpoints, exc))
         context.session_opened(int(not reused))
         progress.opened += not reused
         if len(endpoints) > 1 and forms.converts(session):
@@ -122,9 +118,13 @@ class SmtpAgent:
             progress.opened += 1
             reused = False
 
-    def _no_session(
+    async def _no_session(
         self, progress: RequestProgress, endpoints: Candidates, exc: DestinationFailed
     ) -> DeliveryResult:
+        domain = progress.request.domain
+        if isinstance(exc, LoopsBack) and await self._resources.endpoints.lacks_best(domain):
+            text = f"{exc.text}, and a host that is preferred to it could not be looked up"
+            exc = DestinationFailed(0, "4.4.3", text)
         has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
         tried = bool(endpoints) and not isinstance(exc, AllSkipped)
         return no_session(progress.request, exc, progress.began_s, has_idle=has_idle, tried=tried)
