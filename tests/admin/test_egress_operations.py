@@ -136,7 +136,7 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
         ("resume", {"zone": "default"}, "zone default is not suspended; suspended: nothing"),
         ("resume", {"zone": "default", "all": True}, "expected no name"),
         ("shaping", {"provider": "bgi"}, "no provider 'bgi'; did you mean 'big'?"),
-        ("shaping", {"address": "127.0.0.99"}, "no address '127.0.0.99'; did you mean"),
+        ("shaping", {"address": "127.0.0.99"}, "no address '127.0.0.99'; there is"),
         ("warmup", {"address": "127.0.0.32"}, "127.0.0.32 has no warm-up"),
         ("warmuppause", {"address": NEW, "provider": "big"}, "for 'big'; there is all mail"),
         (
