@@ -53,23 +53,19 @@ def read_document(path: Path, kind: type[T]) -> tuple[T, Reader]:
 
     A file that was cut to nothing by accident would remove every limit without a word.
     """
-    return parse_document(filled(read_text(path), path), path, kind)
+    return parse_document(read_text(path), path, kind, may_be_empty=False)
 
 
-def filled(text: str, path: Path) -> str:
-    """``text``. Raises ConfigError if it has no value."""
-    node = _composed(text, path)
-    if node is None or node.tag == NULL:
-        raise ConfigError(f"{path}: the file is empty; name no file instead")
-    return text
-
-
-def parse_document(text: str, path: Path, kind: type[T], key: str = "") -> tuple[T, Reader]:
+def parse_document(
+    text: str, path: Path, kind: type[T], key: str = "", *, may_be_empty: bool = True
+) -> tuple[T, Reader]:
     """As ``read_document``, of a text that ``path`` names in errors.
 
     ``kind`` may be a tuple of dataclasses, for a list; ``key`` is in front of all keys then.
     """
     node, reader = _composed(text, path), Reader(path)
+    if not may_be_empty and (node is None or node.tag == NULL):
+        raise ConfigError(f"{path}: the file is empty; name no file instead")
     try:
         value: T = kind() if node is None else reader.read(node, kind, kind(), key)
     except RecursionError as exc:

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 
-from zonemta_py.config.load import filled, parse_document, read_text
+from zonemta_py.config.load import parse_document, read_text
 from zonemta_py.config.providers import ProviderTable
 from zonemta_py.config.reader import Reader
 from zonemta_py.core.errors import ConfigError
@@ -52,13 +52,15 @@ class WarmupEntry:
 
 def read_warmups(path: Path) -> list[WarmupSchedule]:
     """The schedules of a file. Raises ConfigError with file, line and key."""
-    return parse_warmups(filled(read_text(path), path), path)[0]
+    return parse_warmups(read_text(path), path, may_be_empty=False)[0]
 
 
-def parse_warmups(text: str, path: Path) -> tuple[list[WarmupSchedule], Reader]:
+def parse_warmups(
+    text: str, path: Path, *, may_be_empty: bool = True
+) -> tuple[list[WarmupSchedule], Reader]:
     """As ``read_warmups``, of a text that ``path`` names in errors."""
     kind = tuple[WarmupEntry, ...]
-    entries, reader = parse_document(text, path, kind, LIST)
+    entries, reader = parse_document(text, path, kind, LIST, may_be_empty=may_be_empty)
     found: dict[tuple[str, str], WarmupSchedule] = {}
     for number, entry in enumerate(entries):
         key = f"{LIST}[{number}]"

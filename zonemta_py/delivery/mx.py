@@ -21,9 +21,8 @@ from zonemta_py.smtp.mx_order import Host
 TTL_MIN_S, TTL_MAX_S = 5.0, 3600.0
 NEGATIVE_TTL_S = 300.0
 FAILURE_TTL_S = 5.0
-HOST_FAILURE_TTL_S = (
-    60.0  # of one host among others: mail leaves meanwhile, and each look-up waits for it
-)
+# Of one host among others: mail leaves meanwhile, and each look-up waits for that host.
+HOST_FAILURE_TTL_S = 60.0
 CACHE_MAX = 200_000
 HOSTS_MAX = 10_000  # of which the addresses are cached, and sets of hosts: most domains share a few
 MX_MAX = 20  # hosts looked up for one domain

@@ -13,7 +13,9 @@ from zonemta_py.smtp.mx_order import MxAnswer
 FRESH_S = 3600.0
 # After a look-up that found no host: much shorter than the resolver remembers that it failed.
 NOT_FOUND_S = 0.5
-PARTIAL_S = 5.0  # after one in which a query failed: as long as the resolver remembers it
+PARTIAL_S = (
+    5.0  # after one in which a query failed; the resolver remembers that for as long, or for a minute
+)
 DOMAINS_MAX = 500_000
 NAMES_MAX = 2 * DOMAINS_MAX  # also those of domains that are not known any more
 IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"

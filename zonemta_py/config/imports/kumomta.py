@@ -152,7 +152,10 @@ class _Import:
         """Patterns of hosts, and domains."""
         mx: list[str] = []
         for each in _tables(settings.get("match", [])):
-            for kind, value in (each or {"": "no table"}).items():
+            if each is None:
+                self._leave((*path, "match"), "match: not a table of names")
+                continue
+            for kind, value in each.items():
                 pattern = str(value).lower().rstrip(".")
                 if kind == "MXSuffix":
                     pattern = ("*" if pattern.startswith(".") else "*.") + pattern
@@ -223,10 +226,9 @@ class _Import:
                 self._found.leave(line, "automation: not a table of rules")
                 continue
             regex = entry.get("regex", [])
-            texts = [
-                each for each in (regex if isinstance(regex, list) else [regex]) if isinstance(each, str)
-            ]
-            if len(texts) != (len(regex) if isinstance(regex, list) else 1):
+            given = regex if isinstance(regex, list) else [regex]
+            texts = [each for each in given if isinstance(each, str)]
+            if len(texts) < len(given):
                 self._found.leave(line, f"regex = {regex!r}: not a text")
             patterns = self._found.usable([_bare(each) for each in texts], line)
             common: dict[str, Any] = {"provider": providers} if providers else {}

@@ -46,7 +46,7 @@ def arrange_rows(
         )
         entries = suppression.rows if suppression else None
         found = _suppressed(keyed.repartition("digest"), folded, entries)
-        apart, why = _own_gate(selection, folded)
+        apart, why = _apart(selection, folded)
         return found.select("*", apart.alias("apart"), why.alias("apart_why")).sortWithinPartitions(
             "digest", "position"
         )
@@ -77,7 +77,7 @@ def _suppressed(rows: DataFrame, folded: Column, entries: DataFrame | None) -> D
     )
 
 
-def _own_gate(selection: Selection, folded: Column) -> tuple[Column, Column]:
+def _apart(selection: Selection, folded: Column) -> tuple[Column, Column]:
     """The kind of a row that ``selection`` leaves out, and why; both null for a row that it takes."""
     kind, why = F.lit(None).cast("string"), F.lit(None).cast("string")
     if selection.variant is not None:
