@@ -6,9 +6,10 @@ from typing import TypedDict, Unpack
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
+from zonemta_py.intake.accept_result import UNDER_WAY, UNWRITABLE
 from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.context import check_suspended
-from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
+from zonemta_py.intake.message import MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules

@@ -6,12 +6,12 @@ commands.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import LocalError, NotAccepted, QueueUnavailable
 from zonemta_py.events.schema import Repeated
+from zonemta_py.intake.accept_result import UNDER_WAY, UNWRITABLE, AcceptResult
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.rewriting import EnvelopeWriters, apply_policies
 from zonemta_py.intake.scan import ACCEPT, MessageScanner, Scan, ScannedEnvelope
@@ -26,7 +26,6 @@ from zonemta_py.intake.submission_key import SubmissionKeyClaim
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.format.keys import created_ms
 from zonemta_py.queue.intake_limits import Use, client_of
 from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, scan
@@ -34,38 +33,6 @@ from zonemta_py.smtp.transparency import LineCheck
 
 LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
 HARD_LIMIT_FACTOR = 2  # of the size limit, after which a client is disconnected
-
-UNDER_WAY = "450 4.3.0 This submission is under way, try again later"
-UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
-
-
-class AcceptResult(NamedTuple):
-    """What was accepted.
-
-    ``stored``: id of the message that was stored; empty for a repetition without new recipients.
-    ``first``: id of the message accepted first under the submission key; empty without a repetition.
-    ``recipients``: how many the stored message has. ``all``: ids of the messages that policies made of it.
-    """
-
-    stored: str
-    first: str
-    recipients: int
-    all: tuple[str, ...] = ()
-
-    @property
-    def id(self) -> str:
-        """The id to report to the client."""
-        return self.first or self.stored
-
-    def reply(self) -> str:
-        """The reply to the final dot."""
-        reply = f"250 2.0.0 Ok: queued as {self.id}"
-        if self.first:
-            age_ms = max(0, clock.now_ms() - created_ms(self.first))
-            reply += f" duplicate, accepted {age_ms / 1000:.3f} s ago"
-            if self.stored:
-                reply += f", {self.recipients} new recipients as {self.stored}"
-        return reply
 
 
 class MessageReceiver:

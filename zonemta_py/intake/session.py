@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from zonemta_py.core import clock
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.events.schema import Rejected
+from zonemta_py.intake.accept_result import UNDER_WAY, UNWRITABLE
 from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.mail_limits import MailLimits
-from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
+from zonemta_py.intake.message import MessageReceiver
 from zonemta_py.intake.message_options import of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
