@@ -2,9 +2,15 @@
 
 from collections import Counter
 
-from tests.admin.page.test_provider_matrix import LOWERED, WARMING, way
+from tests.admin.page.test_provider_matrix import LOWERED, WARMING, path
 from zonemta_py.admin.requests import Row
-from zonemta_py.admin.shaping_series import CLASSES_MAX, RATES_MAX, WARMUPS_MAX, WAYS_MAX, shaping_series
+from zonemta_py.admin.shaping_series import (
+    CLASSES_MAX,
+    PATHS_MAX,
+    RATES_MAX,
+    WARMUPS_MAX,
+    shaping_series,
+)
 
 Found = dict[str, dict[tuple[str, ...], float]]
 
@@ -16,11 +22,11 @@ def series(rows: list[Row], warmups: list[Row] | None = None) -> Found:
 
 def test_values_of_a_way() -> None:
     rates = [{"rate": "60/m", "used": 12, "of": 60}]
-    row = way(
+    row = path(
         rates=rates, connect_rates=[{"rate": "5/m", "used": 5, "of": 5}], sessions=1, sessions_max=2, refused=3,
         waiting=7, last_classes=["blocked", "rate_limited", "blocked"], **LOWERED,
     )  # fmt: skip
-    found, key = series([row, way("other")]), ("big", "192.0.2.1")
+    found, key = series([row, path("other")]), ("big", "192.0.2.1")
     assert found["zonemta_provider_sessions"] == {key: 1, ("other", "192.0.2.1"): 0}
     assert found["zonemta_provider_sessions_max"] == {key: 2}
     assert found["zonemta_provider_rate_used_ratio"] == {(*key, "60/m"): 0.2, (*key, "connect 5/m"): 1}
@@ -33,7 +39,7 @@ def test_values_of_a_way() -> None:
 
 def test_what_sends_nothing_is_paused() -> None:
     """Because of replies, or because an operator has suspended it."""
-    rows = [way("a", paused_until_ms=9, **LOWERED), way("b", suspended="provider b"), way("c")]
+    rows = [path("a", paused_until_ms=9, **LOWERED), path("b", suspended="provider b"), path("c")]
     assert list(series(rows)["zonemta_provider_paused"].values()) == [1, 1, 0]
 
 
@@ -46,18 +52,18 @@ def test_values_of_warm_ups() -> None:
 
 
 def test_series_are_limited() -> None:
-    """A way that is paused, which has no attempts, has its series before any other."""
+    """A path that is paused, which has no attempts, has its series before any other."""
     rates = [{"rate": f"{n}/s", "used": 1, "of": 9} for n in range(4)]
     classes = ["blocked", "policy", "other", "greylisted", "virus"]
     rows = [
-        way(f"p{n // 8}", f"192.0.2.{n % 8}", rates=rates, last_classes=classes, attempts=n)
+        path(f"p{n // 8}", f"192.0.2.{n % 8}", rates=rates, last_classes=classes, attempts=n)
         for n in range(2400)
     ]
-    rows.append(way("stopped", paused_until_ms=1, **LOWERED))
+    rows.append(path("stopped", paused_until_ms=1, **LOWERED))
     warmups = [{**WARMING, "address": f"192.0.2.{n}"} for n in range(800)]
     found = series(rows, warmups)
     assert found["zonemta_provider_paused"]["stopped", "192.0.2.1"] == 1
-    assert len(found["zonemta_provider_paused"]) == WAYS_MAX
+    assert len(found["zonemta_provider_paused"]) == PATHS_MAX
     assert ("p299", "192.0.2.7") in found["zonemta_provider_sessions"]  # with most attempts
     assert len(found["zonemta_provider_rate_used_ratio"]) == RATES_MAX
     assert len(found["zonemta_provider_last_refusals"]) == CLASSES_MAX

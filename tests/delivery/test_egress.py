@@ -12,7 +12,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.egress_store import delete_old, use_puts
-from zonemta_py.delivery.egress_view import way_rows
+from zonemta_py.delivery.egress_view import path_rows
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.slices import AT_ONCE
@@ -70,11 +70,11 @@ async def test_providers_without_number(directory: Path, monkeypatch: pytest.Mon
             egress.permits.path("p7.example", A).ceiling.paused_ms = egress.now_ms() + HOUR_MS
             held = egress.permits.take("p8.example", B, egress.now_ms())
             assert isinstance(held, Permit)
-            names = [(row["provider"], row["address"]) for row in way_rows(egress, most=2)]
+            names = [(row["provider"], row["address"]) for row in path_rows(egress, most=2)]
             assert names == [("p7.example", A), ("p8.example", B)]
-            assert len(way_rows(egress)) == 300
-            assert [row["address"] for row in way_rows(egress, "p8.example")] == [A, B]
-            assert [row["provider"] for row in way_rows(egress, address=B)] == ["p8.example"]
+            assert len(path_rows(egress)) == 300
+            assert [row["address"] for row in path_rows(egress, "p8.example")] == [A, B]
+            assert [row["provider"] for row in path_rows(egress, address=B)] == ["p8.example"]
             later_ms = egress.now_ms() + 60_000
             monkeypatch.setattr(egress, "now_ms", lambda: later_ms)
             await egress.forget_old()

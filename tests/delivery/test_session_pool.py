@@ -13,7 +13,7 @@ from tests.kit.deadlines import until
 from zonemta_py.config.units import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.delivery.endpoints import Endpoint
-from zonemta_py.delivery.session_pool import SessionPool, WaySessions
+from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath
 from zonemta_py.sink.server import Sink
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.pipelining import SmtpSession
@@ -148,27 +148,27 @@ async def test_a_taken_session_is_not_reported_as_closed() -> None:
 async def test_a_session_counts_until_the_peer_has_closed_it() -> None:
     """Two are closed for one request; another one, for which none had to be closed, waits for both too."""
     counts: list[int] = []
-    together, way = WaySessions(lambda _, count: counts.append(count)), ("big", "127.0.0.5")
+    together, path = SessionsByPath(lambda _, count: counts.append(count)), ("big", "127.0.0.5")
     async with peering() as peer:
         pool, endpoint = SessionPool(together=together), peer.endpoint("127.0.0.5")
         for _ in range(3):
-            pool.put(endpoint, "a.example", await peer.open(), LONG_S, way)
+            pool.put(endpoint, "a.example", await peer.open(), LONG_S, path)
         assert counts == [1, 2, 3]
-        first = asyncio.ensure_future(together.trim(way, (1, -1)))
+        first = asyncio.ensure_future(together.trim(path, (1, -1)))
         await asyncio.sleep(0)
         assert pool.count("a.example") == 1
-        assert together.count(way) == 3
-        await together.trim(way, (1, -1))
-        assert together.count(way) == 1
+        assert together.count(path) == 3
+        await together.trim(path, (1, -1))
+        assert together.count(path) == 1
         assert len(peer.sink.connections) == 1
         await first
         assert counts[-1] == 1
         assert set(counts) == {1, 2, 3}, "never fewer than there are"
-        together.begin(way)  # a request that will open a session: with it, the idle one is too many
-        await together.trim(way, (-1, 1))
+        together.begin(path)  # a request that will open a session: with it, the idle one is too many
+        await together.trim(path, (-1, 1))
         assert not peer.sink.connections
         assert counts[-1] == 0
-        together.end(way)
+        together.end(path)
 
 
 class CountedSession:
@@ -210,31 +210,31 @@ def test_no_session_too_many(steps: list[Step], of_an_address: int, of_all: int)
 
 
 async def run_requests(steps: list[Step], of_an_address: int, of_all: int) -> None:
-    together, open_on = WaySessions(), Counter[str]()
+    together, open_on = SessionsByPath(), Counter[str]()
     pool = SessionPool(together=together)
     all_permits = asyncio.Semaphore(of_all)
     permits = [asyncio.Semaphore(of_an_address) for _ in range(3)]
 
     async def request(step: Step) -> None:
         address = f"127.0.0.{step.address + 1}"
-        way, endpoint = ("big", address), Endpoint("mx", "127.0.0.9", 25, address)
+        path, endpoint = ("big", address), Endpoint("mx", "127.0.0.9", 25, address)
         async with permits[step.address], all_permits:
-            together.begin(way)
+            together.begin(path)
             for _ in range(step.waits):
                 await asyncio.sleep(0)
             session = pool.take(endpoint)
             if session is None:
-                await together.trim(way, (of_an_address, of_all))
+                await together.trim(path, (of_an_address, of_all))
                 session = cast(SmtpSession, CountedSession(open_on, address, step.ends))
                 assert open_on[address] <= of_an_address
                 assert open_on.total() <= of_all
             for _ in range(step.takes):
                 await asyncio.sleep(0)
             if step.keeps:
-                pool.put(endpoint, "a.example", session, LONG_S, way)
+                pool.put(endpoint, "a.example", session, LONG_S, path)
             else:
                 await session.quit(1.0)
-            together.end(way)
+            together.end(path)
 
     async with asyncio.TaskGroup() as group:
         for step in steps:

@@ -27,7 +27,7 @@ from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.providers import NOT_FOUND_S, Providers
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.schedule.shaping import ReplyAbout
+from zonemta_py.schedule.shaping import ProviderReply
 from zonemta_py.schedule.sources import PoolPart
 from zonemta_py.schedule.warmup import DAY_MS
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
@@ -303,8 +303,8 @@ async def test_the_day_that_is_slowed_is_that_of_the_calendar(directory: Path) -
     async with zone_of(directory, {}, warmup={"file": str(directory / "warmup.yaml")}) as zone:
         egress, ahead_ms = zone.egress, 2 * DAY_MS
         egress._ahead_ms = ahead_ms
-        about = ReplyAbout("big", A, "default", "d.example", "blocked", 550, "5.7.1", "blocked")
-        egress.shaper.replies([about], egress.now_ms())
+        reply = ProviderReply("big", A, "default", "d.example", "blocked", 550, "5.7.1", "blocked")
+        egress.shaper.replies([reply], egress.now_ms())
         [warming] = egress.warmup.all()
         assert warming.state.slowed_day == (egress.now_ms() + ahead_ms) // DAY_MS
 
@@ -318,12 +318,15 @@ async def test_another_pool_does_not_slow_a_warm_up(directory: Path) -> None:
     warm = {"file": str(directory / "warmup.yaml")}
     async with zone_of(directory, {}, warmup=warm, shaping=shaping) as zone:
         egress = zone.egress
-        about = ReplyAbout("big", A, "default", "d.example", "greylisted", 451, "4.7.1", "later")
-        events, _ = egress.shaper.replies([about], egress.now_ms())
-        assert egress.shaper.engine.reroutes
+        reply = ProviderReply("big", A, "default", "d.example", "greylisted", 451, "4.7.1", "later")
+        events, _ = egress.shaper.replies([reply], egress.now_ms())
+        [reroute] = egress.shaper.engine.reroutes.values()
         assert len(events) == 1
         [warming] = egress.warmup.all()
         assert not warming.state.slowed_day
+        assert egress.shaper.due_ms == reroute.until_ms
+        egress.shaper.run_due(reroute.until_ms)
+        assert not egress.shaper.engine.reroutes
 
 
 async def test_no_new_session_from_an_address_is_waited_for(directory: Path) -> None:
@@ -567,8 +570,8 @@ async def test_what_waits_alone_is_served_when_its_mail_leaves_another_way(direc
     async with zone_of(directory, {"connect_rate": "1/h"}, shaping=shaping) as zone:
         await refused_alone(zone)
         assert zone.start() == []
-        about = ReplyAbout("big", A, "default", "g.example", "greylisted", 451, "4.7.1", "later")
-        zone.egress.shaper.replies([about], zone.egress.now_ms())
+        reply = ProviderReply("big", A, "default", "g.example", "greylisted", 451, "4.7.1", "later")
+        zone.egress.shaper.replies([reply], zone.egress.now_ms())
         assert [slot.permit.address for slot in zone.start()] == [B]
 
 

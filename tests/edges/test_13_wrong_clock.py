@@ -34,7 +34,7 @@ from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.gate import GateKey
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.shaping import ReplyAbout
+from zonemta_py.schedule.shaping import ProviderReply
 from zonemta_py.schedule.warmup import EPOCH, Warming, WarmupState
 from zonemta_py.schedule.zone_gates import ZoneGates
 
@@ -182,7 +182,7 @@ async def test_what_was_sent_while_the_clock_was_ahead(
         assert puts
         egress.permits.release(permit)
         for name, reply_class in ("mailbox_full", "mailbox_full"), ("blocked", "blocked"):
-            about = ReplyAbout("big", A, "default", "big.example", reply_class, 451, "4.7.1", name)
+            about = ProviderReply("big", A, "default", "big.example", reply_class, 451, "4.7.1", name)
             puts += egress.shaper.replies([about], clock.ms)[1]
         egress.shaper.write([], puts)
         assert egress.rerouted_pool("big", "default") == "other"
@@ -206,7 +206,7 @@ async def test_a_pause_while_the_clock_is_set(directory: Path, monkeypatch: pyte
     clock.ms -= 365 * DAY_MS
 
     def reply(egress: Egress, reply_class: str) -> None:
-        about = ReplyAbout("big", A, "default", "big.example", reply_class, 451, "4.7.1", "later")
+        about = ProviderReply("big", A, "default", "big.example", reply_class, 451, "4.7.1", "later")
         egress.shaper.replies([about], egress.steady_ms(clock.ms))
 
     async with egress_of(directory, clock, "memory") as egress:

@@ -14,7 +14,7 @@ from tests.kit.relay import relaying, staged
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.egress import read_egress
-from zonemta_py.schedule.shaping import ReplyAbout, ShapingEngine
+from zonemta_py.schedule.shaping import ProviderReply, ShapingEngine
 from zonemta_py.schedule.sources import names_in_pools
 from zonemta_py.schedule.warmup import DAY_MS, EPOCH, WarmUp
 
@@ -96,8 +96,8 @@ def at(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> int:
     return days * DAY_MS + ((hour * 60 + minute) * 60 + second) * 1000
 
 
-def blocked() -> ReplyAbout:
-    return ReplyAbout("google", ADDRESS, "default", "d.example", "blocked", 550, "5.7.1", "blocked")
+def blocked() -> ProviderReply:
+    return ProviderReply("google", ADDRESS, "default", "d.example", "blocked", 550, "5.7.1", "blocked")
 
 
 @pytest.fixture

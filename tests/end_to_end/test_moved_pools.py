@@ -25,14 +25,16 @@ RULE = {
     "for": "1h",
 }
 
+POOLS = {"default": [{"address": FIRST}], "other": [{"address": OTHER}]}
 
-def moving(stage: Stage, for_: str = "1h") -> Config:
+
+def moving(stage: Stage, for_: str = "1h", pools: dict[str, Any] = POOLS) -> Config:
     (stage.directory / "providers.yaml").write_text("providers: {big: {mx: ['*.big.example']}}\n")
     (stage.directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": [RULE | {"for": for_}]}))
     return stage.config(
         providers={"file": "providers.yaml", "shipped": False},
         shaping={"file": "shaping.yaml", "shipped": False, "controller": {"enabled": False}},
-        pools={"default": [{"address": FIRST}], "other": [{"address": OTHER}]},
+        pools=pools,
         processes={"receivers": 0, "senders": 0},
     )
 
@@ -106,3 +108,20 @@ async def test_its_time_is_over(directory: Path, at: str) -> None:
             assert not relay._delivery.egress.shaper.engine.reroutes
         replayed = await zonemta("shaping", "replay", "-c", config.path, "--compare")
         assert "2 changes; of 2 that were recorded 0" in replayed, replayed
+
+
+async def test_mail_that_waits_in_the_other_pool_leaves_from_its_own_when_the_time_is_over(
+    directory: Path,
+) -> None:
+    async with staged(directory) as stage:
+        provider = await stage.provider("big", ["a.example"])
+        limited = {"address": OTHER, "limits": {"rate": "1/h"}}
+        config = moving(stage, "2s", pools={"default": [{"address": FIRST}], "other": [limited]})
+        async with relaying(config) as relay:
+            provider.block(FIRST, "450 4.7.1 Client host blocked using zen.example")
+            await relay.enqueue("s@sender.example", ["x@a.example"], TEXT)
+            await empty(relay)
+            provider.unblock(FIRST)
+            await relay.enqueue("s@sender.example", ["y@a.example"], TEXT)
+            await empty(relay)
+            assert [len(provider.clients[each].accepted) for each in (OTHER, FIRST)] == [1, 1]

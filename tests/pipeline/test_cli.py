@@ -137,19 +137,19 @@ def test_a_plan_of_a_missing_list(tmp_path: Path) -> None:
 
 
 def test_simulate_prints_what_bound_each_way(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ways without a limit, a refusal or a change are left out; of many changes the first are printed."""
-    way = {
+    """Paths without a limit, a refusal or a change are left out; of many changes the first are printed."""
+    path = {
         "provider": "big", "address": "192.0.2.1", "transactions": 1200, "recipients": 1300, "refused": 7,
         "minute_max": 120, "per_s": 2.0, "wait_max_s": 600.4, "limited_s": {"provider_rate": 580.0, "warmup": 0.2},
         "changes": [
             {"time_ms": 1_800_000_000_000, "what": "pace", "from": "full", "to": "1 sessions, 60/m", "cause": "blocked"}
         ] * (CHANGES_MAX + 2),
     }  # fmt: skip
-    idle = way | {"provider": "calm", "refused": 0, "limited_s": {}, "changes": []}
+    idle = path | {"provider": "calm", "refused": 0, "limited_s": {}, "changes": []}
     counts = ("delivered", "bounced", "expired", "deferrals", "backlog_peak")
     row = dict.fromkeys(counts, 5) | {
         "zone": "default", "settings": "", "completed_s": 600.0, "p50_s": None, "limited_by_rate_s": 0.0,
-        "limited_by_connections_s": 0.0, "limited_by_connections_per_domain_s": 0.0, "ways": [idle, way],
+        "limited_by_connections_s": 0.0, "limited_by_connections_per_domain_s": 0.0, "paths": [idle, path],
     }  # fmt: skip
     _print_prediction(row)
     printed = capsys.readouterr().out

@@ -6,7 +6,7 @@ from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules, read_shaping
 from zonemta_py.config.units import Rate
-from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout, ShapingEngine
+from zonemta_py.schedule.shaping import USUAL, Handling, ProviderReply, ShapingEngine
 
 BEGIN_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -24,8 +24,8 @@ def engine(directory: Path, *rules: str) -> ShapingEngine:
 
 def reply(
     reply_class: str, provider: str = "big", address: str = "192.0.2.1", text: str = "no"
-) -> ReplyAbout:
-    return ReplyAbout(provider, address, "default", "d.example", reply_class, 550, "5.7.1", text)
+) -> ProviderReply:
+    return ProviderReply(provider, address, "default", "d.example", reply_class, 550, "5.7.1", text)
 
 
 def test_a_threshold_in_its_window(directory: Path) -> None:

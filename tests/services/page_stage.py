@@ -13,10 +13,10 @@ from tests.kit.relay import Stage, empty, relaying
 from zonemta_py.admin.page.provider_matrix import state_of
 from zonemta_py.config.units import Rate
 from zonemta_py.core import clock
-from zonemta_py.delivery.egress_view import way_rows
+from zonemta_py.delivery.egress_view import path_rows
 from zonemta_py.relay.relay import Relay
 from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.shaping import ReplyAbout
+from zonemta_py.schedule.shaping import ProviderReply
 from zonemta_py.sink.script import Rule, Step
 
 ADMIN = {"address": "127.0.0.1:0"}
@@ -108,19 +108,19 @@ async def providers(stage: Stage) -> None:
 
 
 async def send_shaped(relay: Relay) -> None:
-    """Until two ways to ``fussy`` are lowered, one of an address that is new, and the third is paused."""
+    """Until two paths to ``fussy`` are lowered, one of an address that is new, and the third is paused."""
     for number in range(150):
         await submit(relay, "big.example", 1, "bulk", number)
         for each in range(3):  # enough for each address, whatever the others send
             await submit(relay, "fussy.example", 1, "transactional", 3 * number + each)
-    await until(lambda: states_of(relay, "fussy") == {"lowered", "paused"}, "no way at full pace")
+    await until(lambda: states_of(relay, "fussy") == {"lowered", "paused"}, "no path at full pace")
 
 
 ATTACKER = "<img src=x onerror=\"document.title='attacked'\">'{{ 7 * 7 }}"
 
 
 def crowd(relay: Relay, providers: int, addresses: int) -> None:
-    """Ways from ``addresses`` to ``providers``, all used and limited; one provider has a name that is no name."""
+    """Paths from ``addresses`` to ``providers``, all used and limited; one provider has a name that is no name."""
     egress = relay._delivery.egress
     for number in range(providers):
         name = f"mx{number}.provider-{number}.example" if number else ATTACKER
@@ -131,13 +131,13 @@ def crowd(relay: Relay, providers: int, addresses: int) -> None:
             assert isinstance(permit, Permit)
             egress.permits.begin(permit, egress.now_ms(), 1)
             reply_class = "blocked" if (number + each) % 50 == 0 else ""
-            about = ReplyAbout(name, address, "default", name, reply_class, 550, "5.7.1", "no")
+            about = ProviderReply(name, address, "default", name, reply_class, 550, "5.7.1", "no")
             egress.shaper.replies([about], egress.now_ms())
 
 
 def states_of(relay: Relay, provider: str) -> set[str]:
-    """Those of the ways to ``provider``."""
-    return {state_of(row) for row in way_rows(relay._delivery.egress) if row["provider"] == provider}
+    """Those of the paths to ``provider``."""
+    return {state_of(row) for row in path_rows(relay._delivery.egress) if row["provider"] == provider}
 
 
 def add_dead(stage: Stage) -> None:

@@ -80,7 +80,7 @@ async def shoot(relay: Relay, file: Path) -> None:
     async with browsing(relay) as (page, _):
         await page.set_viewport_size({"width": WIDTH, "height": 900})
         await page.goto(path_of(page, "/providers/google"))
-        await page.locator(".way").first.wait_for()
+        await page.locator(".path").first.wait_for()
         await page.locator("main").screenshot(path=file)
 
 

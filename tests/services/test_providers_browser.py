@@ -62,17 +62,17 @@ async def test_a_crowd_of_providers(directory: Path) -> None:
         async with browsing(relay) as (page, complaints):
             await page.goto(path_of(page, "/providers"))
             await page.get_by_text("2,300 others are not shown").wait_for()
-            assert await page.locator(".way").count() == 100
+            assert await page.locator(".path").count() == 100
             lowered = await page.locator(".is-lowered").count()
             assert lowered == 48
             assert await page.locator("tr:nth-child(-n+48) .is-lowered").count() == 48
             await page.get_by_text("7 other addresses").first.wait_for()
-            assert await page.locator(".way .address").first.is_visible()
+            assert await page.locator(".path .address").first.is_visible()
             await assert_good(page, "/providers")
             await page.get_by_role("link", name=ATTACKER).click()
             await page.locator("tbody th", has_text=ATTACKER).wait_for()
             await page.wait_for_url("**/providers/*")
-            assert await page.locator(".way").count() == 8
+            assert await page.locator(".path").count() == 8
             assert (await page.title()).startswith(ATTACKER)  # a text, as in the table
             assert await page.locator("img").count() == 0
             await assert_good(page, "a provider")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.services.page_week import MOMENTS, NEW, relay_at, week
-from zonemta_py.delivery.egress_view import warmup_rows, way_rows
+from zonemta_py.delivery.egress_view import path_rows, warmup_rows
 from zonemta_py.relay.relay import Relay
 
 pytestmark = pytest.mark.timeout(scaled(240))
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.timeout(scaled(240))
 def shown(relay: Relay) -> dict[str, Any]:
     """What the page says of the new address at the provider."""
     egress = relay._delivery.egress
-    [way] = [row for row in way_rows(egress) if (row["provider"], row["address"]) == ("google", NEW)]
+    [path] = [row for row in path_rows(egress) if (row["provider"], row["address"]) == ("google", NEW)]
     [warmup] = warmup_rows(egress)
-    paused_until_ms: Any = way["paused_until_ms"]
-    pace = (way["pace_sessions"], paused_until_ms - egress.now_ms())
+    paused_until_ms: Any = path["paused_until_ms"]
+    pace = (path["pace_sessions"], paused_until_ms - egress.now_ms())
     return {"pace": pace, **{key: warmup[key] for key in ("step", "allowed", "sent", "late_days")}}
 
 

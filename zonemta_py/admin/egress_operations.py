@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+from zonemta_py.admin.paths import attention
 from zonemta_py.admin.reasons import EgressView
 from zonemta_py.admin.requests import (
     Row,
@@ -12,10 +13,9 @@ from zonemta_py.admin.requests import (
     WarmupRequest,
 )
 from zonemta_py.admin.suspension_operations import address_of, known_name
-from zonemta_py.admin.ways import attention
 from zonemta_py.core.errors import LocalError
 
-WAYS_MAX = 5000  # that a command, or the list of the page, has; each takes the relay 15 to 50 µs
+PATHS_MAX = 5000  # that a command, or the list of the page, has; each takes the relay 15 to 50 µs
 
 
 class EgressOperations:
@@ -59,7 +59,7 @@ class EgressOperations:
         address = request.address
         if address:
             address = known_name(egress, "address", address_of(address))
-        rows = egress.rows(request.provider, address, WAYS_MAX)
+        rows = egress.rows(request.provider, address, PATHS_MAX)
         if request.provider and not rows:
             known_name(egress, "provider", request.provider)
         for row in sorted(rows, key=attention):

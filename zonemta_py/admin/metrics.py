@@ -53,7 +53,7 @@ class ZoneSessions(Protocol):
 @dataclass(frozen=True, slots=True)
 class MetricSources:
     """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log.
-    ``ways`` and ``warmups``: see ``egress_view``."""
+    ``paths`` and ``warmups``: see ``egress_view``."""
 
     version: str
     queue: Queue
@@ -64,7 +64,7 @@ class MetricSources:
     pids: Callable[[], Mapping[str, list[int]]]
     directory: Path
     reserve_bytes: int
-    ways: Callable[[], Sequence[Row]]
+    paths: Callable[[], Sequence[Row]]
     warmups: Callable[[], Sequence[Row]]
 
 
@@ -155,7 +155,7 @@ class RelayCollector(Collector):
         return {name: name for name in names}
 
     def _shaping(self) -> Iterator[Metric]:
-        for found in shaping_series(self._sources.ways(), self._sources.warmups()):
+        for found in shaping_series(self._sources.paths(), self._sources.warmups()):
             made = GaugeMetricFamily(found.name, found.help_text, labels=found.labels)
             for labels, value in found.values:
                 made.add_metric(labels, value)

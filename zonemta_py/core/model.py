@@ -18,6 +18,7 @@ AGES_MIN = (
     1280,
 )  # upper ends of the ages of Postfix's qshape, in minutes
 
+PathKey = tuple[str, str]  # provider and source address: a path that mail takes (KumoMTA: egress path)
 ALL_PROVIDERS = "*"  # the provider in the row of an address whose limits hold over all of them
 # From which source addresses mail may leave: the name of a pool; USUAL_POOL; or a name with PART_MARK, for some addresses of
 # a pool (``schedule.sources.PoolPart``).

@@ -15,6 +15,7 @@ from zonemta_py.config.shaping import check_pools, check_rule_providers, load_sh
 from zonemta_py.config.warmup import check_warmups, read_warmups
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
 from zonemta_py.delivery.look_ups import LookUps
 from zonemta_py.delivery.shaper import EgressFiles, Shaper
@@ -22,7 +23,6 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import Suspension
 from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
@@ -104,7 +104,10 @@ class Egress(Allowance):
         return calendar_ms - self._ahead_ms
 
     def configure(
-        self, config: Config, files: EgressFiles, stored: dict[Key, WarmupState] | None = None
+        self,
+        config: Config,
+        files: EgressFiles,
+        stored: dict[tuple[str, str], WarmupState] | None = None,
     ) -> None:
         """Use another configuration; what is under way, and what was used, continues to count."""
         self.files = files
@@ -242,9 +245,9 @@ class Egress(Allowance):
         if puts:
             self.shaper.write([], puts)
 
-    def set_idle(self, way: Key, idle: int) -> None:
-        """The number of sessions without a request has changed on a way from an address to a provider."""
-        provider, source = way
+    def set_idle(self, path: PathKey, idle: int) -> None:
+        """The number of sessions without a request has changed on a path from an address to a provider."""
+        provider, source = path
         makes_room = self.permits.set_idle(provider, source or source_name(PoolAddress()), idle)
         if makes_room and provider in self.gates:
             asyncio.get_running_loop().call_soon(self.gates.capacity_at_provider, provider)

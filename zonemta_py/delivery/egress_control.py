@@ -16,14 +16,14 @@ from zonemta_py.delivery.egress_store import (
     reroute_put,
     warmup_put,
 )
-from zonemta_py.delivery.egress_view import warmup_row, warmup_rows, way_rows
+from zonemta_py.delivery.egress_view import path_rows, warmup_row, warmup_rows
 from zonemta_py.delivery.shaper import event_of
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import DEQUEUE_TRANSPORT
-from zonemta_py.schedule.controller import Controller, Key, ShapingChange
-from zonemta_py.schedule.shaping import OPERATOR, POOL, Reroute
+from zonemta_py.schedule.controller import Controller, ShapingChange
+from zonemta_py.schedule.shaping import OPERATOR, POOL, Reroute, RerouteKey
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import Warming, WarmUp
 
@@ -60,7 +60,7 @@ class RunningEgress:
         self._delivery.egress.changed()
 
     def rows(self, provider: str, address: str, most: int) -> list[Row]:
-        """See ``way_rows``; ``reroutes``: the mail of which pools leaves from which other ones to the provider."""
+        """See ``path_rows``; ``reroutes``: the mail of which pools leaves from which other ones to the provider."""
         egress = self._delivery.egress
         now_ms, found = egress.now_ms(), egress.shaper.engine.reroutes.items()
         return [
@@ -71,7 +71,7 @@ class RunningEgress:
                     if provider == row["provider"] and each.until_ms > now_ms
                 ]
             }
-            for row in way_rows(egress, provider, address, most)
+            for row in path_rows(egress, provider, address, most)
         ]  # fmt: skip
 
     def warmups(self) -> list[Row]:
@@ -235,7 +235,7 @@ def _ended(change: ShapingChange) -> Row:
 
 
 def _end_reroute(
-    reroutes: dict[Key, Reroute], provider: str, pool: str, now_ms: int
+    reroutes: dict[RerouteKey, Reroute], provider: str, pool: str, now_ms: int
 ) -> tuple[WriteBatch, Row]:
     found = reroutes.pop((provider, pool), None)
     if found is None or found.until_ms <= now_ms:

@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.model import PathKey
 from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.slices import row_slices
-from zonemta_py.schedule.controller import PACE_VERSION, Key, Pace
+from zonemta_py.schedule.controller import PACE_VERSION, Pace
 from zonemta_py.schedule.permits import Stored
-from zonemta_py.schedule.shaping import Reroute
+from zonemta_py.schedule.shaping import Reroute, RerouteKey
 from zonemta_py.schedule.warmup import Warming, WarmupState
 from zonemta_py.storage.interface import View
 
@@ -36,9 +37,9 @@ class StoredEgress(NamedTuple):
     """What an earlier run stored; ``warmups`` by address and provider."""
 
     uses: Stored
-    paces: dict[Key, Pace]
-    warmups: dict[Key, WarmupState]
-    reroutes: dict[Key, Reroute]
+    paces: dict[PathKey, Pace]
+    warmups: dict[tuple[str, str], WarmupState]
+    reroutes: dict[RerouteKey, Reroute]
 
 
 def read_stored(view: View) -> StoredEgress:
@@ -71,14 +72,14 @@ def use_puts(stored: Stored) -> Puts:
     ]
 
 
-def pace_put(key: Key, pace: Pace | None) -> tuple[bytes, bytes]:
+def pace_put(key: PathKey, pace: Pace | None) -> tuple[bytes, bytes]:
     """The pace of an address at a provider."""
     return keys.sending_state_key(PACE, *key), b"" if pace is None else pack(
         pace._replace(version=PACE_VERSION)
     )
 
 
-def reroute_put(key: Key, reroute: Reroute | None) -> tuple[bytes, bytes]:
+def reroute_put(key: RerouteKey, reroute: Reroute | None) -> tuple[bytes, bytes]:
     """From which pool the mail of another one leaves to a provider."""
     return keys.sending_state_key(POOL, *key), b"" if reroute is None else pack(reroute)
 

@@ -6,10 +6,10 @@ from functools import lru_cache
 from heapq import nlargest
 
 from zonemta_py.config.plain import rate_text
-from zonemta_py.core.model import ALL_PROVIDERS
+from zonemta_py.core.model import ALL_PROVIDERS, PathKey
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.schedule.controller import Key, Pace
-from zonemta_py.schedule.paths import Path
+from zonemta_py.schedule.controller import Pace
+from zonemta_py.schedule.paths import EgressPath
 from zonemta_py.schedule.permits import ANY
 from zonemta_py.schedule.rate_windows import RateWindows
 from zonemta_py.schedule.warmup import DAY_MS, Warming
@@ -17,13 +17,13 @@ from zonemta_py.schedule.warmup import DAY_MS, Warming
 ROWS_MAX = 300  # in metrics: a row costs 15 to 50 µs, and is some ten series
 
 
-def way_rows(
+def path_rows(
     egress: Egress, provider: str = "", address: str = "", most: int = ROWS_MAX
 ) -> list[dict[str, object]]:
-    """Each way from an address to a provider on which something is limited, under way, or was refused lately.
+    """Each path from an address to a provider on which something is limited, under way, or was refused lately.
 
     An address with limits of its own has a row with the provider ALL_PROVIDERS as well. ``provider``, ``address``: only those of it.
-    Of more than ``most`` ways those with the least mail are left out, and none that is lowered, paused or suspended before them.
+    Of more than ``most`` paths those with the least mail are left out, and none that is lowered, paused or suspended before them.
     """
     now_ms, paces = egress.now_ms(), egress.shaper.controller.paces
     counts = {key: found for key, *found in egress.shaper.controller.counts(now_ms)}
@@ -59,7 +59,7 @@ def way_rows(
     return rows
 
 
-def _is_shown(egress: Egress, path: Path, counts: Mapping[Key, Sequence[int]]) -> bool:
+def _is_shown(egress: Egress, path: EgressPath, counts: Mapping[PathKey, Sequence[int]]) -> bool:
     if path.is_limited:
         return True
     key = path.provider, path.address
@@ -73,7 +73,7 @@ def _is_shown(egress: Egress, path: Path, counts: Mapping[Key, Sequence[int]]) -
 
 
 def _weight(
-    egress: Egress, path: Path, counts: Mapping[Key, Sequence[int]], now_ms: int
+    egress: Egress, path: EgressPath, counts: Mapping[PathKey, Sequence[int]], now_ms: int
 ) -> tuple[bool, int, int]:
     key, ceiling = (path.provider, path.address), path.ceiling
     stopped = egress.stopped(("provider", path.provider), ("address", path.address))
@@ -89,7 +89,7 @@ def warmup_rows(egress: Egress) -> list[dict[str, object]]:
     return [warmup_row(each, today_ms) for each in egress.warmup.all()]
 
 
-def path_row(path: Path, now_ms: int) -> dict[str, object]:
+def path_row(path: EgressPath, now_ms: int) -> dict[str, object]:
     """What is under way between an address and a provider, and what is allowed there. Times are unix ms, 0 for none."""
     ceiling = path.ceiling
     return {
@@ -108,7 +108,7 @@ def path_row(path: Path, now_ms: int) -> dict[str, object]:
 
 
 def pace_row(pace: Pace | None) -> dict[str, object]:
-    """To how much the controller, or a rule, has lowered a way: messages a minute and sessions, and those of its limits.
+    """To how much the controller, or a rule, has lowered a path: messages a minute and sessions, and those of its limits.
 
     None: nothing is lowered.
     """

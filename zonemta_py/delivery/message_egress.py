@@ -23,7 +23,7 @@ from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
+from zonemta_py.schedule.shaping import USUAL, Handling, ProviderReply
 from zonemta_py.schedule.sources import BY_SYSTEM, preferred, source_name
 from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import Phase
@@ -279,9 +279,9 @@ def of_same_address(lease: Lease) -> int:
     return len(lease.recipients)
 
 
-def _about(route: EgressRoute, lease: Lease, attempt: Attempt) -> ReplyAbout:
+def _about(route: EgressRoute, lease: Lease, attempt: Attempt) -> ProviderReply:
     address, domain = attempt.source_ip or BY_SYSTEM, lease.recipients[0].record.domain
-    return ReplyAbout(
+    return ProviderReply(
         route.provider, address, route.own_pool, domain, attempt.reply_class, attempt.code, attempt.status,
         attempt.text,
     )  # fmt: skip

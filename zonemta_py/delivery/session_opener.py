@@ -16,7 +16,7 @@ from zonemta_py.delivery.dkim import Signer
 from zonemta_py.delivery.endpoints import Candidates, Endpoint, EndpointResolver, credentials
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryRequest
-from zonemta_py.delivery.session_pool import SessionPool, way_of
+from zonemta_py.delivery.session_pool import SessionPool, path_of
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
 from zonemta_py.transports.connect import LoopsBack, SessionOptions, Target, TlsFailed, open_session
 from zonemta_py.transports.pipelining import SmtpSession
@@ -103,7 +103,7 @@ class SessionOpener:
                 raise self._no_connects(reachable[tried:], failure, now_s)
             self._pool.trim(request.destination, *request.idle_limits)
             if order is not None:
-                await self._pool.together.trim(way_of(order), order.sessions_max)
+                await self._pool.together.trim(path_of(order), order.sessions_max)
             ehlo = source.ehlo or resources.hostname
             trace = session_trace(request, endpoint) if TRACER.is_active else None
             try:

@@ -6,25 +6,26 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
 
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.delivery.request import EgressOrder
 from zonemta_py.transports.pipelining import SmtpSession
 
 EXPIRY_S = 1.0  # sessions whose time is over are looked for no more often
 
-OnClosed = Callable[[str, int, "Way", int], None]
-Way = tuple[str, str]  # provider and source address; both empty for a session of no order
-NO_WAY: Way = ("", "")
+OnClosed = Callable[[str, int, PathKey, int], None]
+
+NO_PATH: PathKey = ("", "")  # of a session of no order
 QUIT_S = 2.0  # that a peer has to close a session, before another one is opened in its place
 _Key = tuple[str, int, str | None, str]
 
 
-def way_of(order: EgressOrder | None) -> Way:
-    """The way of a request with ``order``."""
-    return NO_WAY if order is None else (order.provider, order.source or "")
+def path_of(order: EgressOrder | None) -> PathKey:
+    """The path of a request with ``order``."""
+    return NO_PATH if order is None else (order.provider, order.source or "")
 
 
-def ignore_closed(destination: str, idle: int, way: Way, idle_there: int) -> None:
+def ignore_closed(destination: str, idle: int, path: PathKey, idle_there: int) -> None:
     """The ``on_closed`` of a pool in the process that counts its sessions."""
 
 
@@ -42,7 +43,7 @@ class _IdleSession:
     destination: str
     session: SmtpSession
     expires_s: float
-    way: Way
+    path: PathKey
     pool: "SessionPool"
 
 
@@ -75,31 +76,31 @@ class _Group:
         return list(self._entries.get(name, {}).values())
 
 
-class WaySessions:
+class SessionsByPath:
     """The sessions of all zones in a process, by provider and source address.
 
-    One counts until its peer has closed it: the peer counts it that long. ``on_change`` is called with a way and the
+    One counts until its peer has closed it: the peer counts it that long. ``on_change`` is called with a path and the
     number of sessions on it that no request has.
     """
 
-    def __init__(self, on_change: Callable[[Way, int], None] | None = None) -> None:
+    def __init__(self, on_change: Callable[[PathKey, int], None] | None = None) -> None:
         self._on_change = on_change
-        self._by_way = _Group()
+        self._by_path = _Group()
         self._by_provider = _Group()
         self._numbers = count()
-        self._closing: dict[asyncio.Task[None], Way] = {}
-        self._requests: dict[Hashable, int] = {}  # by way, and by provider
+        self._closing: dict[asyncio.Task[None], PathKey] = {}
+        self._requests: dict[Hashable, int] = {}  # by path, and by provider
 
-    def begin(self, way: Way) -> None:
+    def begin(self, path: PathKey) -> None:
         """A request begins, which has a session or opens one."""
         requests = self._requests
-        for name in (way, way[0]):
+        for name in (path, path[0]):
             requests[name] = requests.get(name, 0) + 1
 
-    def end(self, way: Way) -> None:
+    def end(self, path: PathKey) -> None:
         """A request has ended; its session is idle or closed."""
         requests = self._requests
-        for name in (way, way[0]):
+        for name in (path, path[0]):
             others = requests[name] - 1
             if others:
                 requests[name] = others
@@ -112,51 +113,53 @@ class WaySessions:
 
     def add(self, entry: _IdleSession) -> None:
         """The session is idle."""
-        self._by_way.add(entry.way, entry)
-        self._by_provider.add(entry.way[0], entry)
-        self._changed(entry.way)
+        self._by_path.add(entry.path, entry)
+        self._by_provider.add(entry.path[0], entry)
+        self._changed(entry.path)
 
     def remove(self, entry: _IdleSession) -> None:
         """The session is not idle any more."""
-        self._by_way.remove(entry.way, entry)
-        self._by_provider.remove(entry.way[0], entry)
-        self._changed(entry.way)
+        self._by_path.remove(entry.path, entry)
+        self._by_provider.remove(entry.path[0], entry)
+        self._changed(entry.path)
 
-    def _changed(self, way: Way) -> None:
-        if self._on_change is not None and way != NO_WAY:
-            self._on_change(way, self.count(way) if self._closing else self._by_way.size(way))
+    def _changed(self, path: PathKey) -> None:
+        if self._on_change is not None and path != NO_PATH:
+            self._on_change(path, self.count(path) if self._closing else self._by_path.size(path))
 
-    def count(self, way: Way) -> int:
-        """The number of sessions without a request on ``way``."""
-        idle = self._by_way.size(way)
-        return idle + sum(1 for each in self._closing.values() if each == way) if self._closing else idle
+    def count(self, path: PathKey) -> int:
+        """The number of sessions without a request on ``path``."""
+        idle = self._by_path.size(path)
+        return (
+            idle + sum(1 for each in self._closing.values() if each == path) if self._closing else idle
+        )
 
     def quit(self, entry: _IdleSession) -> None:
         """Close a session that is idle."""
         task = asyncio.get_running_loop().create_task(entry.session.quit(QUIT_S))
-        self._closing[task] = entry.way
+        self._closing[task] = entry.path
         self.remove(entry)
         task.add_done_callback(lambda task: self._closed(task, entry))
 
     def _closed(self, task: "asyncio.Task[None]", entry: _IdleSession) -> None:
         del self._closing[task]
-        self._changed(entry.way)
+        self._changed(entry.path)
         entry.pool.report_closed(entry)
 
-    async def trim(self, way: Way, most: tuple[int, int]) -> None:
-        """Close idle sessions until ``most`` remain on ``way``, and at its provider (-1: any number), with all requests.
+    async def trim(self, path: PathKey, most: tuple[int, int]) -> None:
+        """Close idle sessions until ``most`` remain on ``path``, and at its provider (-1: any number), with all requests.
 
         Returns when the peers have closed what is being closed: for several requests that do this at the same time,
         the limits hold whichever connects first.
         """
         name: Hashable
         for group, name, limit in (
-            (self._by_way, way, most[0]), (self._by_provider, way[0], most[1]),
+            (self._by_path, path, most[0]), (self._by_provider, path[0], most[1]),
         ):  # fmt: skip
             while limit >= 0 and group.size(name) > max(0, limit - self._requests.get(name, 0)):
                 entry = group.oldest(name)
                 entry.pool.close_idle(entry)
-        closing = [task for task, each in self._closing.items() if each[0] == way[0]]
+        closing = [task for task, each in self._closing.items() if each[0] == path[0]]
         if closing:
             await asyncio.wait(closing)
 
@@ -164,16 +167,18 @@ class WaySessions:
 class SessionPool:
     """The idle sessions of one zone.
 
-    ``on_closed(destination, idle, way, idle_there)`` is called when the pool has closed a session with ``destination``;
+    ``on_closed(destination, idle, path, idle_there)`` is called when the pool has closed a session with ``destination``;
     ``idle`` and ``idle_there`` are the numbers of those that remain. No call but ``close`` looks at all sessions, once a second at most.
     """
 
-    def __init__(self, on_closed: OnClosed = ignore_closed, together: WaySessions | None = None) -> None:
+    def __init__(
+        self, on_closed: OnClosed = ignore_closed, together: SessionsByPath | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._by_key = _Group()
         self._by_destination = _Group()
         self._whole = _Group()  # under None
-        self.together = together if together is not None else WaySessions()
+        self.together = together if together is not None else SessionsByPath()
         self._timer: asyncio.TimerHandle | None = None
         self._on_closed = on_closed
 
@@ -189,7 +194,7 @@ class SessionPool:
     def close_idle(self, entry: _IdleSession) -> None:
         """Close an idle session."""
         self._remove(entry)
-        if entry.way == NO_WAY:
+        if entry.path == NO_PATH:
             self.together.remove(entry)
             entry.session.close()
         else:
@@ -198,8 +203,8 @@ class SessionPool:
 
     def report_closed(self, entry: _IdleSession) -> None:
         """Call ``on_closed``: an idle session is being closed, or the peer has closed it."""
-        idle, there = self.count(entry.destination), self.together.count(entry.way)
-        self._on_closed(entry.destination, idle, entry.way, there)
+        idle, there = self.count(entry.destination), self.together.count(entry.path)
+        self._on_closed(entry.destination, idle, entry.path, there)
 
     def take(self, endpoint: Endpoint) -> SmtpSession | None:
         """The most recently used usable session with ``endpoint``, removed from the pool, or None."""
@@ -222,12 +227,12 @@ class SessionPool:
         destination: str,
         session: SmtpSession,
         idle_s: float,
-        way: Way = NO_WAY,
+        path: PathKey = NO_PATH,
     ) -> None:
         """Keep ``session`` for at most ``idle_s``, and EXPIRY_S when others end at the same time."""
         expires_s = self._loop.time() + idle_s
         number = self.together.next_number()
-        entry = _IdleSession(number, endpoint, destination, session, expires_s, way, self)
+        entry = _IdleSession(number, endpoint, destination, session, expires_s, path, self)
         self.together.add(entry)
         self._by_key.add(_key(endpoint), entry)
         self._by_destination.add(destination, entry)

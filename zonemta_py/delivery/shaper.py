@@ -14,13 +14,14 @@ from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.core import clock
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.egress_store import Puts, pace_put, reroute_put, warmup_put
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.controller import Controller, Key, Pace, ShapingChange, slowed_warmup
+from zonemta_py.schedule.controller import Controller, Pace, ShapingChange, slowed_warmup
 from zonemta_py.schedule.permits import Permits
-from zonemta_py.schedule.shaping import POOL, ReplyAbout, Reroute, ShapingEngine
+from zonemta_py.schedule.shaping import POOL, ProviderReply, Reroute, RerouteKey, ShapingEngine
 from zonemta_py.schedule.warmup import DAY_MS, WarmUp
 
 LAST_CLASSES = 5  # of refusals and deferrals, that are shown
@@ -58,8 +59,10 @@ class Shaper:
         self._calendar_ms = calendar_ms
         self._on_change = on_change
         self.engine = ShapingEngine()
-        self.last_classes: dict[Key, deque[str]] = {}
-        self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap; some are too early
+        self.last_classes: dict[PathKey, deque[str]] = {}
+        self._steps: list[
+            tuple[int, PathKey]
+        ] = []  # when paces come up and reroutes end, a heap; some are too early
 
     @property
     def controller(self) -> Controller:
@@ -77,7 +80,7 @@ class Shaper:
             settings, files.rules, lambda name: files.table.settings(name).limits, pools
         )
 
-    def go_on(self, paces: Mapping[Key, Pace], reroutes: Mapping[Key, Reroute]) -> None:
+    def go_on(self, paces: Mapping[PathKey, Pace], reroutes: Mapping[RerouteKey, Reroute]) -> None:
         """Go on with the paces of an earlier run, and with the pools that rules chose.
 
         What is to end later than any rule says is over: the clock was set back since.
@@ -100,12 +103,11 @@ class Shaper:
                 self.write(*self.apply(changes))
             else:
                 self._follow(key)
+        self._follow_reroutes()
 
     def forget_old(self, now_ms: int) -> None:
         """Drop what no longer counts."""
         self.engine.forget_old(now_ms)
-        if over := self.engine.end_reroutes(now_ms):
-            self.write(*self.apply(over))
         counted = {key for key, _, _ in self.controller.counts(now_ms)} | set(self.controller.paces)
         for key in [key for key in self.last_classes if key not in counted]:
             del self.last_classes[key]
@@ -116,24 +118,24 @@ class Shaper:
         return self._steps[0][0] if self._steps else None
 
     def run_due(self, now_ms: int) -> None:
-        """Let paces come up by the steps that are due."""
-        changes: list[ShapingChange] = []
+        """Let paces come up by the steps that are due, and end the reroutes whose time is over."""
+        changes = self.engine.end_reroutes(now_ms)
         while self._steps and self._steps[0][0] <= now_ms:
             _, key = heappop(self._steps)
             changes += self.controller.advance(key, now_ms)
         if changes:
             self.write(*self.apply(changes))
 
-    def replies(self, replies: Iterable[ReplyAbout], now_ms: int) -> tuple[list[Event], Puts]:
+    def replies(self, replies: Iterable[ProviderReply], now_ms: int) -> tuple[list[Event], Puts]:
         """Replies to the recipients of a message: the events of what they change, and what is to be stored."""
         changes: list[ShapingChange] = []
-        for about in replies:
-            if about.reply_class:
-                self._remember(about.key, about.reply_class)
-            changes += self.engine.reply(about, now_ms)
+        for reply in replies:
+            if reply.reply_class:
+                self._remember(reply.path, reply.reply_class)
+            changes += self.engine.reply(reply, now_ms)
         return self.apply(changes) if changes else ([], [])
 
-    def _remember(self, key: Key, reply_class: str) -> None:
+    def _remember(self, key: PathKey, reply_class: str) -> None:
         known = self.last_classes.get(key)
         if known is None:
             known = self.last_classes[key] = deque(maxlen=LAST_CLASSES)
@@ -149,6 +151,7 @@ class Shaper:
             ]
             puts += [reroute_put(key, None) for key in over if key not in reroutes]
             puts += [reroute_put(key, each) for key, each in reroutes.items()]
+            self._follow_reroutes()
         events: list[Event] = [event_of(change) for change in changes]
         for key in dict.fromkeys(
             (change.provider, change.address) for change in changes if change.address
@@ -168,7 +171,7 @@ class Shaper:
         self._on_change({change.provider for change in changes})
         return events, puts
 
-    def _follow(self, key: Key) -> None:
+    def _follow(self, key: PathKey) -> None:
         pace, ceiling = self.controller.paces.get(key), self._permits.path(*key).ceiling
         ceiling.follow(pace)
         if pace is None:
@@ -176,6 +179,10 @@ class Shaper:
         due_ms = self.controller.due_ms(key)
         assert due_ms is not None
         heappush(self._steps, (due_ms, key))
+
+    def _follow_reroutes(self) -> None:
+        for (provider, _), reroute in self.engine.reroutes.items():
+            heappush(self._steps, (reroute.until_ms, (provider, "")))
 
     def write(self, events: Iterable[Event], puts: Puts) -> None:
         """Record what has changed apart from the settle of a message."""

@@ -26,7 +26,7 @@ from zonemta_py.delivery.session_opener import (
     SmtpResources,
     session_trace,
 )
-from zonemta_py.delivery.session_pool import QUIT_S, SessionPool, way_of
+from zonemta_py.delivery.session_pool import QUIT_S, SessionPool, path_of
 from zonemta_py.delivery.transaction import MessageForm, MessageForms, transact
 from zonemta_py.smtp.classify import LOST, Phase
 from zonemta_py.smtp.mx_order import MxAnswer
@@ -62,12 +62,12 @@ class SmtpAgent:
         """
         if request.order is None:
             return await self._deliver(request, context)
-        way = way_of(request.order)
-        self.pool.together.begin(way)
+        path = path_of(request.order)
+        self.pool.together.begin(path)
         try:
             return await self._deliver(request, context)
         finally:
-            self.pool.together.end(way)
+            self.pool.together.end(path)
 
     async def _deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         zone = self._table.settings(request.destination)
@@ -233,8 +233,8 @@ class SmtpAgent:
         if order is not None and order.messages_max:
             most = min(most, order.messages_max)
         if not self._closed and session.usable and session.messages < most:
-            way = way_of(order)
-            self.pool.put(endpoint, request.destination, session, zone.timeouts.idle, way)
+            path = path_of(order)
+            self.pool.put(endpoint, request.destination, session, zone.timeouts.idle, path)
         elif order is not None:
             await session.quit(QUIT_S)  # the worker may open another one at once
         else:

@@ -5,8 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from zonemta_py.core.errors import AgentLost, QueueCorrupt, QueueUnavailable
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.delivery.session_pool import NO_WAY, Way, way_of
+from zonemta_py.delivery.session_pool import NO_PATH, path_of
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import ChildProcess
 from zonemta_py.processes.link import Traced
@@ -18,9 +19,9 @@ from zonemta_py.transports.tracing import TRACER
 class SenderChild(ChildProcess):
     """One sender: its requests, and the idle sessions it holds.
 
-    ``idle`` counts them by zone and destination, ``idle_in`` by zone, ``idle_ways`` by provider and source, ``held`` by
+    ``idle`` counts them by zone and destination, ``idle_in`` by zone, ``idle_on_path`` by provider and source, ``held`` by
     provider, with the ``requests`` under way. ``on_status`` is called when it finds out that a host is unreachable, or
-    reachable again, ``on_idle`` when the number of idle sessions on a way has changed.
+    reachable again, ``on_idle`` when the number of idle sessions on a path has changed.
     """
 
     kind = "sender"
@@ -31,15 +32,15 @@ class SenderChild(ChildProcess):
         slot: int,
         on_lost: Callable[["SenderChild"], None],
         on_status: Callable[[protocol.HostStatus, "SenderChild"], None],
-        on_idle: Callable[[Way], None],
+        on_idle: Callable[[PathKey], None],
     ) -> None:
         super().__init__(slot, protocol.decode, on_lost)
         self._on_idle = on_idle
         self.idle: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.idle_in: Counter[str] = Counter()
-        self.idle_ways: Counter[Way] = Counter()
+        self.idle_on_path: Counter[PathKey] = Counter()
         self.held: Counter[str] = Counter()
-        self.requests: Counter[Way] = Counter()
+        self.requests: Counter[PathKey] = Counter()
         self._on_status = on_status
         self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
@@ -58,7 +59,7 @@ class SenderChild(ChildProcess):
         if self.gone:
             raise AgentLost(f"sender {self.slot} ended", uncertain=False)
         pending = self._pending[number] = _PendingRequest(zone, request, context)
-        self._begin(pending.way, 1)
+        self._begin(pending.path, 1)
         inline = None
         try:
             body = context.body()
@@ -82,22 +83,22 @@ class SenderChild(ChildProcess):
         self.send(protocol.Resolve(number, zone, domain))
         return await answer
 
-    def _hold(self, way: Way, more: int) -> None:
-        provider = way[0]
-        if more and way != NO_WAY:
+    def _hold(self, path: PathKey, more: int) -> None:
+        provider = path[0]
+        if more and path != NO_PATH:
             self.held[provider] += more
             if not self.held[provider]:
                 del self.held[provider]
 
-    def _begin(self, way: Way, more: int) -> None:
-        self._hold(way, more)
-        self.requests[way] += more
-        if not self.requests[way]:
-            del self.requests[way]
+    def _begin(self, path: PathKey, more: int) -> None:
+        self._hold(path, more)
+        self.requests[path] += more
+        if not self.requests[path]:
+            del self.requests[path]
 
     def idle_at(self, provider: str) -> int:
         """The number of idle sessions with ``provider``, from all addresses."""
-        return sum(idle for (there, _), idle in self.idle_ways.items() if there == provider)
+        return sum(idle for (there, _), idle in self.idle_on_path.items() if there == provider)
 
     def trim(self, frame: protocol.Trim) -> "asyncio.Future[None]":
         """Close idle sessions; the future is done when they are closed."""
@@ -121,7 +122,7 @@ class SenderChild(ChildProcess):
                 self._done(frame)
             case protocol.IdleSessions():
                 self._set_idle(frame.zone, frame.destination, frame.count)
-                self._set_idle_on(frame.way, frame.count_there)
+                self._set_idle_on(frame.path, frame.count_there)
             case protocol.Resolved():
                 answer = self._look_ups.pop(frame.number, None)
                 if answer is not None and not answer.done():
@@ -141,13 +142,13 @@ class SenderChild(ChildProcess):
         else:
             idle.pop(destination, None)
 
-    def _set_idle_on(self, way: Way, count: int) -> None:
-        if way != NO_WAY:
-            self._hold(way, count - self.idle_ways[way])
-            self.idle_ways[way] = count
+    def _set_idle_on(self, path: PathKey, count: int) -> None:
+        if path != NO_PATH:
+            self._hold(path, count - self.idle_on_path[path])
+            self.idle_on_path[path] = count
             if not count:
-                del self.idle_ways[way]
-            self._on_idle(way)
+                del self.idle_on_path[path]
+            self._on_idle(path)
 
     def _session_opened(self, frame: protocol.SessionOpened) -> None:
         number = frame.number
@@ -183,9 +184,9 @@ class SenderChild(ChildProcess):
         pending = self._pending.pop(frame.number, None)
         if pending is None:
             return
-        self._begin(pending.way, -1)
+        self._begin(pending.path, -1)
         self._set_idle(pending.zone, pending.destination, frame.idle)
-        self._set_idle_on(pending.way, frame.idle_there)
+        self._set_idle_on(pending.path, frame.idle_there)
         if pending.result.done():
             return
         if frame.result is not None:
@@ -209,23 +210,23 @@ class SenderChild(ChildProcess):
         self._look_ups.clear()
         self.idle.clear()
         self.idle_in.clear()
-        ways = list(self.idle_ways)
-        self.idle_ways.clear()
+        paths = list(self.idle_on_path)
+        self.idle_on_path.clear()
         self.held.clear()
         self.requests.clear()
-        for way in ways:
-            self._on_idle(way)
+        for path in paths:
+            self._on_idle(path)
 
 
 class _PendingRequest:
     """A request that a process executes. ``durable``: the process may have sent the final dot."""
 
-    __slots__ = ("_chunks", "_reading", "context", "destination", "durable", "result", "way", "zone")
+    __slots__ = ("_chunks", "_reading", "context", "destination", "durable", "path", "result", "zone")
 
     def __init__(self, zone: str, request: DeliveryRequest, context: RequestContext) -> None:
         self.zone = zone
         self.destination = request.destination
-        self.way = way_of(request.order)
+        self.path = path_of(request.order)
         self.context = context
         self.result: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
         self.durable = False

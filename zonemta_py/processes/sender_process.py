@@ -19,12 +19,13 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import set_log_level
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.session_opener import SmtpResources
-from zonemta_py.delivery.session_pool import SessionPool, Way, WaySessions, way_of
+from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath, path_of
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
@@ -46,7 +47,7 @@ class SenderProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._agents: dict[str, SmtpAgent] = {}
         self._unreachable = SharedUnreachableHosts(self.link)
-        self._idle = WaySessions()
+        self._idle = SessionsByPath()
         self._rng = Random()
         self._signer = Signer(Dkim(), {}, Tenants({}))
         self.look_ups: MxResolver | None = None
@@ -86,7 +87,7 @@ class SenderProcess:
         agent = self._agents.get(frame.zone)
         if agent is not None:
             agent.pool.trim(frame.destination, frame.zone_limit, frame.destination_limit)
-        await self._idle.trim(frame.way, frame.way_limits)
+        await self._idle.trim(frame.path, frame.path_limits)
         self.link.send(protocol.Trimmed(frame.number))
 
     async def _resolve(self, frame: protocol.Resolve) -> None:
@@ -119,8 +120,10 @@ class SenderProcess:
             for name, zone in config.zones.items()
         }
 
-    def _report_idle(self, zone: str, destination: str, idle: int, way: Way, idle_there: int) -> None:
-        self.link.send(protocol.IdleSessions(zone, destination, idle, way, idle_there))
+    def _report_idle(
+        self, zone: str, destination: str, idle: int, path: PathKey, idle_there: int
+    ) -> None:
+        self.link.send(protocol.IdleSessions(zone, destination, idle, path, idle_there))
 
     async def _deliver(self, frame: protocol.Deliver) -> None:
         context = self._requests[frame.number] = LinkContext(self.link, frame.number, frame.body)
@@ -129,7 +132,7 @@ class SenderProcess:
             agent = self._agents[frame.zone]
             result = await agent.deliver(frame.request, context)
             idle = agent.pool.count(frame.request.destination)
-            there = self._idle.count(way_of(frame.request.order))
+            there = self._idle.count(path_of(frame.request.order))
         except Exception as exc:
             log.exception("a request failed by an internal error")
             problem = repr(exc)

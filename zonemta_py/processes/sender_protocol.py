@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from zonemta_py.core.codec import Struct, unpacker
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
-from zonemta_py.delivery.session_pool import NO_WAY, Way
+from zonemta_py.delivery.session_pool import NO_PATH
 from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.smtp.mx_order import MxAnswer
 
@@ -55,7 +56,7 @@ class Chunk(Struct, frozen=True, array_like=True, tag=4):
 class Trim(Struct, frozen=True, array_like=True, tag=5):
     """To a sender: close the idle sessions above these limits. Answered by Trimmed.
 
-    ``way``: provider and source address; ``way_limits``: see ``EgressOrder.sessions_max``.
+    ``path``: provider and source address; ``path_limits``: see ``EgressOrder.sessions_max``.
     """
 
     number: int
@@ -63,8 +64,8 @@ class Trim(Struct, frozen=True, array_like=True, tag=5):
     destination: str
     zone_limit: int
     destination_limit: int
-    way: Way = NO_WAY
-    way_limits: tuple[int, int] = (-1, -1)
+    path: PathKey = NO_PATH
+    path_limits: tuple[int, int] = (-1, -1)
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=6):
@@ -74,7 +75,7 @@ class Cancel(Struct, frozen=True, array_like=True, tag=6):
 
 
 class HostStatus(Struct, frozen=True, array_like=True, tag=7):
-    """Both ways: a connection from ``source`` to ``ip`` timed out, or was answered (``skip_s`` -1).
+    """In both directions: a connection from ``source`` to ``ip`` timed out, or was answered (``skip_s`` -1).
 
     ``skip_s``: how long the address is skipped if this timeout counts.
     """
@@ -112,7 +113,7 @@ class FetchChunk(Struct, frozen=True, array_like=True, tag=12):
 class Done(Struct, frozen=True, array_like=True, tag=13):
     """From a sender: the result of a request; None: an internal error, ``problem``.
 
-    ``idle``: the number of idle sessions with the destination; ``idle_there``: on the way of the request.
+    ``idle``: the number of idle sessions with the destination; ``idle_there``: on the path of the request.
     """
 
     number: int
@@ -123,12 +124,12 @@ class Done(Struct, frozen=True, array_like=True, tag=13):
 
 
 class IdleSessions(Struct, frozen=True, array_like=True, tag=14):
-    """From a sender: the number of idle sessions with a destination, and on a way, after one was closed."""
+    """From a sender: the number of idle sessions with a destination, and on a path, after one was closed."""
 
     zone: str
     destination: str
     count: int
-    way: Way
+    path: PathKey
     count_there: int
 
 

@@ -10,8 +10,9 @@ from itertools import count
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.delivery.session_pool import Way, way_of
+from zonemta_py.delivery.session_pool import path_of
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.link import LogLevel, SetTraces
 from zonemta_py.processes.sender_child import SenderChild
@@ -50,7 +51,7 @@ class SenderPool:
         unreachable: UnreachableHosts,
         size: int,
         log_target: str,
-        on_idle: Callable[[Way, int], None],
+        on_idle: Callable[[PathKey, int], None],
     ) -> None:
         self._on_idle = on_idle
         self._config = config
@@ -108,8 +109,8 @@ class SenderPool:
         for child in self._supervisor.children:
             child.send(SetTraces(targets))
 
-    def _count_idle(self, way: Way) -> None:
-        self._on_idle(way, sum(child.idle_ways[way] for child in self._supervisor.children))
+    def _count_idle(self, path: PathKey) -> None:
+        self._on_idle(path, sum(child.idle_on_path[path] for child in self._supervisor.children))
 
     @property
     def pids(self) -> list[int]:
@@ -152,7 +153,7 @@ class SenderPool:
     ) -> DeliveryRequest:
         """Close idle sessions in the other processes that exceed the limits; returns the request for ``chosen``."""
         in_zone, at_destination = request.idle_limits
-        order, way = request.order, way_of(request.order)
+        order, path = request.order, path_of(request.order)
         is_limited = order is not None and order.limits_sessions
         trims, elsewhere, elsewhere_at = [], 0, 0
         for child in self._supervisor.children:
@@ -162,16 +163,16 @@ class SenderPool:
             there, all_there = idle[request.destination], child.idle_in[zone]
             keep_there = min(there, max(0, at_destination))
             keep = min(all_there, max(0, in_zone))
-            idle_at = child.idle_at(way[0]) if is_limited else 0
+            idle_at = child.idle_at(path[0]) if is_limited else 0
             if keep_there < there or keep < all_there or idle_at:
                 number = next(self._numbers)
                 limits = (-1, 0 if idle_at else -1)
-                trim = protocol.Trim(number, zone, request.destination, keep, keep_there, way, limits)
+                trim = protocol.Trim(number, zone, request.destination, keep, keep_there, path, limits)
                 trims.append(child.trim(trim))
             in_zone -= keep
             at_destination -= keep_there
-            elsewhere += child.requests[way]
-            elsewhere_at += child.held[way[0]] - idle_at
+            elsewhere += child.requests[path]
+            elsewhere_at += child.held[path[0]] - idle_at
         for trimmed in trims:
             await trimmed
         there_max, provider_max = (-1, -1) if order is None else order.sessions_max

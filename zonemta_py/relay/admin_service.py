@@ -24,7 +24,7 @@ from zonemta_py.admin.tokens import (
 from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError
-from zonemta_py.delivery.egress_view import warmup_rows, way_rows
+from zonemta_py.delivery.egress_view import path_rows, warmup_rows
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.delivery_service import DeliveryService
@@ -199,7 +199,7 @@ class AdminService:
                 self._pids,
                 settings.directory,
                 settings.min_free_disk,
-                partial(way_rows, self._sources.delivery.egress),
+                partial(path_rows, self._sources.delivery.egress),
                 partial(warmup_rows, self._sources.delivery.egress),
             )
         )

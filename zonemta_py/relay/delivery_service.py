@@ -7,7 +7,7 @@ from functools import cached_property
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.core.model import USUAL_POOL, PathKey
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
@@ -19,7 +19,7 @@ from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.session_opener import SmtpResources
-from zonemta_py.delivery.session_pool import SessionPool, Way, WaySessions
+from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath
 from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.zone_workers import ZoneWorkers
@@ -107,12 +107,12 @@ class DeliveryService:
             await self.senders.close()
 
     @cached_property
-    def _idle(self) -> WaySessions:
+    def _idle(self) -> SessionsByPath:
         """The sessions of this process; made when the first zone asks, as the egress."""
-        return WaySessions(self.egress.set_idle)
+        return SessionsByPath(self.egress.set_idle)
 
-    def _set_idle(self, way: Way, idle: int) -> None:
-        self._context.egress.set_idle(way, idle)
+    def _set_idle(self, path: PathKey, idle: int) -> None:
+        self._context.egress.set_idle(path, idle)
 
     async def _close(self) -> None:
         self._context.egress.close()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.core.model import PathKey
 
 # Classes of replies that concern the sender; the others concern a mailbox, or the receiver.
 OF_SENDER = frozenset(
@@ -71,7 +72,6 @@ def slowed_warmup(change: ShapingChange) -> ShapingChange:
 
 FULL = "full"  # the words for what nothing limits
 PACE, PAUSE = "pace", "pause"
-Key = tuple[str, str]  # provider and address
 
 
 class Controller:
@@ -80,8 +80,8 @@ class Controller:
     def __init__(self) -> None:
         self._settings = ControllerSettings()
         self._limits_of: Callable[[str], ProviderLimits] = lambda provider: ProviderLimits()
-        self.paces: dict[Key, Pace] = {}
-        self._seen: dict[Key, _Counts] = {}  # attempts, and those of OF_SENDER
+        self.paces: dict[PathKey, Pace] = {}
+        self._seen: dict[PathKey, _Counts] = {}  # attempts, and those of OF_SENDER
 
     def configure(
         self, settings: ControllerSettings, limits_of: Callable[[str], ProviderLimits]
@@ -95,7 +95,7 @@ class Controller:
     def _interval_ms(self) -> int:
         return max(1, round(self._settings.interval * 1000))
 
-    def attempt(self, key: Key, reply_class: str, now_ms: int) -> list[ShapingChange]:
+    def attempt(self, key: PathKey, reply_class: str, now_ms: int) -> list[ShapingChange]:
         """An attempt has ended with a reply of ``reply_class``, empty if it was accepted. Returns what changed."""
         changes, is_bad = self.advance(key, now_ms), reply_class in OF_SENDER
         counts = self._counts(key)
@@ -116,13 +116,13 @@ class Controller:
             del self._seen[key]
         return changes
 
-    def _counts(self, key: Key) -> "_Counts":
+    def _counts(self, key: PathKey) -> "_Counts":
         found = self._seen.get(key)
         if found is None:
             found = self._seen[key] = _Counts()
         return found
 
-    def _top(self, key: Key, now_ms: int) -> Pace:
+    def _top(self, key: PathKey, now_ms: int) -> Pace:
         """The pace that is full: the limits of the provider, else how fast was sent lately."""
         limits, counts = self._limits_of(key[0]), self._counts(key)
         observed = counts.rate(now_ms, self._interval_ms) * MINUTE_S
@@ -133,7 +133,7 @@ class Controller:
         sessions = min(given, default=self._settings.sessions)
         return Pace(PACE_VERSION, sessions, rate, sessions, rate, now_ms, 0, "")
 
-    def _decrease(self, key: Key, now_ms: int, cause: str) -> ShapingChange:
+    def _decrease(self, key: PathKey, now_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         pace = before or self._top(key, now_ms)
         part = (100 - self._settings.decrease) / 100
@@ -144,13 +144,13 @@ class Controller:
             ), now_ms, cause,
         )  # fmt: skip
 
-    def _set(self, key: Key, pace: Pace, time_ms: int, cause: str) -> ShapingChange:
+    def _set(self, key: PathKey, pace: Pace, time_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         self.paces[key] = pace
         return ShapingChange(time_ms, *key, PACE, str(before) if before else FULL, str(pace), cause)
 
     def lower(
-        self, key: Key, until_ms: int, now_ms: int, to: tuple[int | None, int | None, str]
+        self, key: PathKey, until_ms: int, now_ms: int, to: tuple[int | None, int | None, str]
     ) -> ShapingChange | None:
         """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps.
 
@@ -171,11 +171,11 @@ class Controller:
         )  # fmt: skip
         return self._set(key, lowered, now_ms, cause)
 
-    def top(self, key: Key, now_ms: int) -> Pace:
+    def top(self, key: PathKey, now_ms: int) -> Pace:
         """The pace that is full, for rules that lower it to a share."""
         return self.paces.get(key) or self._top(key, now_ms)
 
-    def pause(self, key: Key, until_ms: int, now_ms: int, cause: str) -> ShapingChange | None:
+    def pause(self, key: PathKey, until_ms: int, now_ms: int, cause: str) -> ShapingChange | None:
         """Send nothing until ``until_ms``, then come up from the floor; None: that is so already."""
         pace = self.paces.get(key) or self._top(key, now_ms)
         if _is_as_long(pace.paused_ms, until_ms, now_ms):
@@ -187,7 +187,7 @@ class Controller:
         )  # fmt: skip
         return ShapingChange(now_ms, *key, PAUSE, before, f"paused until {until_ms}", cause)
 
-    def end(self, key: Key, now_ms: int, cause: str) -> ShapingChange | None:
+    def end(self, key: PathKey, now_ms: int, cause: str) -> ShapingChange | None:
         """Forget the pace, as an operator asks for it; None: there is none, and counts go on, as in a replay."""
         pace = self.paces.pop(key, None)
         if pace is None:
@@ -195,14 +195,14 @@ class Controller:
         self._seen.pop(key, None)
         return ShapingChange(now_ms, *key, PACE, str(pace), FULL, cause, is_raise=True)
 
-    def due_ms(self, key: Key) -> int | None:
+    def due_ms(self, key: PathKey) -> int | None:
         """When the pace comes up by a step."""
         pace = self.paces.get(key)
         if pace is None:
             return None
         return max(pace.changed_ms + self._interval_ms, pace.paused_ms, pace.kept_ms)
 
-    def advance(self, key: Key, now_ms: int) -> list[ShapingChange]:
+    def advance(self, key: PathKey, now_ms: int) -> list[ShapingChange]:
         """Come up by the steps that are due."""
         changes: list[ShapingChange] = []
         while (due_ms := self.due_ms(key)) is not None and due_ms <= now_ms:
@@ -222,7 +222,7 @@ class Controller:
     def _step(self, top: int) -> int:
         return max(1, -(-top * self._settings.step // 100))
 
-    def counts(self, now_ms: int) -> Iterator[tuple[Key, int, int]]:
+    def counts(self, now_ms: int) -> Iterator[tuple[PathKey, int, int]]:
         """The attempts of the last interval, and those that were refused or deferred for reasons of ours."""
         for key, counts in list(self._seen.items()):
             yield key, *counts.of_last(now_ms, self._interval_ms)

@@ -55,7 +55,7 @@ class Ceiling:
         self.messages = _windows(self.messages, rate_of(pace), spread=True)
 
 
-class Path:
+class EgressPath:
     """What is under way between a provider and a source address; either is empty for the sum over all.
 
     ``open``: sessions that are believed to exist, with and without a worker; ``used_ms``: when a
@@ -73,7 +73,7 @@ class Path:
         self.sessions = 0  # of workers
         self.idle = 0  # sessions without one
         self.open = self.used_ms = self.begun_ms = 0
-        self.members: dict[Path, None] = {}
+        self.members: dict[EgressPath, None] = {}
         self.sessions_max: int | None = None
         self.messages: RateWindows | None = None
         self.connects: RateWindows | None = None

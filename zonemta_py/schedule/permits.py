@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from zonemta_py.config.providers import NO_LIMITS, ProviderLimits
 from zonemta_py.config.sending import NO_ADDRESS_LIMITS, AddressLimits
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.paths import Path, Refusal
+from zonemta_py.schedule.paths import EgressPath, Refusal
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT, RateUse, RateWindows
 from zonemta_py.schedule.warmup import Warming
 
@@ -32,12 +32,12 @@ class Permit:
         "recipients", "stored", "warming",
     )  # fmt: skip
 
-    def __init__(self, provider: str, address: str, paths: Sequence[Path]) -> None:
+    def __init__(self, provider: str, address: str, paths: Sequence[EgressPath]) -> None:
         self.provider = provider
         self.address = address
         self.paths = paths
-        self.messages: list[tuple[Path, RateWindows, RateUse]] = []
-        self.openings: list[tuple[Path, RateWindows, RateUse]] = []
+        self.messages: list[tuple[EgressPath, RateWindows, RateUse]] = []
+        self.openings: list[tuple[EgressPath, RateWindows, RateUse]] = []
         self.connects = -1
         self.gave_back = False
         self.granted = False  # a message, which has not ended
@@ -59,7 +59,7 @@ class Permits:
     """All sessions and messages that are under way. ``on_room(provider, address)`` is called when something has ended there."""
 
     def __init__(self, on_room: Callable[[str, str], None]) -> None:
-        self._paths: dict[tuple[str, str], Path] = {}
+        self._paths: dict[tuple[str, str], EgressPath] = {}
         self._on_room = on_room
         self._limits_of: Callable[[str], ProviderLimits] = lambda provider: NO_LIMITS
         self._addresses: dict[str, AddressLimits] = {}
@@ -72,7 +72,7 @@ class Permits:
         for path in self._paths.values():
             self._apply(path)
 
-    def _apply(self, path: Path) -> None:
+    def _apply(self, path: EgressPath) -> None:
         if not path.provider:
             own = self._addresses.get(path.address, NO_ADDRESS_LIMITS)
             path.limit(own.sessions, own.rate, own.connect_rate)
@@ -83,15 +83,15 @@ class Permits:
         else:
             path.limit(limits.sessions, (), ())
 
-    def path(self, provider: str, address: str) -> Path:
+    def path(self, provider: str, address: str) -> EgressPath:
         """The state of a pair; of a provider, or an address, if the other is empty."""
         found = self._paths.get((provider, address))
         if found is None:
-            found = self._paths[provider, address] = Path(provider, address)
+            found = self._paths[provider, address] = EgressPath(provider, address)
             self._apply(found)
         return found
 
-    def paths(self) -> Iterator[Path]:
+    def paths(self) -> Iterator[EgressPath]:
         """All of them."""
         return iter(list(self._paths.values()))
 
@@ -104,7 +104,7 @@ class Permits:
             if number % FORGET_AT_ONCE == 0:
                 yield
 
-    def _parts(self, provider: str, address: str) -> tuple[Path, Path, Path]:
+    def _parts(self, provider: str, address: str) -> tuple[EgressPath, EgressPath, EgressPath]:
         return self.path(provider, address), self.path(provider, ANY), self.path("", address)
 
     def is_answering(self, provider: str, now_ms: int) -> bool:
@@ -127,7 +127,7 @@ class Permits:
         """What refuses a message from ``address`` to ``provider`` now; of several limits the longest."""
         return self._refusal(self._parts(provider, address), now_ms, session=session)
 
-    def _refusal(self, parts: Sequence[Path], now_ms: int, *, session: bool) -> Refusal | None:
+    def _refusal(self, parts: Sequence[EgressPath], now_ms: int, *, session: bool) -> Refusal | None:
         latest: Refusal | None = None
         pair, whole, _ = parts
         new = session and pair.sessions >= pair.open
@@ -160,7 +160,7 @@ class Permits:
     def _grant(self, permit: Permit, now_ms: int) -> None:
         permit.granted = True
         permit.paths[0].used_ms = now_ms
-        limited: list[tuple[Path, RateWindows]] = []
+        limited: list[tuple[EgressPath, RateWindows]] = []
         for path in permit.paths:
             windows = path.messages
             if windows is not None:
@@ -239,7 +239,7 @@ class Permits:
             self._set_open(pair, idle)
         return False
 
-    def _set_open(self, pair: Path, number: int) -> None:
+    def _set_open(self, pair: EgressPath, number: int) -> None:
         if number != pair.open:
             whole = self.path(pair.provider, ANY)
             if not pair.open:
@@ -258,7 +258,7 @@ class Permits:
                 windows.restore(length_ms, slot, used, now_ms)
 
 
-def _displaces(pair: Path, whole: Path, now_ms: int) -> Refusal | None:
+def _displaces(pair: EgressPath, whole: EgressPath, now_ms: int) -> Refusal | None:
     """The refusal of a new session in the place of an idle one of another address, which would be missed there soon.
 
     An address that has less than its share may have it; one without a worker for REST_MS has no share.
@@ -285,5 +285,5 @@ def _number(most: int | None) -> int:
     return -1 if most is None else most
 
 
-def _named(kind: str, path: Path, windows: Sequence[tuple[int, int, int]]) -> Stored:
+def _named(kind: str, path: EgressPath, windows: Sequence[tuple[int, int, int]]) -> Stored:
     return [(kind, path.provider, path.address, *each) for each in windows]

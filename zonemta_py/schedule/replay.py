@@ -14,7 +14,7 @@ from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.events.schema import boot_of
 from zonemta_py.schedule.controller import FULL, PACE, PAUSE, ShapingChange
-from zonemta_py.schedule.shaping import OPERATOR, POOL, ReplyAbout, ShapingEngine
+from zonemta_py.schedule.shaping import OPERATOR, POOL, ProviderReply, ShapingEngine
 from zonemta_py.schedule.sources import BY_SYSTEM
 
 ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
@@ -111,9 +111,9 @@ class ShapingReplay:
             self.attempts += 1
             self._keep(node.engine.reply(self._about(record), record["time_ms"]))
 
-    def _about(self, record: Record) -> ReplyAbout:
+    def _about(self, record: Record) -> ProviderReply:
         pool = self._setup.pool_of(record["zone"], record["domain"])
-        return ReplyAbout(
+        return ProviderReply(
             record["provider"], record["source_ip"] or BY_SYSTEM, pool, record["domain"],
             record.get("class", ""), record["code"], record["status"], record["reply"],
         )  # fmt: skip

@@ -10,15 +10,16 @@ from typing import NamedTuple
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ABOUT_SENDING, ShapingRule, ShapingRules
+from zonemta_py.core.model import PathKey
 from zonemta_py.core.sliding_window import SlidingWindow
-from zonemta_py.schedule.controller import MINUTE_S, Controller, Key, ShapingChange
+from zonemta_py.schedule.controller import MINUTE_S, Controller, ShapingChange
 
 POOL = "pool"
 OPERATOR = "an operator"  # the cause of what an operator changes
 OVER = "its time is over"  # the cause of the end of a reroute
 
 
-class ReplyAbout(NamedTuple):
+class ProviderReply(NamedTuple):
     """A reply: of which provider, to mail from which address of which pool, for which domain."""
 
     provider: str
@@ -31,7 +32,7 @@ class ReplyAbout(NamedTuple):
     text: str
 
     @property
-    def key(self) -> Key:
+    def path(self) -> PathKey:
         """Where the controller counts it."""
         return self.provider, self.address
 
@@ -50,6 +51,7 @@ class Handling(NamedTuple):
 
 
 USUAL = Handling()
+RerouteKey = tuple[str, str]  # provider, and the pool from which mail leaves usually
 
 
 class Reroute(NamedTuple):
@@ -65,7 +67,7 @@ class ShapingEngine:
 
     def __init__(self) -> None:
         self.controller = Controller()
-        self.reroutes: dict[tuple[str, str], Reroute] = {}  # by provider and pool
+        self.reroutes: dict[RerouteKey, Reroute] = {}
         self._rules = ShapingRules(())
         self._pools: Mapping[str, Collection[str]] = {}
         # By rule, its period, provider and address.
@@ -95,10 +97,10 @@ class ShapingEngine:
         found = self.reroutes.get((provider, pool))
         return pool if found is None or found.until_ms <= now_ms else found.pool
 
-    def handling(self, about: ReplyAbout) -> Handling:
+    def handling(self, reply: ProviderReply) -> Handling:
         """What the rules say of the recipient."""
         found = USUAL
-        for rule in self._matching(about):
+        for rule in self._matching(reply):
             if rule.action == "retry" and not found.delays_s:
                 found = found._replace(delays_s=rule.delays_s)
             elif rule.action == "not_counted":
@@ -109,24 +111,24 @@ class ShapingEngine:
                 )
         return found
 
-    def _matching(self, about: ReplyAbout) -> list[ShapingRule]:
-        if not about.reply_class:
+    def _matching(self, reply: ProviderReply) -> list[ShapingRule]:
+        if not reply.reply_class:
             return []
         return self._rules.matching(
-            about.provider, about.reply_class, about.code, about.status, about.text, about.domain
+            reply.provider, reply.reply_class, reply.code, reply.status, reply.text, reply.domain
         )
 
-    def reply(self, about: ReplyAbout, now_ms: int) -> list[ShapingChange]:
+    def reply(self, reply: ProviderReply, now_ms: int) -> list[ShapingChange]:
         """A recipient has its reply; ``reply_class`` is empty if it was accepted. Returns what changed."""
         changes = self.end_reroutes(now_ms) if self.reroutes else []
-        changes += self.controller.attempt(about.key, about.reply_class, now_ms)
-        for rule in self._matching(about):
-            if rule.action in ABOUT_SENDING and self._reaches_threshold(rule, about.key, now_ms):
-                change = self._act(rule, about, now_ms)
+        changes += self.controller.attempt(reply.path, reply.reply_class, now_ms)
+        for rule in self._matching(reply):
+            if rule.action in ABOUT_SENDING and self._reaches_threshold(rule, reply.path, now_ms):
+                change = self._act(rule, reply, now_ms)
                 changes += [change] if change is not None else []
         return changes
 
-    def _reaches_threshold(self, rule: ShapingRule, key: Key, now_ms: int) -> bool:
+    def _reaches_threshold(self, rule: ShapingRule, key: PathKey, now_ms: int) -> bool:
         if rule.threshold_count <= 1:
             return True
         counted = (rule.name, rule.threshold_s, *key)
@@ -140,41 +142,41 @@ class ShapingEngine:
         del self._counts[counted]  # the next time it takes as many again
         return True
 
-    def _act(self, rule: ShapingRule, about: ReplyAbout, now_ms: int) -> ShapingChange | None:
+    def _act(self, rule: ShapingRule, reply: ProviderReply, now_ms: int) -> ShapingChange | None:
         until_ms, cause = now_ms + round(rule.for_s * 1000), f"rule {rule.name}"
         if rule.action == "suspend":
-            return self.controller.pause(about.key, until_ms, now_ms, cause)
+            return self.controller.pause(reply.path, until_ms, now_ms, cause)
         if rule.action == "pool":
-            return self._reroute(rule, about, until_ms, now_ms)
-        pace, to = self.controller.top(about.key, now_ms), rule.to
+            return self._reroute(rule, reply, until_ms, now_ms)
+        pace, to = self.controller.top(reply.path, now_ms), rule.to
         assert to is not None
         if rule.action == "lower_sessions":
             sessions = to.sessions if to.percent is None else pace.top_sessions * to.percent // 100
-            return self.controller.lower(about.key, until_ms, now_ms, (sessions, None, cause))
+            return self.controller.lower(reply.path, until_ms, now_ms, (sessions, None, cause))
         if to.rate is not None:
             rate = round(to.rate.events / to.rate.per_s * MINUTE_S)
         else:
             assert to.percent is not None
             rate = pace.top_rate * to.percent // 100
-        return self.controller.lower(about.key, until_ms, now_ms, (None, rate, cause))
+        return self.controller.lower(reply.path, until_ms, now_ms, (None, rate, cause))
 
     def _reroute(
-        self, rule: ShapingRule, about: ReplyAbout, until_ms: int, now_ms: int
+        self, rule: ShapingRule, reply: ProviderReply, until_ms: int, now_ms: int
     ) -> ShapingChange | None:
         assert rule.pool is not None
-        if rule.pool == about.pool or about.pool in {each.pool for each in self.reroutes.values()}:
+        if rule.pool == reply.pool or reply.pool in {each.pool for each in self.reroutes.values()}:
             return None  # it is that pool already
-        before = self.rerouted_pool(about.provider, about.pool, now_ms)
+        before = self.rerouted_pool(reply.provider, reply.pool, now_ms)
         if before == rule.pool:
             return None  # after its time the own pool is tried again
-        of_zone = {*self._pools.get(about.pool, ()), *self._pools.get(before, ())}
-        if of_zone and about.address not in of_zone:
+        of_zone = {*self._pools.get(reply.pool, ()), *self._pools.get(before, ())}
+        if of_zone and reply.address not in of_zone:
             # An address of a tenant's pool, or of the fallback pool: the mail of others stays where it is.
             return None
-        self.reroutes[about.provider, about.pool] = Reroute(1, rule.pool, until_ms)
+        self.reroutes[reply.provider, reply.pool] = Reroute(1, rule.pool, until_ms)
         after = f"{rule.pool} until {until_ms}"
         return ShapingChange(
-            now_ms, about.provider, about.address, POOL, before, after, f"rule {rule.name}"
+            now_ms, reply.provider, reply.address, POOL, before, after, f"rule {rule.name}"
         )
 
     def end_reroutes(self, now_ms: int) -> list[ShapingChange]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zonemta_py.config.warmup import WarmupSchedule
 
 DAY_MS = 86_400_000
-KNOWN_MAX = 10_000  # ways whose schedules are remembered
+KNOWN_MAX = 10_000  # paths whose schedules are remembered
 EPOCH = date(1970, 1, 1).toordinal()
 
 

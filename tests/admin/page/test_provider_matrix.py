@@ -6,8 +6,8 @@ import pytest
 
 from zonemta_py.admin.page.provider_matrix import cell, matrix, state_of
 from zonemta_py.admin.page.responses import make_environment
+from zonemta_py.admin.paths import attention
 from zonemta_py.admin.requests import Row
-from zonemta_py.admin.ways import attention
 
 HOSTILE = "<b onclick=x>\"'&{{ 1 }}.example"
 WARMING: Row = {
@@ -20,7 +20,7 @@ LOWERED: Row = {
 }  # fmt: skip
 
 
-def way(provider: str = "big", address: str = "192.0.2.1", **changes: Any) -> Row:
+def path(provider: str = "big", address: str = "192.0.2.1", **changes: Any) -> Row:
     """A row as ``Egress.rows`` has it, on which nothing is unusual."""
     return {
         "provider": provider, "address": address, "sessions": 0, "idle": 0, "sessions_max": None, "rates": [],
@@ -31,52 +31,52 @@ def way(provider: str = "big", address: str = "192.0.2.1", **changes: Any) -> Ro
     }  # fmt: skip
 
 
-def rendered(*ways: Row, provider: str = "") -> str:
+def rendered(*paths: Row, provider: str = "") -> str:
     """The page, with spaces instead of line breaks."""
     session = {"csrf": "x", "token": {"tenant": "", "role": "read"}}
     text = (
         make_environment("relay.example")
         .get_template("providers.html")
-        .render(layout="main.html", session=session, provider=provider, **matrix(ways))
+        .render(layout="main.html", session=session, provider=provider, **matrix(paths))
     )
     return " ".join(text.split())
 
 
 def test_what_needs_attention_comes_first() -> None:
-    ways = [
-        way("h-busy", attempts=1000), way("i-idle"), way("g-waits", waiting=3),
-        way("f-refused", attempts=100, refused=1), way("e-late", warmup=[{**WARMING, "late_days": 1}]),
-        way("d-lowered", **LOWERED), way("c-lowered-refused", refused=70, attempts=99, **LOWERED),
-        way("b-paused", paused_until_ms=1, **LOWERED), way("a-suspended", suspended="address x"),
+    paths = [
+        path("h-busy", attempts=1000), path("i-idle"), path("g-waits", waiting=3),
+        path("f-refused", attempts=100, refused=1), path("e-late", warmup=[{**WARMING, "late_days": 1}]),
+        path("d-lowered", **LOWERED), path("c-lowered-refused", refused=70, attempts=99, **LOWERED),
+        path("b-paused", paused_until_ms=1, **LOWERED), path("a-suspended", suspended="address x"),
     ]  # fmt: skip
-    found = [row["provider"][0] for row in sorted(ways, key=attention)]
+    found = [row["provider"][0] for row in sorted(paths, key=attention)]
     assert found == list("abcdefghi")
 
 
 def test_a_list_that_is_watched_does_not_jump() -> None:
     """Attempts of the same number of digits are in the order of names."""
-    ways = [way("b", attempts=500), way("a", attempts=400), way("c", attempts=2000)]
-    assert [row["provider"] for row in sorted(ways, key=attention)] == ["c", "a", "b"]
+    paths = [path("b", attempts=500), path("a", attempts=400), path("c", attempts=2000)]
+    assert [row["provider"] for row in sorted(paths, key=attention)] == ["c", "a", "b"]
 
 
 def test_columns_of_few_addresses_and_cells_of_many() -> None:
     """Addresses are in the order of their numbers, the one of the system first."""
-    few = matrix([way(address=each) for each in ("2001:db8::1", "192.0.2.10", "system", "192.0.2.9")])
+    few = matrix([path(address=each) for each in ("2001:db8::1", "192.0.2.10", "system", "192.0.2.9")])
     assert few["addresses"] == ["system", "192.0.2.9", "192.0.2.10", "2001:db8::1"]
-    many = matrix([way(address=f"192.0.2.{n}") for n in range(8)])
+    many = matrix([path(address=f"192.0.2.{n}") for n in range(8)])
     assert many["addresses"] == []
     assert len(many["providers"][0]["cells"]) == 8
 
 
 def test_a_limit_of_ways_and_what_is_not_shown() -> None:
-    ways = [way(f"p{n // 4:03}", f"192.0.2.{n % 4}") for n in range(402)]
-    found = matrix(ways)
+    paths = [path(f"p{n // 4:03}", f"192.0.2.{n % 4}") for n in range(402)]
+    found = matrix(paths)
     assert sum(len(row["cells"]) for row in found["providers"]) == 100
     assert found["others"] == 302
     assert sum(found["counts"].values()) == 402
-    cut = matrix(ways, 6)
+    cut = matrix(paths, 6)
     assert [row["others"] for row in cut["providers"]] == [0, 2]
-    assert "302 others are not shown" in rendered(*ways)
+    assert "302 others are not shown" in rendered(*paths)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_a_limit_of_ways_and_what_is_not_shown() -> None:
     ],
 )  # fmt: skip
 def test_states(changes: dict[str, Any], state: str) -> None:
-    assert state_of(way(**changes)) == state
-    assert f"is-{state}" in rendered(way(**changes))
+    assert state_of(path(**changes)) == state
+    assert f"is-{state}" in rendered(path(**changes))
 
 
 def test_a_cell_has_uses_and_replies() -> None:
-    row = way(
+    row = path(
         rates=[{"rate": "60/m", "used": 12, "of": 60}], last_classes=["blocked", "rate_limited", "rate_limited"],
         connect_rates=[{"rate": "5/m", "used": 2, "of": 5}], sessions=1, sessions_max=2, refused=3, attempts=40,
         waiting=7, provider_sessions=1, provider_sessions_max=9, **LOWERED,
@@ -118,12 +118,12 @@ def test_a_cell_has_uses_and_replies() -> None:
     ],
 )
 def test_the_progress_of_a_warm_up(changes: dict[str, Any], expected: str) -> None:
-    assert expected in rendered(way(warmup=[{**WARMING, **changes}]))
+    assert expected in rendered(path(warmup=[{**WARMING, **changes}]))
 
 
 def test_what_strangers_name_is_text() -> None:
     """Names of hosts, causes and classes."""
-    row = way(
+    row = path(
         HOSTILE, **{**LOWERED, "cause": HOSTILE}, suspended=HOSTILE, last_classes=[HOSTILE],
         rates=[{"rate": HOSTILE, "used": 1, "of": 2}],
     )  # fmt: skip

@@ -112,7 +112,7 @@ def big_log(directory: Path) -> Path:
 
 
 def test_files_of_a_configuration_are_tried(spark: "SparkSession", tmp_path: Path) -> None:
-    """Limits, a warm-up and the controller of two configurations; each way says what bound it."""
+    """Limits, a warm-up and the controller of two configurations; each path says what bound it."""
     from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
 
     for name, text in (("providers", PROVIDERS), ("warmup", WARMUP)):
@@ -124,13 +124,13 @@ def test_files_of_a_configuration_are_tried(spark: "SparkSession", tmp_path: Pat
     )
     without, controlled = simulate_scenarios(spark, request, no_progress)
     assert without["delivered"] == controlled["delivered"] == 200
-    ways = {way["address"]: way.asDict() for way in without["ways"]}
-    assert set(ways) == {"192.0.2.1", "192.0.2.2"}
-    assert {way["provider"] for way in ways.values()} == {"big"}
-    assert ways["192.0.2.1"]["by_day"]["2027-01-15"] == 30
-    assert ways["192.0.2.2"]["minute_max"] <= 120
-    assert ways["192.0.2.2"]["limited_s"]["provider_rate"] > 50
-    assert ways["192.0.2.1"]["limited_s"]["warmup"] > 50
-    assert not ways["192.0.2.2"]["changes"]
-    changes = [change for way in controlled["ways"] for change in way["changes"]]
+    paths = {path["address"]: path.asDict() for path in without["paths"]}
+    assert set(paths) == {"192.0.2.1", "192.0.2.2"}
+    assert {path["provider"] for path in paths.values()} == {"big"}
+    assert paths["192.0.2.1"]["by_day"]["2027-01-15"] == 30
+    assert paths["192.0.2.2"]["minute_max"] <= 120
+    assert paths["192.0.2.2"]["limited_s"]["provider_rate"] > 50
+    assert paths["192.0.2.1"]["limited_s"]["warmup"] > 50
+    assert not paths["192.0.2.2"]["changes"]
+    changes = [change for path in controlled["paths"] for change in path["changes"]]
     assert {"pace", "warmup"} <= {change["what"] for change in changes}

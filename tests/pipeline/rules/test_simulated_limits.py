@@ -73,7 +73,7 @@ class Played:
         return [
             each.time_ms
             for each in self.sent
-            if each.way == ("big", address.address) and (each.opened or not opened)
+            if each.path == ("big", address.address) and (each.opened or not opened)
         ]
 
     @property
@@ -163,7 +163,7 @@ def test_a_limit_is_used_and_named(limits: ProviderLimits, limit: str, per_s: fl
     took_s = max(each.completed_s for each in played.found.zones.values())
     assert 0.85 * per_s <= 3000 / took_s <= per_s * 1.02
     for address in (A, B):
-        limited_s = played.found.ways.limited_s["big", source_name(address)]
+        limited_s = played.found.paths.limited_s["big", source_name(address)]
         assert max(limited_s, key=lambda name: limited_s[name]) == limit
         assert limited_s[limit] > 0.5 * took_s
 
@@ -183,7 +183,7 @@ def by_day(played: Played, address: PoolAddress) -> list[int]:
     """Recipients from an address on each day, from the first."""
     found: Counter[int] = Counter()
     for each in played.sent:
-        if each.way[1] == address.address:
+        if each.path[1] == address.address:
             found[(each.time_ms - BEGIN_MS) // DAY_MS] += each.recipients
     return [found[day] for day in range(max(found, default=-1) + 1)]
 
@@ -197,7 +197,7 @@ def test_warm_up_numbers_hold() -> None:
     sent = by_day(played, A)
     assert sent[:3] == [7, 20, 55]
     assert max(sent[3:]) > 55
-    assert max(each.wait_max_s for each in played.found.zones["default"].ways.values()) < 10
+    assert max(each.wait_max_s for each in played.found.zones["default"].paths.values()) < 10
 
 
 def test_without_another_address_mail_waits_for_the_next_day() -> None:
@@ -208,7 +208,7 @@ def test_without_another_address_mail_waits_for_the_next_day() -> None:
     )
     played = Played(sending, mail(60))
     assert by_day(played, A) == [10, 20, 30]
-    limited_s = played.found.ways.limited_s["big", "192.0.2.1"]
+    limited_s = played.found.paths.limited_s["big", "192.0.2.1"]
     assert limited_s["warmup"] == pytest.approx(2 * 86_400, rel=0.01)
 
 
@@ -250,14 +250,14 @@ def test_the_controller_finds_the_rate_that_a_provider_takes() -> None:
     assert with_it.delivered == without.delivered == 6000
 
     def refused(played: Played) -> int:
-        return sum(use.refused for each in played.found.zones.values() for use in each.ways.values())
+        return sum(use.refused for each in played.found.zones.values() for use in each.paths.values())
 
     assert refused(with_it) < 0.6 * refused(without)
-    changes = with_it.found.ways.changes["big", "192.0.2.1"]
+    changes = with_it.found.paths.changes["big", "192.0.2.1"]
     assert changes[0].what == "pace"
     assert not changes[0].is_raise
     assert any(each.is_raise for each in changes)
-    assert without.found.ways.changes == {}
+    assert without.found.paths.changes == {}
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_shaping_rules_act(rule: ShapingRule, check: str) -> None:
     sending = big(ProviderLimits(rate=(Rate(100, 1.0),)), rules=(rule,))
     played = Played(sending, mail(600), replies=model)
     assert played.delivered == 600
-    changes = [change for found in played.found.ways.changes.values() for change in found]
+    changes = [change for found in played.found.paths.changes.values() for change in found]
     assert {change.cause for change in changes if not change.is_raise} == {f"rule {rule.name}"}
     first = next(change for change in changes if not change.is_raise)
     assert first.what == check
     if check == "pause":
         key, until_ms = (first.provider, first.address), first.time_ms + 7_200_000
-        times = [each.time_ms for each in played.sent if each.way == key]
+        times = [each.time_ms for each in played.sent if each.path == key]
         assert not [ms for ms in times if first.time_ms + 1000 < ms < until_ms]
 
 
@@ -313,13 +313,13 @@ def test_another_pool_takes_over() -> None:
         schedules=(WarmupSchedule(A.address or "", BEGINS, (10_000,) * 9, "big"),),
     )  # fmt: skip
     played = Played(sending, mail(900, gap_s=10.0), replies=model)
-    changes = [each for found in played.found.ways.changes.values() for each in found]
+    changes = [each for found in played.found.paths.changes.values() for each in found]
     assert {each.what for each in changes} == {"pool"}
     assert played.delivered == 900
-    first_ms = min(each.time_ms for each in played.sent if each.way[1] == B.address)
-    during = [each.way[1] for each in played.sent if first_ms < each.time_ms < first_ms + 3_500_000]
+    first_ms = min(each.time_ms for each in played.sent if each.path[1] == B.address)
+    during = [each.path[1] for each in played.sent if first_ms < each.time_ms < first_ms + 3_500_000]
     assert set(during) == {B.address}
-    assert any(each.way[1] == A.address for each in played.sent if each.time_ms > first_ms + 3_700_000)
+    assert any(each.path[1] == A.address for each in played.sent if each.time_ms > first_ms + 3_700_000)
 
 
 def test_mail_for_the_fallback_pool_does_not_wait_for_the_usual_one() -> None:

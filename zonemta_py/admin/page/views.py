@@ -5,7 +5,7 @@ from typing import Any
 
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.page.provider_matrix import WAYS_MAX, matrix
+from zonemta_py.admin.page.provider_matrix import PATHS_MAX, matrix
 from zonemta_py.admin.permissions import restrict
 from zonemta_py.admin.requests import (
     DestinationsRequest,
@@ -34,7 +34,7 @@ DESTINATIONS_MAX = 50
 HELD_MAX = 100
 TENANTS_MAX = 200
 ALL_TENANTS = 20_000  # more than a census counts apart
-WAYS_OF_PROVIDER = 500
+PATHS_OF_PROVIDER = 500
 EVENTS_MAX = 500
 RECIPIENTS_MAX = 200  # of one message
 SUSPENSIONS = ("suspension", "probe")
@@ -184,7 +184,7 @@ class Views:
         rows = [row async for row in run_operation(self._operations, ShapingRequest(provider))]
         if provider and not rows:
             raise NotFound(f"nothing to '{provider}' is limited, under way, or was refused lately")
-        return {"provider": provider, **matrix(rows, WAYS_OF_PROVIDER if provider else WAYS_MAX)}
+        return {"provider": provider, **matrix(rows, PATHS_OF_PROVIDER if provider else PATHS_MAX)}
 
     async def search(self, key: str, tenant: str) -> Context:
         """The events of an id, an address or a Message-ID, by message, the latest first."""

@@ -19,7 +19,7 @@ from zonemta_py.config.units import rate
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 
-CHANGES_MAX = 10  # of a way, that are printed
+CHANGES_MAX = 10  # of a path, that are printed
 
 
 def _per_second(value: object) -> float:
@@ -125,27 +125,27 @@ def _print_prediction(row: dict[str, Any]) -> None:
         limited_s = row[f"limited_by_{name}_s"]
         if limited_s >= 0.01 * row["completed_s"] > 0:
             click.echo(f"    limited by {name} for {limited_s:,.0f} s")
-    for way in row["ways"] or ():
-        if way["limited_s"] or way["changes"] or way["refused"]:
-            _print_way(way)
+    for path in row["paths"] or ():
+        if path["limited_s"] or path["changes"] or path["refused"]:
+            _print_path(path)
 
 
-def _print_way(way: dict[str, Any]) -> None:
-    """A way on which something was limited, refused or changed."""
+def _print_path(path: dict[str, Any]) -> None:
+    """A path on which something was limited, refused or changed."""
     echo(
-        f"    {way['provider']} from {way['address']}: {way['transactions']:,} messages, {way['per_s']:,.1f}/s, "
-        f"at most {way['minute_max']:,} in a minute, waited up to {way['wait_max_s']:,.0f} s"
+        f"    {path['provider']} from {path['address']}: {path['transactions']:,} messages, {path['per_s']:,.1f}/s, "
+        f"at most {path['minute_max']:,} in a minute, waited up to {path['wait_max_s']:,.0f} s"
     )
-    if way["refused"]:
+    if path["refused"]:
         click.echo(
-            f"        {way['refused']:,} of {way['recipients']:,} recipients refused or deferred because of us"
+            f"        {path['refused']:,} of {path['recipients']:,} recipients refused or deferred because of us"
         )
-    for name, limited_s in sorted(way["limited_s"].items(), key=lambda each: -each[1]):
+    for name, limited_s in sorted(path["limited_s"].items(), key=lambda each: -each[1]):
         if limited_s >= 1:
             click.echo(f"        limited by {name} for {limited_s:,.0f} s")
-    for change in way["changes"][:CHANGES_MAX]:
+    for change in path["changes"][:CHANGES_MAX]:
         at = datetime.fromtimestamp(change["time_ms"] / 1000, UTC)
         before, after = (clock.with_times(change[name]) for name in ("from", "to"))
         echo(f"        {at:%Y-%m-%d %H:%M:%S} {change['what']}: {before} → {after}: {change['cause']}")
-    if len(way["changes"]) > CHANGES_MAX:
-        click.echo(f"        and {len(way['changes']) - CHANGES_MAX:,} changes more; --json has all")
+    if len(path["changes"]) > CHANGES_MAX:
+        click.echo(f"        and {len(path['changes']) - CHANGES_MAX:,} changes more; --json has all")

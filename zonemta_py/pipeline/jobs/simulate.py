@@ -24,13 +24,14 @@ from pyspark.sql.types import (
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.model import PathKey
 from zonemta_py.pipeline.rules.prediction import (
     LIMITS,
     SHARES,
+    PathLimits,
+    PathUse,
     Prediction,
     SimulatedMessage,
-    WayLimits,
-    WayUse,
 )
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain
@@ -52,14 +53,13 @@ from zonemta_py.pipeline.transforms.recorded_replies import (
     recorded_replies,
     reply_models,
 )
-from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.warmup import EPOCH
 
 COUNTS = ("delivered", "bounced", "expired", "held", "deferrals", "transactions", "backlog_peak")
 TIMES = ("completed_s", *(f"p{round(100 * share)}_s" for share in SHARES), *(f"limited_by_{name}_s" for name in LIMITS))  # fmt: skip
-WAYS_MAX = 200  # of a zone: those that a limit bound, then those with the most recipients
+PATHS_MAX = 200  # of a zone: those that a limit bound, then those with the most recipients
 CHANGE = StructType([StructField("time_ms", LongType())] + [StructField(name, StringType()) for name in ("what", "from", "to", "cause")])  # fmt: skip
-WAY = StructType(
+PATH = StructType(
     [StructField(name, StringType()) for name in ("provider", "address")]
     + [StructField(name, LongType()) for name in ("transactions", "recipients", "refused", "minute_max")]
     + [StructField(name, DoubleType()) for name in ("per_s", "wait_max_s")]
@@ -73,7 +73,7 @@ PREDICTION = StructType(
     [StructField("scenario", IntegerType()), StructField("settings", StringType()), StructField("zone", StringType())]
     + [StructField(name, LongType()) for name in COUNTS]
     + [StructField(name, DoubleType()) for name in TIMES]
-    + [StructField("backlog_by_minute", ArrayType(LongType())), StructField("ways", ArrayType(WAY))]
+    + [StructField("backlog_by_minute", ArrayType(LongType())), StructField("paths", ArrayType(PATH))]
 )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def _simulate_scenario(
                 _messages(ordered), recorded.peers, first_ms if begins_ms is None else begins_ms, recorded.domains
             ),
         )  # fmt: skip
-        rows = [_row(scenario, name, each, found.ways) for name, each in found.zones.items()]
+        rows = [_row(scenario, name, each, found.paths) for name, each in found.zones.items()]
         return pa.Table.from_batches([record_batch(rows, PREDICTION)])
 
     return simulate_scenario
@@ -196,35 +196,35 @@ def _messages(table: pa.Table) -> Iterator[SimulatedMessage]:
             yield SimulatedMessage(ms / 1000, destination, count, zone)
 
 
-def _row(scenario: ConfigScenario, zone: str, result: Prediction, ways: WayLimits) -> tuple[Any, ...]:
+def _row(scenario: ConfigScenario, zone: str, result: Prediction, paths: PathLimits) -> tuple[Any, ...]:
     settings = " ".join(f"{key}={value}" for key, value in scenario.settings)
     quantiles = (*result.quantiles_s, *([None] * (len(SHARES) - len(result.quantiles_s))))
     return (
         scenario.number, settings, zone, *(getattr(result, each) for each in COUNTS),
         result.completed_s, *quantiles, *(result.limited_s[each] for each in LIMITS), result.backlog,
-        _ways(result.ways, ways),
+        _paths(result.paths, paths),
     )  # fmt: skip
 
 
-def _ways(used: Mapping[Key, WayUse], ways: WayLimits) -> list[dict[str, Any]]:
-    """Rows of WAY; limits and changes are those of all zones together."""
+def _paths(used: Mapping[PathKey, PathUse], paths: PathLimits) -> list[dict[str, Any]]:
+    """Rows of PATH; limits and changes are those of all zones together."""
     providers = {provider for provider, _ in used}
-    notable = {key for key in (*ways.limited_s, *ways.changes) if key[0] in providers}
+    notable = {key for key in (*paths.limited_s, *paths.changes) if key[0] in providers}
     keys = sorted(
         {*used, *notable},
         key=lambda key: (key not in notable, -used[key].recipients if key in used else 0, key),
     )
-    return [_way(key, used.get(key, WayUse()), ways) for key in keys[:WAYS_MAX]]
+    return [_path(key, used.get(key, PathUse()), paths) for key in keys[:PATHS_MAX]]
 
 
-def _way(key: Key, use: WayUse, ways: WayLimits) -> dict[str, Any]:
+def _path(key: PathKey, use: PathUse, paths: PathLimits) -> dict[str, Any]:
     days = {str(date.fromordinal(EPOCH + day)): count for day, count in sorted(use.by_day.items())}
     return {
         "provider": key[0], "address": key[1], "transactions": use.transactions, "recipients": use.recipients,
         "refused": use.refused, "minute_max": use.minute_max, "per_s": use.per_s, "wait_max_s": use.wait_max_s,
-        "by_day": days, "limited_s": ways.limited_s.get(key, {}),
+        "by_day": days, "limited_s": paths.limited_s.get(key, {}),
         "changes": [
             {"time_ms": each.time_ms, "what": each.what, "from": each.before, "to": each.after, "cause": each.cause}
-            for each in ways.changes.get(key, ())
+            for each in paths.changes.get(key, ())
         ],
     }  # fmt: skip

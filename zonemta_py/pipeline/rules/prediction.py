@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zonemta_py.schedule.controller import Key, ShapingChange
+from zonemta_py.core.model import PathKey
+from zonemta_py.schedule.controller import ShapingChange
 
 ATTEMPTS_MAX = 5  # later attempts are treated as this one
 SHARES = (0.5, 0.95, 0.99)
@@ -36,7 +37,7 @@ class SimulatedMessage:
 
 
 @dataclass(slots=True)
-class WayUse:
+class PathUse:
     """What a zone sent from an address to a provider; times are from the first arrival.
 
     ``refused``: recipients to which the reply spoke of the sender. ``wait_max_s``: from when a message was ready until its
@@ -74,16 +75,16 @@ class WayUse:
         return self.transactions / max(1.0, self.last_s - self.first_s)
 
 
-class WayLimits:
-    """Which limits bound on each way from an address to a provider, for how long, and what changed there."""
+class PathLimits:
+    """Which limits bound on each path from an address to a provider, for how long, and what changed there."""
 
     def __init__(self) -> None:
-        self.limited_s: dict[Key, dict[str, float]] = {}
-        self.changes: dict[Key, list[ShapingChange]] = {}
-        self._bound: dict[Key, tuple[str, float]] = {}
-        self._by_provider: dict[str, set[Key]] = {}
+        self.limited_s: dict[PathKey, dict[str, float]] = {}
+        self.changes: dict[PathKey, list[ShapingChange]] = {}
+        self._bound: dict[PathKey, tuple[str, float]] = {}
+        self._by_provider: dict[str, set[PathKey]] = {}
 
-    def bind(self, key: Key, limit: str, now_s: float) -> None:
+    def bind(self, key: PathKey, limit: str, now_s: float) -> None:
         """Mail waits for ``limit``."""
         bound = self._bound.get(key)
         if bound is None or bound[0] != limit:
@@ -91,7 +92,7 @@ class WayLimits:
             self._bound[key] = (limit, now_s)
             self._by_provider.setdefault(key[0], set()).add(key)
 
-    def free(self, key: Key, now_s: float) -> None:
+    def free(self, key: PathKey, now_s: float) -> None:
         """Mail is sent."""
         bound = self._bound.pop(key, None)
         if bound is not None:
@@ -123,7 +124,7 @@ class Prediction:
     quantiles_s: tuple[float, ...] = ()
     limited_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0.0))
     backlog: list[int] = field(default_factory=list)  # waiting recipients, maximum of each minute
-    ways: dict[Key, WayUse] = field(default_factory=dict)
+    paths: dict[PathKey, PathUse] = field(default_factory=dict)
 
 
 def share_at(shares: Sequence[float], attempt: int) -> float:

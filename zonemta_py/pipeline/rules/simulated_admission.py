@@ -231,15 +231,15 @@ class SimulatedAdmission:
         permit, session = slot.permit, self._sessions.get(slot)
         if permit is FREE:
             return False
-        session_way, opened = (permit.provider, permit.address), False
-        if session is None or not session.left or session.way != session_way:
-            session = self._egress.sessions.take(session_way)
+        session_path, opened = (permit.provider, permit.address), False
+        if session is None or not session.left or session.path != session_path:
+            session = self._egress.sessions.take(session_path)
         if session is None:
             if permit.connects == 0:
                 return None
             most = self._egress.table.settings(permit.provider).limits.messages_per_session
             own = self._table.settings(slot.destination.name).messages_per_connection
-            session, opened = SimulatedSession(session_way, min(own, most) if most else own), True
+            session, opened = SimulatedSession(session_path, min(own, most) if most else own), True
             self._egress.sessions.make_room(permit)
         self._sessions[slot] = session
         session.left -= 1

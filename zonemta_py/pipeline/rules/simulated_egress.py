@@ -13,15 +13,16 @@ from zonemta_py.config.providers import NO_LIMITS, ProviderSettings, ProviderTab
 from zonemta_py.config.sending import ControllerSettings, PoolAddress
 from zonemta_py.config.shaping import ShapingRule, ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.pipeline.rules.prediction import WayLimits
+from zonemta_py.core.model import PathKey
+from zonemta_py.pipeline.rules.prediction import PathLimits
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSessions
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
 from zonemta_py.schedule.allowance import Allowance
-from zonemta_py.schedule.controller import Key, ShapingChange, slowed_warmup
+from zonemta_py.schedule.controller import ShapingChange, slowed_warmup
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.shaping import POOL, ReplyAbout, ShapingEngine
+from zonemta_py.schedule.shaping import POOL, ProviderReply, ShapingEngine
 from zonemta_py.schedule.sources import (
     common_families,
     limits_of_addresses,
@@ -63,13 +64,13 @@ class SimulatedEgress(Allowance):
         self.engine = ShapingEngine()
         self.table = ProviderTable(settings.providers)
         self.pools = settings.pools
-        self.limits = WayLimits()
+        self.limits = PathLimits()
         self.sessions = SimulatedSessions(self.permits, clock)
         self.waiting: Counter[str] = Counter()  # destinations that wait for a provider
         self._domains = domains
         self._providers: dict[str, str] = {}
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
-        self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
+        self._steps: list[tuple[int, PathKey]] = []  # when paces come up, a heap
         self._armed_ms: int | None = None
         addresses = limits_of_addresses(settings.pools)
         self.permits.configure(lambda name: self.table.settings(name).limits, addresses)
@@ -139,11 +140,11 @@ class SimulatedEgress(Allowance):
 
     # ---- what replies change
 
-    def replies(self, about: ReplyAbout, count: int) -> None:
+    def replies(self, reply: ProviderReply, count: int) -> None:
         """``count`` recipients have got a reply."""
         now_ms, changes = self.clock.now_ms, list[ShapingChange]()
         for _ in range(count):
-            changes += self.engine.reply(about, now_ms)
+            changes += self.engine.reply(reply, now_ms)
         if changes:
             self._apply(changes)
 
@@ -171,7 +172,7 @@ class SimulatedEgress(Allowance):
         if changes := self.engine.end_reroutes(self.clock.now_ms):
             self._apply(changes)
 
-    def _follow(self, key: Key) -> None:
+    def _follow(self, key: PathKey) -> None:
         self.permits.path(*key).ceiling.follow(self.engine.controller.paces.get(key))
         due_ms = self.engine.controller.due_ms(key)
         if due_ms is not None:

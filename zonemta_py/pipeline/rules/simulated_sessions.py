@@ -5,18 +5,18 @@ A session is one of a provider and a source address, whichever host it is with.
 
 from collections import deque
 
+from zonemta_py.core.model import PathKey
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
-from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.permits import ANY, Permit, Permits
 
 
 class SimulatedSession:
     """An open session; ``left``: how many messages it takes yet."""
 
-    __slots__ = ("expires_s", "left", "way")
+    __slots__ = ("expires_s", "left", "path")
 
-    def __init__(self, way: Key, left: int) -> None:
-        self.way = way
+    def __init__(self, path: PathKey, left: int) -> None:
+        self.path = path
         self.left = left
         self.expires_s = 0.0
 
@@ -27,23 +27,23 @@ class SimulatedSessions:
     def __init__(self, permits: Permits, clock: VirtualClock) -> None:
         self._permits = permits
         self._clock = clock
-        self._idle: dict[Key, deque[SimulatedSession]] = {}
+        self._idle: dict[PathKey, deque[SimulatedSession]] = {}
 
-    def take(self, way: Key) -> SimulatedSession | None:
+    def take(self, path: PathKey) -> SimulatedSession | None:
         """An idle session, the newest one."""
-        idle = self._idle.get(way)
+        idle = self._idle.get(path)
         while idle and idle[0].expires_s <= self._clock.now_s:
             idle.popleft()
         session = idle.pop() if idle else None
-        self._count(way)
+        self._count(path)
         return session
 
     def keep(self, session: SimulatedSession, idle_s: float) -> None:
         """The worker has left it."""
         if session.left:
             session.expires_s = self._clock.now_s + idle_s
-            self._idle.setdefault(session.way, deque()).append(session)
-            self._count(session.way)
+            self._idle.setdefault(session.path, deque()).append(session)
+            self._count(session.path)
 
     def make_room(self, permit: Permit) -> None:
         """Close idle sessions beyond the limits of the provider: the worker of ``permit`` opens one."""
@@ -54,25 +54,25 @@ class SimulatedSessions:
                 if not self._close_oldest(permit.provider, address):
                     break
 
-    def _ways(self, provider: str, address: str) -> list[Key]:
+    def _paths(self, provider: str, address: str) -> list[PathKey]:
         return [
-            way for way, idle in self._idle.items() if idle and way[0] == provider and address in ("", way[1])
+            path for path, idle in self._idle.items() if idle and path[0] == provider and address in ("", path[1])
         ]  # fmt: skip
 
     def _number(self, provider: str, address: str) -> int:
-        return sum(len(self._idle[way]) for way in self._ways(provider, address))
+        return sum(len(self._idle[path]) for path in self._paths(provider, address))
 
     def _close_oldest(self, provider: str, address: str) -> bool:
-        ways = self._ways(provider, address)
-        if not ways:
+        paths = self._paths(provider, address)
+        if not paths:
             return False
-        way = min(ways, key=lambda each: self._idle[each][0].expires_s)
-        self._idle[way].popleft()
-        self._count(way)
+        path = min(paths, key=lambda each: self._idle[each][0].expires_s)
+        self._idle[path].popleft()
+        self._count(path)
         return True
 
-    def _count(self, way: Key) -> None:
-        idle = self._idle.get(way)
-        self._permits.path(*way).idle = len(idle) if idle else 0
+    def _count(self, path: PathKey) -> None:
+        idle = self._idle.get(path)
+        self._permits.path(*path).idle = len(idle) if idle else 0
         if not idle:
-            self._idle.pop(way, None)
+            self._idle.pop(path, None)

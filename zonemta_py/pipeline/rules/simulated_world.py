@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
+from zonemta_py.core.model import PathKey
 from zonemta_py.pipeline.rules.prediction import (
     ATTEMPTS_MAX,
     PeerModel,
@@ -20,7 +21,6 @@ from zonemta_py.pipeline.rules.reply_model import (
 )
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain, SimulatedEgress
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
-from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.token_bucket import TokenBucket
 
 UNKNOWN_REPLIES = ReplyModel(())
@@ -44,7 +44,7 @@ class SentTransaction:
     """A transaction that begins, for an observer."""
 
     time_ms: int
-    way: Key
+    path: PathKey
     recipients: int
     opened: bool
 
@@ -57,7 +57,7 @@ class SimulatedWorld:
     egress: SimulatedEgress
     peers: PeerModels
     random: Random
-    meters: dict[Key, RateMeter]
+    meters: dict[PathKey, RateMeter]
     domains: Mapping[str, RecordedDomain]
     relay_bucket: TokenBucket | None = None
     on_sent: Callable[[SentTransaction], None] | None = None
@@ -75,15 +75,15 @@ class SimulatedWorld:
         return replies.get(provider)
 
     def replies_of(
-        self, message: SimulatedMessage, tried: tuple[int, int], way: Key
+        self, message: SimulatedMessage, tried: tuple[int, int], path: PathKey
     ) -> Counter[RecordedReply | None]:
         """What the peer says of ``tried`` (recipients, attempt from 1); None: it accepts them."""
         (recipients, attempt), peer = tried, self.peers.of(message)
-        nth, model = min(attempt, ATTEMPTS_MAX), self._model(message.destination, way[0])
+        nth, model = min(attempt, ATTEMPTS_MAX), self._model(message.destination, path[0])
         deferred, bounced = share_at(peer.deferred, nth), share_at(peer.bounced, nth)
         per_minute = 0.0
         if model is not None:
-            meter = self.meters.setdefault(way, RateMeter())
+            meter = self.meters.setdefault(path, RateMeter())
             per_minute = meter.add(recipients, self.clock.now_s)
         found: Counter[RecordedReply | None] = Counter()
         for _ in range(recipients):

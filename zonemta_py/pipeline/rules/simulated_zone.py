@@ -7,20 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.egress_routes import EgressRoute
-from zonemta_py.pipeline.rules.prediction import Prediction, SimulatedMessage, WayUse, quantiles
+from zonemta_py.pipeline.rules.prediction import PathUse, Prediction, SimulatedMessage, quantiles
 from zonemta_py.pipeline.rules.reply_model import BOUNCED, RecordedReply
 from zonemta_py.pipeline.rules.simulated_admission import SimulatedAdmission, is_limited
 from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail, WaitingMessage
 from zonemta_py.pipeline.rules.simulated_world import SentTransaction, SimulatedWorld
-from zonemta_py.schedule.controller import OF_SENDER, Key
+from zonemta_py.schedule.controller import OF_SENDER
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
+from zonemta_py.schedule.shaping import USUAL, Handling, ProviderReply
 
 
 @dataclass(slots=True)
@@ -191,9 +192,9 @@ class SimulatedZone:
         route, key = self._admission.route(slot.destination.name), ("", "")
         if is_limited(route):
             key = route.provider, source
-            use = self._result.ways.get(key)
+            use = self._result.paths.get(key)
             if use is None:
-                use = self._result.ways[key] = WayUse()
+                use = self._result.paths[key] = PathUse()
             use.sent(waiting.recipients, clock.now_s - waiting.ready_s, clock.now_s, clock.now_ms)
         if world.on_sent is not None:
             world.on_sent(SentTransaction(clock.now_ms, key, waiting.recipients, opened))
@@ -209,7 +210,7 @@ class SimulatedZone:
         else:
             self._start_workers()
 
-    def _answered(self, worker: _Worker, waiting: WaitingMessage, key: Key) -> None:
+    def _answered(self, worker: _Worker, waiting: WaitingMessage, key: PathKey) -> None:
         self._touch()
         slot, egress = worker.slot, self._world.egress
         worker.served += 1
@@ -223,7 +224,7 @@ class SimulatedZone:
 
     # ---- what becomes of it
 
-    def _settle(self, name: str, waiting: WaitingMessage, key: Key) -> None:
+    def _settle(self, name: str, waiting: WaitingMessage, key: PathKey) -> None:
         world = self._world
         replies = world.replies_of(waiting.message, (waiting.recipients, waiting.attempt), key)
         route = self._admission.route(name)
@@ -251,22 +252,28 @@ class SimulatedZone:
         self,
         route: EgressRoute,
         waiting: WaitingMessage,
-        key: Key,
+        key: PathKey,
         counted: tuple[RecordedReply | None, int],
     ) -> Handling:
         """Tell the controller and the rules of shaping; returns what these say of the recipients."""
-        reply, count = counted
+        recorded, count = counted
         egress, domain = self._world.egress, waiting.message.destination
-        if reply is None:
-            egress.replies(ReplyAbout(*key, route.own_pool, domain, "", 250, "2.0.0", ""), count)
+        if recorded is None:
+            egress.replies(ProviderReply(*key, route.own_pool, domain, "", 250, "2.0.0", ""), count)
             return USUAL
-        about = ReplyAbout(
-            *key, route.own_pool, domain, reply.reply_class, reply.code, reply.status, reply.text
+        reply = ProviderReply(
+            *key,
+            route.own_pool,
+            domain,
+            recorded.reply_class,
+            recorded.code,
+            recorded.status,
+            recorded.text,
         )
         if reply.reply_class in OF_SENDER:
-            self._result.ways[key].refused += count
-        handling = egress.engine.handling(about)
-        egress.replies(about, count)
+            self._result.paths[key].refused += count
+        handling = egress.engine.handling(reply)
+        egress.replies(reply, count)
         return handling
 
     def _finish(self, recipients: int) -> None:

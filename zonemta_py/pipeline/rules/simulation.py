@@ -11,7 +11,7 @@ from random import Random
 
 from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
-from zonemta_py.pipeline.rules.prediction import Prediction, SimulatedMessage, WayLimits
+from zonemta_py.pipeline.rules.prediction import PathLimits, Prediction, SimulatedMessage
 from zonemta_py.pipeline.rules.simulated_egress import (
     RecordedDomain,
     SendingSettings,
@@ -48,10 +48,10 @@ class SimulatedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The result of each zone that had mail, and what limits and replies did on each way."""
+    """The result of each zone that had mail, and what limits and replies did on each path."""
 
     zones: Mapping[str, Prediction]
-    ways: WayLimits
+    paths: PathLimits
 
 
 def simulate(

@@ -57,7 +57,7 @@ def recorded_replies(events: DataFrame) -> DataFrame:
 
     ``event`` is delivered, deferred or bounced. Replies that differ in numbers and addresses only are one, with an example.
     """
-    way = ["provider", "address", "minute"]
+    path = ["provider", "address", "minute"]
     event = F.when(F.col("event") == "expired", DEFERRED).otherwise(F.col("event"))
     is_failure = F.col("event") != DELIVERED
     each = events.where(F.col("event").isin(*ATTEMPTS)).select(
@@ -73,10 +73,10 @@ def recorded_replies(events: DataFrame) -> DataFrame:
         is_of_sender().alias("of_sender"),
     )
     reply = ["event", "class", "code", "status", "kind", "of_sender"]
-    minutes = each.groupBy(*way, *reply).agg(
+    minutes = each.groupBy(*path, *reply).agg(
         F.count("*").alias("count"), F.min("example").alias("example")
     )
-    per_minute = F.sum("count").over(Window.partitionBy(*way))
+    per_minute = F.sum("count").over(Window.partitionBy(*path))
     step = F.floor(F.log2(per_minute)).cast("int")
     counted = minutes.withColumn("step", step).groupBy("provider", "step", *reply).agg(
         F.sum("count").alias("count"), F.min("example").alias("example")

@@ -1,10 +1,10 @@
-"""Ways from an address to a provider, as ``egress_view`` makes their rows: which of them needs attention. Pure."""
+"""Paths from an address to a provider, as ``egress_view`` makes their rows: which of them needs attention. Pure."""
 
 from zonemta_py.admin.requests import Row
 
 
 def attention(row: Row) -> tuple[int, int, str, str]:
-    """The place of a way in a list: first what sends nothing, then what sends less, then the others by attempts.
+    """The place of a path in a list: first what sends nothing, then what sends less, then the others by attempts.
 
     Attempts count by their number of digits, so that a list that is watched does not jump.
     """
@@ -18,7 +18,7 @@ def attention(row: Row) -> tuple[int, int, str, str]:
 
 
 def level(row: Row) -> int:
-    """How little a way needs attention: 0 where an operator has stopped it, 6 where all is well."""
+    """How little a path needs attention: 0 where an operator has stopped it, 6 where all is well."""
     if row["suspended"]:
         return 0
     if row["paused_until_ms"]:
