@@ -129,7 +129,7 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
         (
             "suspend",
             {"zone": "default", "reason": "a\nb"},
-            "reason: expected at most 255 printable",
+            "reason: expected 1 to 255 printable",
         ),
         ("suspend", {"zone": "defualt"}, "no zone 'defualt'; did you mean 'default'?"),
         ("suspend", {"address": "x"}, "'system' is the one that the system chooses"),

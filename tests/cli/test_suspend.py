@@ -57,7 +57,7 @@ async def test_unknown_names_and_what_is_not_suspended(directory: Path) -> None:
         (("--list", "--zone", "default"), "--list has no other options but --json"),
         (("--campaign", "x" * 65), "expected 1 to 64 printable characters"),
         (("--campaign", "a\nb"), "that is no name of a campaign"),
-        (("--campaign", "june", "--tenant", "acme", "--address", "192.0.2.1"), "is needed"),
+        (("--campaign", "june", "--tenant", "acme", "--address", "192.0.2.1"), "name what to suspend"),
     ],
 )
 async def test_wrong_usage(directory: Path, arguments: tuple[str, ...], problem: str) -> None:

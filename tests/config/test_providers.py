@@ -9,7 +9,6 @@ from zonemta_py.config.providers import SMARTHOST, ProviderLimits, load_provider
 from zonemta_py.config.shaping import read_shaping
 from zonemta_py.config.warmup import read_warmups
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.delivery import egress_routes
 
 
 def written(directory: Path, text: str) -> Path:
@@ -86,7 +85,3 @@ def test_an_empty_file_is_an_error(tmp_path: Path, text: str) -> None:
     for read in (partial(load_providers, shipped=True), read_shaping, read_warmups):
         with pytest.raises(ConfigError, match=r"p\.yaml: the file is empty"):
             read(path)
-
-
-def test_mail_for_smarthosts_has_the_name_that_no_provider_may_have() -> None:
-    assert egress_routes.SMARTHOST == SMARTHOST

@@ -85,13 +85,14 @@ class SuspensionOperations:
         until_ms = request.until_ms
         if until_ms and until_ms <= clock.now_ms():
             raise LocalError("until_ms: that time is over")
-        if not request.reason.isprintable() or len(request.reason) > NAME_MAX:
-            raise LocalError(f"reason: expected at most {NAME_MAX} printable characters")
+        reason = request.reason.strip()
+        if not reason or not reason.isprintable() or len(reason) > NAME_MAX:
+            raise LocalError(f"reason: expected 1 to {NAME_MAX} printable characters")
         before = self._queue.suspended.get(what.key)
-        event = _event(what, "suspended", before, Suspension(1, 0, request.reason, until_ms))
-        await self._queue.suspended.suspend(what.key, request.reason, until_ms, event)
+        event = _event(what, "suspended", before, Suspension(1, 0, reason, until_ms))
+        await self._queue.suspended.suspend(what.key, reason, until_ms, event)
         self._changed()
-        log.warning("%s is %s: %s", what, _in_words(until_ms), request.reason)
+        log.warning("%s is %s: %s", what, _in_words(until_ms), reason)
         row: Row = {"suspended": what.name or str(what)}
         if what.kind == "domain" and self._egress is not None:
             row["not_in"] = self._egress.smarthost_zones()

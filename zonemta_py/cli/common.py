@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
+from zonemta_py.cli.names import ZONE
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import to_json
@@ -39,7 +40,7 @@ config_option = click.option(
     help="The configuration file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines for programs.")
-zone_option = click.option("--zone", metavar="NAME", help="Only this zone.")
+zone_option = click.option("--zone", type=ZONE, help="Only this zone.")
 domain_option = click.option("--domain", help="Only this recipient domain.")
 
 

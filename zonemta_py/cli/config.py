@@ -5,12 +5,20 @@ from typing import Any
 
 import click
 
-from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
+from zonemta_py.cli.common import (
+    config_option,
+    json_option,
+    print_json,
+    read_config,
+    reports_errors,
+    zone_option,
+)
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
+from zonemta_py.config.providers import SMARTHOST, load_providers
 from zonemta_py.config.schema import Config
-from zonemta_py.config.zones import DELIVERY_KEYS
+from zonemta_py.config.zones import DELIVERY_KEYS, Zone
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
@@ -27,7 +35,7 @@ def config() -> None:
 
 @config.command()
 @config_option
-@click.option("--zone", metavar="NAME", help="Only this zone.")
+@zone_option
 @click.option(
     "--domain", metavar="DOMAIN", help="How mail to this recipient domain is sent, in each zone."
 )
@@ -73,6 +81,15 @@ def _for_domain(config: Config, name: str, domain: str) -> dict[str, Any]:
     return {
         "matched": f"destinations[{number - 1}]" if number else "the zone",
         "queued_as": destination,
+        "provider": _provider(config, zone, normalised),
         "connections": zone.connections_per_domain,
         **{key: values[key] for key in DELIVERY_KEYS},
     }
+
+
+def _provider(config: Config, zone: Zone, domain: str) -> str:
+    """Whose limits the mail has, as far as that is known without DNS."""
+    if zone.smarthost:
+        return SMARTHOST
+    table = load_providers(config.providers.file, shipped=config.providers.shipped)
+    return table.of_domain(domain) or "that of its MX hosts"

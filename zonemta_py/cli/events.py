@@ -16,6 +16,7 @@ from zonemta_py.cli.common import (
     reports_errors,
     zone_option,
 )
+from zonemta_py.cli.names import TENANT
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import shaped_text
@@ -70,7 +71,7 @@ def history(key: str, config_path: Path, since: str, limit: int, as_json: bool) 
 @click.option("--event", help="Only these events: delivered, deferred, bounced, …")
 @zone_option
 @domain_option
-@click.option("--tenant", help="Only mail of this tenant.")
+@click.option("--tenant", type=TENANT, help="Only mail of this tenant.")
 @click.option("--message", help="Only this message.")
 @json_option
 @reports_errors

@@ -18,6 +18,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
+from zonemta_py.cli.names import ADDRESS, POOL, PROVIDER
 from zonemta_py.cli.options import event_log, log_options, refuse_backwards, time_ms
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
@@ -42,8 +43,8 @@ def shaping() -> None:
 
 @shaping.command()
 @config_option
-@click.option("--provider", metavar="NAME", default="", help="Only this provider.")
-@click.option("--address", metavar="IP", default="", help="Only this address of a pool, or system.")
+@click.option("--provider", type=PROVIDER, default="", help="Only this provider.")
+@click.option("--address", type=ADDRESS, default="", help="Only this address of a pool, or system.")
 @json_option
 @reports_errors
 def status(config_path: Path, provider: str, address: str, as_json: bool) -> None:
@@ -112,9 +113,9 @@ def _used(rates: list[dict[str, Any]]) -> str:
 
 @shaping.command()
 @config_option
-@click.option("--provider", metavar="NAME", required=True, help="The provider.")
-@click.option("--address", metavar="IP", help="The address of a pool, or system.")
-@click.option("--pool", metavar="NAME", help="The pool whose mail a rule lets leave from another one.")
+@click.option("--provider", type=PROVIDER, required=True, help="The provider.")
+@click.option("--address", type=ADDRESS, help="The address of a pool, or system.")
+@click.option("--pool", type=POOL, help="The pool whose mail a rule lets leave from another one.")
 @json_option
 @reports_errors
 def end(config_path: Path, provider: str, address: str | None, pool: str | None, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
+from zonemta_py.cli.names import ADDRESS, PROVIDER, TENANT, ZONE
 from zonemta_py.cli.options import POSITIVE_DURATION
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core import clock
@@ -39,11 +40,11 @@ def selectors(command: Command) -> Command:
     """The options that say what is suspended or resumed."""
     for option in (
         click.option("--campaign", multiple=True, metavar="NAME", help="The mail of a campaign; with --zone, --provider or --domain only that."),
-        click.option("--tenant", multiple=True, metavar="NAME", help="A tenant: its mail is not accepted, and held; with a second option only that part of it."),
+        click.option("--tenant", multiple=True, type=TENANT, help="A tenant: its mail is not accepted, and held; with a second option only that part of it."),
         click.option("--domain", multiple=True, metavar="NAME", help="The mail for a domain of recipients."),
-        click.option("--address", multiple=True, metavar="IP", help="An address of a pool, or system: the one that the system chooses."),
-        click.option("--provider", multiple=True, metavar="NAME", help="A mailbox provider, as `zonemta shaping status` names it."),
-        click.option("--zone", multiple=True, metavar="NAME", help="A sending zone."),
+        click.option("--address", multiple=True, type=ADDRESS, help="An address of a pool, or system: the one that the system chooses."),
+        click.option("--provider", multiple=True, type=PROVIDER, help="A mailbox provider, as `zonemta shaping status` names it."),
+        click.option("--zone", multiple=True, type=ZONE, help="A sending zone."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -59,8 +60,8 @@ def _chosen(named: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     places = found.keys() - of_mail
     if not found or len(places) > 1 or (of_mail and "address" in places):
         raise click.UsageError(
-            "one of --zone, --provider, --address, --domain, --tenant and --campaign is needed; "
-            "--tenant and --campaign may have each other, and one of --zone, --provider and --domain, beside them"
+            "name what to suspend or resume: a --zone, --provider, --address or --domain; or a --tenant, a --campaign or both, "
+            "and then also a --zone, --provider or --domain, for that part of their mail only"
         )
     return found
 
@@ -161,12 +162,9 @@ def resume(config_path: Path, everything: bool, as_json: bool, **named: tuple[st
       zonemta resume -c config/zonemta.yaml --provider google
       zonemta resume -c config/zonemta.yaml --all
     """
-    if everything:
-        if any(named.values()):
-            raise click.UsageError("--all and a name exclude each other")
-        request = ResumeRequest(all=True)
-    else:
-        request = ResumeRequest(**_chosen(named))
+    if everything and any(named.values()):
+        raise click.UsageError("--all and a name exclude each other")
+    request = ResumeRequest(all=True) if everything else ResumeRequest(**_chosen(named))
     resumed = 0
     for row in rows_of(config_path, request):
         if as_json:
@@ -175,5 +173,11 @@ def resume(config_path: Path, everything: bool, as_json: bool, **named: tuple[st
             resumed += 1
             released = f", released {row['released']:,} recipients" if row["released"] else ""
             echo(f"resumed {row['resumed']}{released}")
-    if not resumed and not as_json:
+    if as_json:
+        return
+    if not resumed:
         echo("nothing was suspended")
+    if everything and (left := sum(1 for _ in rows_of(config_path, SuspendedRequest()))):
+        echo(
+            f"{left} suspensions of tenants, users and campaigns stay; `zonemta suspend --list` shows them"
+        )

@@ -27,6 +27,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
+from zonemta_py.cli.names import TENANT
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.suspend import end_ms, for_option, reason_option, until_text
 from zonemta_py.config.load import to_yaml
@@ -105,7 +106,7 @@ def list_(config_path: Path, as_json: bool) -> None:
 
 
 @tenant.command()
-@click.argument("name")
+@click.argument("name", type=TENANT)
 @config_option
 @json_option
 @reports_errors
@@ -132,7 +133,7 @@ def show(name: str, config_path: Path, as_json: bool) -> None:
 
 
 @tenant.command()
-@click.argument("name")
+@click.argument("name", type=TENANT)
 @config_option
 @json_option
 @reports_errors
@@ -171,7 +172,7 @@ def _print_domains(config_path: Path, name: str, *, ask: bool, as_json: bool = F
 
 
 @tenant.command()
-@click.argument("name")
+@click.argument("name", type=TENANT)
 @config_option
 @for_option
 @reason_option
@@ -193,7 +194,7 @@ def suspend(name: str, config_path: Path, for_s: float | None, reason: str) -> N
 
 
 @tenant.command()
-@click.argument("name")
+@click.argument("name", type=TENANT)
 @config_option
 @reports_errors
 def resume(name: str, config_path: Path) -> None:

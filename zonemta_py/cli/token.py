@@ -15,6 +15,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
+from zonemta_py.cli.names import TENANT
 from zonemta_py.core.errors import ConfigError
 
 
@@ -49,7 +50,7 @@ def _file(config_path: Path) -> Path:
     show_default=True,
     help="read: look. send: POST /mail. operate: also change the queue. admin: everything.",
 )
-@click.option("--tenant", default="", help="Only for the mail of this tenant.")
+@click.option("--tenant", type=TENANT, default="", help="Only for the mail of this tenant.")
 @reports_errors
 def add(name: str, config_path: Path, role: str, tenant: str) -> None:
     """Add a token, and print it: it is not shown again.

@@ -26,6 +26,7 @@ from zonemta_py.cli.common import (
     print_table,
     reports_errors,
 )
+from zonemta_py.cli.names import ADDRESS, PROVIDER
 from zonemta_py.cli.options import FILE
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.config.load import read_text, to_yaml
@@ -34,9 +35,9 @@ from zonemta_py.config.warmup_file import entry_of, with_entry
 from zonemta_py.core.files import replace_text
 from zonemta_py.schedule.warmup import plan
 
-address_option = click.option("--address", metavar="IP", required=True, help="The address that is new.")
+address_option = click.option("--address", type=ADDRESS, required=True, help="The address that is new.")
 provider_option = click.option(
-    "--provider", metavar="NAME", default="", help="Only the schedule for this provider."
+    "--provider", type=PROVIDER, default="", help="Only the schedule for this provider."
 )
 
 
@@ -52,7 +53,7 @@ def warmup() -> None:
 
 @warmup.command()
 @config_option
-@click.option("--address", metavar="IP", default="", help="Only this address.")
+@click.option("--address", type=ADDRESS, default="", help="Only this address.")
 @json_option
 @reports_errors
 def status(config_path: Path, address: str, as_json: bool) -> None:
@@ -158,7 +159,7 @@ def _count(number: int | None) -> str:
     show_default=True,
     help="By how much the number grows from day to day.",
 )
-@click.option("--provider", metavar="NAME", default="", help="Only for mail to this provider.")
+@click.option("--provider", type=PROVIDER, default="", help="Only for mail to this provider.")
 @click.option(
     "-o",
     "--output",

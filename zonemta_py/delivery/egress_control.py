@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
+from zonemta_py.config.providers import SMARTHOST
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.similar import no_such
 from zonemta_py.delivery.egress import Egress, read_egress
-from zonemta_py.delivery.egress_routes import SMARTHOST
 from zonemta_py.delivery.egress_store import (
     Puts,
     pace_put,

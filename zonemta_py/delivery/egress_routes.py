@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from zonemta_py.config.destinations import ALL, DestinationTable
+from zonemta_py.config.providers import SMARTHOST
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
@@ -10,8 +11,6 @@ from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.local_agent import is_local
 from zonemta_py.schedule.providers import BOTH
 from zonemta_py.schedule.sources import PoolPart, common_families, parse_pool_key
-
-SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 
 
 class EgressRoute(NamedTuple):

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from zonemta_py.config.destinations import ALL
+from zonemta_py.config.providers import SMARTHOST
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.egress_routes import SMARTHOST, EgressRoute, EgressRoutes
+from zonemta_py.delivery.egress_routes import EgressRoute, EgressRoutes
 from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.events.schema import Event

@@ -29,6 +29,7 @@ from zonemta_py.cli.common import (
     reports_errors,
     zone_option,
 )
+from zonemta_py.cli.names import TENANT
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import reason_text
 from zonemta_py.core import clock
@@ -83,7 +84,7 @@ def summary(config_path: Path, as_json: bool) -> None:
 @zone_option
 @domain_option
 @click.option("--state", type=click.Choice(STATES), help="Only recipients in this state.")
-@click.option("--tenant", help="Only mail of this tenant.")
+@click.option("--tenant", type=TENANT, help="Only mail of this tenant.")
 @click.option("--user", help="Only mail of this user.")
 @click.option("--campaign", help="Only mail with this X-Campaign.")
 @click.option("--tag", help="Only mail with this tag among its X-Tags.")

@@ -6,9 +6,10 @@ Follows ``delivery.zone_egress``.
 from collections.abc import Callable
 
 from zonemta_py.config.destinations import ALL, DestinationTable
+from zonemta_py.config.providers import SMARTHOST
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
-from zonemta_py.delivery.egress_routes import SMARTHOST, EgressRoute
+from zonemta_py.delivery.egress_routes import EgressRoute
 from zonemta_py.delivery.message_egress import AGAIN_MS
 from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
 from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
