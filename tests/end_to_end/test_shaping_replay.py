@@ -143,9 +143,10 @@ async def test_without_a_relay_or_a_log(directory: Path) -> None:
         )
         assert nothing.exit_code == 1
         assert f"there is no pace of {ADDRESSES[0]} at big" in nothing.output
-        missing = await zonemta("shaping", "replay", "-c", config.path, "--events", directory / "no")
-        assert (missing.exit_code, "there is no event log here" in missing.output) == (1, True)
+        for no_log in (directory / "no", directory):
+            missing = await zonemta("shaping", "replay", "-c", config.path, "--events", no_log)
+            assert (missing.exit_code, "there is no event log here" in missing.output) == (1, True)
         assert (await zonemta("shaping", "replay")).exit_code == 2
-        (directory / "events").mkdir()
+        (directory / "events" / "date=2026-11-20").mkdir(parents=True)
         defaults = await rows("shaping", "replay", "--events", directory / "events")
         assert defaults[-1]["attempts"] == 0

@@ -33,8 +33,8 @@ def outcome(kind: OutcomeKind, code: int, duration_ms: int, source: str = "192.0
 def test_what_happened_is_in_every_table_and_window() -> None:
     now = Now()
     traffic = Traffic(now)
-    traffic.opened("bulk", "x.example", 2)
     done = [outcome(OutcomeKind.DELIVERED, 250, 40), outcome(OutcomeKind.BOUNCED, 550, 40)]
+    traffic.opened("bulk", "x.example", done[0].attempt, 2)
     traffic.settled("bulk", "x.example", "acme", done, 3.0)
     traffic.settled("bulk", "x.example", "", [outcome(OutcomeKind.DEFERRED, 0, 30_000, "")], 3.0)
     for minutes in WINDOWS_MIN:
@@ -45,7 +45,8 @@ def test_what_happened_is_in_every_table_and_window() -> None:
             "sessions": 2,
         }  # fmt: skip
         assert (rate.p50_ms, rate.p95_ms) == (50, 30_000)
-    assert traffic.rates(traffic.sources, 1)["192.0.2.1"].counts["attempts"] == 2
+    from_address = traffic.rates(traffic.sources, 1)["192.0.2.1"].counts
+    assert (from_address["attempts"], from_address["sessions"]) == (2, 2)
     assert traffic.rates(traffic.tenants, 1)["acme"].counts["bounced"] == 1
     assert traffic.outcomes == (
         {("bulk", "delivered", 2): 1, ("bulk", "bounced", 5): 1, ("bulk", "deferred", 0): 1}
@@ -98,9 +99,9 @@ def test_after_a_long_pause() -> None:
     """A window covers what it says, also when nothing happened for a day."""
     now = Now()
     traffic = Traffic(now)
-    traffic.opened("bulk", "x.example", 1)
+    traffic.opened("bulk", "x.example", None, 1)
     now.s += 86_400
-    traffic.opened("bulk", "x.example", 1)
+    traffic.opened("bulk", "x.example", None, 1)
     for minutes in WINDOWS_MIN:
         rate = traffic.rates(traffic.zones, minutes)["bulk"]
         assert rate.counts["sessions"] == 1

@@ -68,7 +68,10 @@ def event_log(config: Config | None, directory: Path | None) -> Path:
     found = directory or (config.events.directory if config is not None else None)
     if found is None:
         raise click.UsageError("--config or --events is needed")
-    if not found.is_dir():
+    from zonemta_py.events.segment_reading import has_segments  # not for the start of every command
+
+    is_there = found.is_dir() and (directory is None or has_segments(directory))
+    if not is_there:  # that of a new relay is empty
         raise LocalError(f"{found}: there is no event log here")
     return found
 

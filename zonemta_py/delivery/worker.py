@@ -138,7 +138,8 @@ class Worker:
         if result.not_permitted:
             return LeaseResult(self._release(lease, puts), not_permitted=True)
         if result.sessions:
-            queue.traffic.opened(lease.zone, lease.destination, result.sessions)
+            attempt = sent or result.failure
+            queue.traffic.opened(lease.zone, lease.destination, attempt, result.sessions)
         if result.failure is None:
             settled = await self._settle(lease, result.attempts, puts)
             return LeaseResult(settled, recipients_max=result.recipients_max)

@@ -157,6 +157,11 @@ def sealed_segments(directory: Path, node: str = "") -> list[Path]:
     return sorted(directory.glob(f"date=*/hour=*/{f'{node}-' if node else ''}*.jsonl.zst"))
 
 
+def has_segments(directory: Path) -> bool:
+    """Whether ``directory`` is an event log that has, or had, any record."""
+    return any(directory.glob("date=*")) or any(directory.glob(".*.open"))
+
+
 def final_name(path: Path) -> Path | None:
     """The other name of a segment that is sealed and still has its hidden name; None for an unsealed one."""
     if path.stat().st_nlink == 1:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.histogram import Histogram
-from zonemta_py.core.model import OutcomeKind
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.outcome import Outcome
 
 COUNTED = ("attempts", "delivered", "deferred", "bounced", "expired", "lapsed", "sessions")
@@ -174,7 +174,7 @@ class Traffic:
                 self.classes[zone, found.kind, found.attempt.reply_class] += count
         attempt = outcomes[0].attempt
         rows = [self.zones.row(zone, now_s), self.destinations.row(destination, now_s)]
-        if attempt.source_ip or attempt.mx_ip:
+        if _has_address(attempt):
             rows.append(self.sources.row(attempt.source_ip or SYSTEM, now_s))
         if tenant:
             rows.append(self.tenants.row(tenant, now_s))
@@ -209,17 +209,24 @@ class Traffic:
             found = histograms[zone] = Histogram(bounds)
         return found
 
-    def opened(self, zone: str, destination: str, sessions: int) -> None:
-        """``sessions`` were opened."""
+    def opened(self, zone: str, destination: str, attempt: Attempt | None, sessions: int) -> None:
+        """``sessions`` were opened for ``attempt``."""
         now_s = self._now_s()
         self.sessions[zone] += sessions
         self.zones.row(zone, now_s)[SESSIONS] += sessions
         self.destinations.row(destination, now_s)[SESSIONS] += sessions
+        if attempt is not None and _has_address(attempt):
+            self.sources.row(attempt.source_ip or SYSTEM, now_s)[SESSIONS] += sessions
 
     def rates(self, what: RecentCounts, minutes: int) -> dict[str, TrafficRate]:
         """What happened in the last ``minutes``, one of WINDOWS_MIN, by name."""
         rows, covered_s = what.window(minutes, self._now_s())
         return {name: rate_of(row, covered_s) for name, row in rows.items()}
+
+
+def _has_address(attempt: Attempt) -> bool:
+    """Whether it was made over SMTP: from a source address that it names, or the one that the system chose."""
+    return bool(attempt.source_ip or attempt.mx_ip)
 
 
 def _grouped(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, int]]:
