@@ -368,7 +368,10 @@ async def test_what_rules_make_of_a_recipient(directory: Path) -> None:
             await empty(relay)
             assert sound(relay)
     assert [each["recipient"] for each in logged_events(directory, "bounced")] == ["r2@d.example"]
-    assert [each["recipient"] for each in logged_events(directory, "held")] == ["r1@d.example"]
+    [held] = logged_events(directory, "held")
+    assert (held["recipient"], held["reason"]) == ("r1@d.example", "rule 'hold' of shaping: 550 S1")
+    deferred = {each["recipient"]: each["due_ms"] for each in logged_events(directory, "deferred")}
+    assert (deferred["r1@d.example"], deferred["r4@d.example"] > 0) == (0, True)
     attempts = {each["recipient"]: each["attempt"] for each in logged_events(directory, "delivered")}
     assert attempts == {"r1@d.example": 2, "r3@d.example": 3, "r4@d.example": 1}
 

@@ -91,7 +91,7 @@ def handled(outcome: Outcome, handling: Handling) -> Outcome:
     """``outcome`` as the rules of shaping want it."""
     kind = outcome.kind
     if handling.holds and kind in (OutcomeKind.DEFERRED, OutcomeKind.BOUNCED):
-        return replace(outcome, kind=OutcomeKind.DEFERRED, due_ms=HELD_MS)
+        return replace(outcome, kind=OutcomeKind.DEFERRED, due_ms=HELD_MS, held_by=handling.rule)
     if kind is not OutcomeKind.DEFERRED:
         return outcome
     if handling.bounces:

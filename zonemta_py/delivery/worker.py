@@ -27,7 +27,6 @@ from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, Delivery
 from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.keys import HELD_MS
 from zonemta_py.queue.format.records import Meta
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.recipient_events import event_fields
@@ -283,10 +282,12 @@ def _held_events(meta: Meta, outcomes: Sequence[Outcome], now_ms: int) -> list[E
     return [
         Held(
             **event_fields(meta, each.recipient.key, each.recipient.record, now_ms),
-            reason=f"a rule of shaping holds it: {each.attempt.code} {each.attempt.text}"[:REASON_MAX],
+            reason=f"rule '{each.held_by}' of shaping: {each.attempt.code} {each.attempt.text}"[
+                :REASON_MAX
+            ],
         )
         for each in outcomes
-        if each.due_ms == HELD_MS
+        if each.held_by
     ]
 
 

@@ -138,7 +138,7 @@ class Delivered(_OfAttempt, frozen=True, kw_only=True):
 
 
 class Deferred(_OfAttempt, frozen=True, kw_only=True):
-    """The recipient will be tried again at ``due_ms``.
+    """The recipient will be tried again at ``due_ms``; 0: when it is released, see ``held``.
 
     ``uncertain``: the final dot was sent and its reply lost, so the peer may have the message.
     """
@@ -215,7 +215,7 @@ class Uncertain(_OfRecipient, frozen=True, kw_only=True):
 
 
 class Held(_OfRecipient, frozen=True, kw_only=True):
-    """The recipient waits until it is released. ``reason``: an operator, how often the relay stopped, or what is suspended."""
+    """The recipient waits until it is released. ``reason``: an operator, how often the relay stopped, what is suspended, or a rule of shaping."""
 
     name: ClassVar[str] = "held"
     reason: str

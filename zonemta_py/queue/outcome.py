@@ -16,6 +16,7 @@ class Outcome(Struct, frozen=True):
     ``due_ms`` (unix ms) only for DEFERRED; ``again``, the new (message, recipient index), only for
     REQUEUED. ``attempted``: False for a recipient that nothing was sent to, because of what its submitter
     asked for, or of a limit. ``counted``: False for an attempt that does not bring the retry ladder forward.
+    ``held_by``: the rule of shaping that holds it, until it is released.
     """
 
     recipient: QueuedRecipient
@@ -25,6 +26,7 @@ class Outcome(Struct, frozen=True):
     again: tuple[str, int] = ("", 0)
     attempted: bool = True
     counted: bool = True
+    held_by: str = ""
 
 
 def classify_attempts(

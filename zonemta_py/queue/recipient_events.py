@@ -96,7 +96,8 @@ def record_outcome(
     if outcome.kind is OutcomeKind.DELIVERED:
         batch.record(Delivered(**fields))
     elif outcome.kind is OutcomeKind.DEFERRED:
-        batch.record(Deferred(**fields, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
+        due_ms = 0 if outcome.held_by else outcome.due_ms
+        batch.record(Deferred(**fields, due_ms=due_ms, uncertain=attempt.uncertain))
     elif outcome.kind is OutcomeKind.REQUEUED:
         message, index = outcome.again
         batch.record(Requeued(**fields, due_ms=outcome.due_ms, new_message=message, new_index=index))
