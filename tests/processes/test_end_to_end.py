@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(scaled(600))]
 
 
 async def test_everything_in_several_processes(request: pytest.FixtureRequest) -> None:
-    """What holds in one process holds in every arrangement."""
-    suite = ("pytest", "-q", "-p", "no:cacheprovider", "tests/end_to_end")
+    """What holds in one process holds in every arrangement. Tests with a parameter ``processes`` have had theirs."""
+    suite = ("pytest", "-q", "-p", "no:cacheprovider", "-k", "not processes", "tests/end_to_end")
     code, out = await run_with_processes(request.config.rootpath, *suite)
     assert code == 0, out.decode()[-5000:]
