@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from zonemta_py.dequeue import (
     adequeue,
     dequeue,
 )
+from zonemta_py.queue import bodies
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.flush import flush
 
@@ -304,3 +306,22 @@ async def test_the_wrong_kind_of_routine(directory: Path) -> None:
     with pytest.raises(LocalError, match="does not exist"):
         await asyncio.to_thread(dequeue, directory / "nowhere", ZONE, print)
     assert not (directory / "nowhere").exists()
+
+
+async def test_no_room_for_the_copy_of_a_body(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a store on a server: the message is deferred, and its lease has ended."""
+
+    async def routine(message: AsyncMessage) -> None:
+        raise AssertionError("it has no body")
+
+    class FullDisk(SpooledTemporaryFile[bytes]):
+        def write(self, data: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    async with opened(directory) as queue:
+        await put(queue, body=b"hello\r\n" * 20_000)
+        monkeypatch.setattr(bodies, "SpooledTemporaryFile", FullDisk)
+        monkeypatch.setattr(type(queue.channels.context.queue.store), "is_remote", lambda self: True)
+        await run(queue, routine)
+        assert [(row["state"], row["attempts"]) for row in rows(queue)] == [("deferred", 1)]
+        assert in_flight(queue) == []

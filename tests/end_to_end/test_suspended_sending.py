@@ -15,6 +15,7 @@ from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
 from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
+from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.inspect import recipient_rows
 from zonemta_py.relay import delivery_service
 from zonemta_py.relay.relay import Relay
@@ -308,6 +309,28 @@ async def test_what_waits_is_given_up_in_time(
     for event in logged_events(directory, "expired"):
         assert (event["attempt"], event["class"], event["provider"]) == (0, "expired", "big")
     assert len(logged_events(directory, "expired")) == 2
+
+
+async def test_a_damaged_message_is_no_obstacle_to_giving_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(delivery_service, "SWEEP_EVERY_S", 0.05)
+    async with staged(directory) as stage:
+        returned = await stage.receiver("sender.example")
+        config = await sending(stage, (0, 0))
+        async with relaying(config):
+            pass
+        await done("suspend", "-c", config.path, "--provider", "big")
+        async with relaying(config) as relay:
+            damaged = str(await relay.enqueue("s@sender.example", ["x@a.example"], TEXT))
+            await until(lambda: waiting(relay) == {"x@a.example"}, "the one that is damaged then")
+            relay.queue._active._entries.clear()
+            batch = relay.queue.store.batch([(keys.meta_key(damaged), None)], sync=True)
+            relay.queue.store.write(batch)
+            await until(lambda: "not given up" in caplog.text, "it was looked at")
+            await relay.enqueue("s@sender.example", ["y@a.example"], b"X-Expire: 1s\r\n" + TEXT)
+            await until(lambda: len(returned.messages) == 1, "the report on the other one")
+            assert relay._delivery._tasks.running("limits of providers") == 1
 
 
 async def test_room_at_an_address_is_not_lost_on_what_is_suspended(directory: Path) -> None:

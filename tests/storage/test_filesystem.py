@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,4 +195,23 @@ def test_a_recipient_without_a_message_keeps_its_key(directory: Path) -> None:
     store = FilesystemStore(directory)
     assert list(store.keys(keys.WAITING, keys.end_of(keys.WAITING))) == [key]
     assert FORMAT
+    store.close()
+
+
+def test_a_disk_that_is_full_for_a_moment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write of a part of a chunk is continued, and fails when nothing more can be written."""
+    real, store = os.pwrite, FilesystemStore(directory)
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: real(handle, data[:1000], at))
+    chunk, message = os.urandom(keys.CHUNK_BYTES), "0" * 24
+    store.write(store.batch([(keys.chunk_key(message, 1), chunk)], sync=True))
+    assert store.get(keys.chunk_key(message, 1)) == chunk
+
+    def full(handle: int, data: bytes, at: int) -> int:
+        if at % keys.CHUNK_BYTES:
+            raise OSError(28, "No space left on device")
+        return real(handle, data[:1000], at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(QueueUnavailable, match="No space left"):
+        store.write(store.batch([(keys.chunk_key(message, 2), chunk)], sync=True))
     store.close()

@@ -15,6 +15,14 @@ log = logging.getLogger(__name__)
 OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
+def write_at(handle: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of ``data``: one call may write a part, such as on a full disk. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(handle, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
 def private_directory(path: Path) -> None:
     """Make ``path`` and its parents, synced; ``path`` has mode 0700 whatever the umask.
 

@@ -3,9 +3,13 @@
 All mail of a destination that leaves from one pool waits for the same, so only the front of it is looked at: the oldest is there.
 """
 
+import logging
+from collections.abc import Iterator
+
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
-from zonemta_py.core.model import Attempt
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.model import Attempt, PoolKey
 from zonemta_py.delivery.outcome import (
     NO_ADDRESS_MS,
     delay_is_reported,
@@ -24,6 +28,8 @@ WARNED_MAX = 10_000  # messages of a destination that are deferred at once: seco
 
 Place = tuple[str, str]  # zone and destination
 
+log = logging.getLogger(__name__)
+
 
 async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, failure: Attempt) -> bool:
     """Settle the old mail of a destination with the failure that other mail met; returns whether some is left."""
@@ -32,7 +38,7 @@ async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, f
     if has_no_address(failure):
         give_up_after_s = min(give_up_after_s, NO_ADDRESS_MS / 1000)
     for pool_key in queue.windows.pool_keys(*place):
-        while lease := queue.lease(*place, settings.recipients_per_transaction, pool_key):
+        for lease in _leases(queue, place, settings, pool_key):
             meta, message = lease.active.meta, lease.active.id
             if await worker.settle_unsent(lease):
                 continue
@@ -54,7 +60,7 @@ async def put_off_old(
     """
     zone, destination, pool_key = place
     now_ms, warned = clock.now_ms(), 0
-    while lease := queue.lease(zone, destination, settings.recipients_per_transaction, pool_key):
+    for lease in _leases(queue, (zone, destination), settings, pool_key):
         meta, message = lease.active.meta, lease.active.id
         if await worker.settle_unsent(lease):
             continue
@@ -64,6 +70,19 @@ async def put_off_old(
                 queue.release(lease)
                 return
         await (await worker.put_off(lease, reason, now_ms + 1))
+
+
+def _leases(queue: Queue, place: Place, settings: Zone, pool_key: PoolKey) -> Iterator[Lease]:
+    """The leases of a destination, each after the end of the one before; damaged messages are left alone."""
+    while True:
+        try:
+            lease = queue.lease(*place, settings.recipients_per_transaction, pool_key)
+        except QueueCorrupt as exc:
+            log.critical("not given up: %s", exc)
+            continue
+        if lease is None:
+            return
+        yield lease
 
 
 def _is_to_be_warned(lease: Lease, settings: Zone, now_ms: int) -> bool:

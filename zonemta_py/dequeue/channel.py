@@ -154,8 +154,7 @@ class Channel:
         try:
             ended, after = await self._prepared(lease, verdicts)
         except BaseException:
-            if self.queue.failure is None:
-                self._defer_all(lease)
+            self.defer_all(lease)
             raise
         await self.queue.settle(lease, ended, after)
 
@@ -179,8 +178,10 @@ class Channel:
             queue.abort(writer)
             raise
 
-    def _defer_all(self, lease: Lease) -> None:
-        """Defer every recipient, without calling the retry policy: it may be what failed."""
+    def defer_all(self, lease: Lease) -> None:
+        """Defer every recipient, without calling the retry policy: it may be what failed; nothing if the queue has failed."""
+        if self.queue.failure is not None:
+            return
         due_ms = self.queue.now() + RETRY_AFTER_FAILURE_MS
         outcomes = [Outcome(r, OutcomeKind.DEFERRED, _NOT_SETTLED, due_ms) for r in lease.recipients]
         self.queue.settle(lease, outcomes)

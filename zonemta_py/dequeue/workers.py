@@ -110,15 +110,20 @@ class CoroutineExecutor:
 
     async def process(self, lease: Lease) -> object:
         """See ``Executor.process``. Raises BadArgument when the routine is a plain function."""
-        async with self._channel.queue.bodies.spooled(lease.active) as body:
-            message = AsyncMessage(self._channel, lease, self._state, body)
-            try:
-                result = self._routine(message)
-                if not inspect.isawaitable(result):
-                    raise BadArgument("the routine is not a coroutine function; use dequeue")
-                return await result
-            finally:
-                await message.leave()
+        message: AsyncMessage | None = None
+        try:
+            async with self._channel.queue.bodies.spooled(lease.active) as body:
+                message = AsyncMessage(self._channel, lease, self._state, body)
+                try:
+                    result = self._routine(message)
+                    if not inspect.isawaitable(result):
+                        raise BadArgument("the routine is not a coroutine function; use dequeue")
+                    return await result
+                finally:
+                    await message.leave()
+        finally:
+            if message is None:  # its body could not be read
+                self._channel.defer_all(lease)
 
     async def close(self) -> None:
         """See ``Executor.close``."""

@@ -116,7 +116,9 @@ class ActiveMessages:
         return ActiveMessage(message, meta, mark, None, remaining, notes)
 
     def set_body(self, entry: ActiveMessage, body: bytes) -> None:
-        """Keep the body of ``entry`` in memory while it is leased."""
+        """Keep the body of ``entry`` in memory while it is leased; two leases may have read it."""
+        if entry.body is not None:
+            return
         if self._entries.get(entry.id) is entry:
             self._size_bytes += len(body)
         entry.body = body

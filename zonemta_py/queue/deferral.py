@@ -7,19 +7,20 @@ Recipients that a batch is moving are in ``moving`` until it is on disk, so that
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from zonemta_py.core.clock import monotonic_s, wait_event
-from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.queue import transitions
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import RecipientRecord, read_meta, read_recipient_record
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.windows import ReadyWindows
+from zonemta_py.queue.windows import ReadyWindows, Reservation
 from zonemta_py.storage.interface import Store
 
 IsDue = Callable[[str, RecipientRecord], bool]  # of a message, one of its recipients
@@ -158,7 +159,7 @@ class Deferral:
     ) -> None:
         """Recipients due at ``times`` (ms) were removed: delete the ``due/`` keys that wake no other.
 
-        ``removed``: the keys that ``batch`` removes; those before it are gone.
+        ``removed``: the keys that ``batch`` removes; those of batches before it are gone, or are going.
         """
         unused = {
             due_ms for due_ms in times if keys.due_key(due_ms, zone, message) not in self._expected
@@ -167,39 +168,50 @@ class Deferral:
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
             if not unused:
                 return
-            record = readable(key, value) if key not in removed else None
+            is_going = key in removed or key in self.moving
+            record = readable(key, value) if not is_going else None
             if record is not None:
                 unused.discard(record.due_ms)
         for due_ms in unused:
             batch.delete(keys.due_key(due_ms, zone, message))
 
-    async def commit(self, batch: WriteBatch, woken: list[QueuedRecipient]) -> None:
-        """Write ``batch``, which wakes ``woken``, and offer them to their windows.
-
-        Raises QueueUnavailable.
-        """
+    def commit(self, batch: WriteBatch, woken: Sequence[QueuedRecipient]) -> CommitFuture:
+        """Write ``batch``, which wakes ``woken``, and offer them to their windows; from now on nothing else moves them."""
         reservation = self._windows.reserve(woken)
         reservation.write(batch)
         moving = {keys.deferred_key(r.zone, r.message, r.address) for r in woken}
         self.moving |= moving
-        try:
-            await self._commits.submit(batch)
-        except BaseException:
+        batch.future.add_done_callback(partial(self._written, reservation, moving))
+        return self._commits.submit(batch)
+
+    def _written(
+        self, reservation: Reservation, moving: Set[bytes], failure: QueueUnavailable | None
+    ) -> None:
+        self.moving -= moving
+        if failure is None:
+            reservation.commit()
+        else:
             reservation.rollback()
-            raise
-        finally:
-            self.moving -= moving
-        reservation.commit()
 
     async def keep_rescuing(self) -> None:
         """Wake what is due later than any delay allows, now and after the clock was set back: it was wrong.
 
         Not every hour: mail for later may be a million keys.
         """
-        await self._delete_unused_held()
+        try:
+            await self._delete_unused_held()
+        except QueueCorrupt as exc:
+            log.critical("due keys of held recipients are not looked at, repair the queue: %s", exc)
         while True:
-            if count := await self._rescue(self._now() + self._longest_delay_ms):
-                log.warning("%d recipients were due after any possible delay, and are tried now", count)
+            try:
+                count = await self._rescue(self._now() + self._longest_delay_ms)
+            except QueueCorrupt as exc:
+                log.critical("recipients that are due too late are not tried, repair the queue: %s", exc)
+            else:
+                if count:
+                    log.warning(
+                        "%d recipients were due after any possible delay, and are tried now", count
+                    )
             ahead_ms = self._ahead_ms()
             while self._ahead_ms() > ahead_ms - SET_BACK_MS:
                 ahead_ms = max(ahead_ms, self._ahead_ms())

@@ -5,12 +5,14 @@ Windows of an hour or more hold over a restart: each use writes what is used in 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules, Subject
 from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
@@ -20,6 +22,8 @@ from zonemta_py.queue.slices import row_slices
 from zonemta_py.storage.interface import Store
 
 SWEEP_EVERY_S = 3600.0
+
+log = logging.getLogger(__name__)
 
 Windows = list[tuple[str, Rate, SlidingWindow]]
 Kept = dict[tuple[Subject, str, int], SlidingWindow]  # by subject, name and length (ms)
@@ -177,7 +181,10 @@ class IntakeLimiter:
             for subject, windows in list(self._windows.items()):
                 if not any(window.used(now_ms) for _, _, window in windows):
                     del self._windows[subject]
-            await self._delete_old(now_ms)
+            try:
+                await self._delete_old(now_ms)
+            except QueueCorrupt as exc:
+                log.critical("old uses of limits are not removed, repair the queue: %s", exc)
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def _delete_old(self, now_ms: int) -> None:

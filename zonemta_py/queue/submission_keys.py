@@ -5,9 +5,11 @@ until that batch is on disk or the session gives up, so that of two repeats at o
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
+from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, SubmissionRecord, read_submitted
@@ -17,6 +19,8 @@ from zonemta_py.storage.interface import Store
 
 DIGEST_BYTES = 16
 SWEEP_EVERY_S = 3600.0
+
+log = logging.getLogger(__name__)
 
 
 def submission_digest(user: str, key: str) -> str:
@@ -80,15 +84,21 @@ class SubmissionKeys:
     async def run(self) -> None:
         """Remove keys whose window is over, now and every hour."""
         while True:
-            async for rows in row_slices(self._store, keys.SUBMITTED):
-                batch = WriteBatch()
-                for key, value in rows:
-                    digest = key[len(keys.SUBMITTED) :].decode()
-                    if digest not in self._under_way and read_submitted(value).expires_ms <= self._now():
-                        batch.delete(key)
-                if batch.ops:
-                    await self._commits.submit(batch)
+            try:
+                await self._remove_old()
+            except QueueCorrupt as exc:
+                log.critical("old submission keys are not removed, repair the queue: %s", exc)
             await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def _remove_old(self) -> None:
+        async for rows in row_slices(self._store, keys.SUBMITTED):
+            batch = WriteBatch()
+            for key, value in rows:
+                digest = key[len(keys.SUBMITTED) :].decode()
+                if digest not in self._under_way and read_submitted(value).expires_ms <= self._now():
+                    batch.delete(key)
+            if batch.ops:
+                await self._commits.submit(batch)
 
 
 def extended(

@@ -175,13 +175,16 @@ class Suspensions(Container[str]):
         await self._commits.submit(batch)
 
     async def resume(self, name: str, event: Event | None = None) -> None:
-        """End a suspension, or forget one that is over; ``event`` is recorded. Raises QueueUnavailable."""
+        """End a suspension, or forget one that is over; ``event`` is recorded. Raises QueueUnavailable.
+
+        When it returns, all that was ever held for it is on disk.
+        """
         batch = self._batch(event)
         batch.delete(keys.META_SUSPENDED + name.encode())
-        await self._commits.submit(batch)
-        self._by_name.pop(name, None)
+        self._by_name.pop(name, None)  # before it is on disk: nothing is held for it from now on
         self._ended.discard(name)
         self._has_changed()
+        await self._commits.submit(batch)
 
     def _batch(self, event: Event | None) -> WriteBatch:
         batch = WriteBatch()

@@ -1,5 +1,6 @@
 """The sending side of a relay: the workers of every zone, and what they share."""
 
+import logging
 from asyncio import gather, get_running_loop, sleep
 from collections.abc import Mapping
 from functools import cached_property
@@ -7,6 +8,7 @@ from functools import cached_property
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL, PathKey
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
@@ -31,6 +33,8 @@ from zonemta_py.schedule.constraint import Constraint
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 SWEEP_EVERY_S = 300.0
+
+log = logging.getLogger(__name__)
 
 
 class ProgramZone:
@@ -129,9 +133,12 @@ class DeliveryService:
         """At times, forget what no longer counts, and give up mail that has waited too long for a limit."""
         while True:
             await sleep(SWEEP_EVERY_S)
-            await self._context.egress.forget_old()
-            for zone in list(self._zones.values()):
-                await zone.give_up_old()
+            try:
+                await self._context.egress.forget_old()
+                for zone in list(self._zones.values()):
+                    await zone.give_up_old()
+            except QueueCorrupt as exc:
+                log.critical("what is old was not looked at, repair the queue: %s", exc)
 
     def _add_zone(self, name: str, zone: Zone) -> None:
         if zone.transport == DEQUEUE_TRANSPORT:

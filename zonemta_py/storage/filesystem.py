@@ -10,20 +10,23 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import private_directory, sync_directory
+from zonemta_py.core.files import private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.filesystem_contents import CONTENTS, MESSAGE_ID, TEMPORARY, Contents, copied
-from zonemta_py.storage.filesystem_layout import (
+from zonemta_py.storage.filesystem_contents import CONTENTS, MESSAGE_ID, Contents, copied
+from zonemta_py.storage.filesystem_layout import Layout, SymbolicLink
+from zonemta_py.storage.filesystem_names import (
     RELAY,
-    Layout,
-    SymbolicLink,
+    TEMPORARY,
+    is_of_earlier_version,
+    relay_key,
+    relay_path,
 )
 from zonemta_py.storage.interface import Access, Op
 from zonemta_py.storage.memory import MemoryStore
@@ -148,7 +151,7 @@ class FilesystemStore(MemoryStore):
         path.parent.mkdir(mode=0o700, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.pwrite(handle, value, at)
+            write_at(handle, value, at)
             if sync:
                 os.fsync(handle)
         finally:
@@ -214,8 +217,19 @@ class FilesystemStore(MemoryStore):
         crc, steps = _unpack_steps(path.read_bytes())
         if crc32(pack(steps)) != crc:
             raise LocalError(f"{path}: damaged; zonemta queue repair keeps what can be read")
-        self._apply(steps, sync=True)
+        self._apply([self._of_this_version(step) for step in steps], sync=True)
         path.unlink()
+
+    def _of_this_version(self, step: FileStep) -> FileStep:
+        """``step``, with the name that its file has now; the file of the earlier name, and its temporary one, are removed."""
+        name, kind, value = step
+        if not is_of_earlier_version(name):
+            return step
+        for earlier in (self._root / name, self._root / f"{name}.new"):
+            with suppress(OSError):  # a name that is too long was never written
+                if earlier.is_file():
+                    earlier.unlink()
+        return relay_path(relay_key(name.split("/")[2:])), kind, value
 
     def _load(self) -> None:
         contents = Contents(self._root, read_only=self._access is Access.READ)

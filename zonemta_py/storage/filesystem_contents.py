@@ -10,13 +10,21 @@ from tempfile import TemporaryDirectory
 
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.files import sync_directory
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.filesystem_layout import MARKERS, RELAY, read_recipient, relay_key
+from zonemta_py.storage.filesystem_layout import MARKERS, read_recipient
+from zonemta_py.storage.filesystem_names import (
+    LEAF,
+    RELAY,
+    TEMPORARY,
+    is_of_earlier_version,
+    relay_key,
+    relay_path,
+)
 from zonemta_py.storage.interface import Op
 
 CONTENTS = "contents"
 MESSAGE_ID = re.compile(r"[0-9a-f]{24}")
-TEMPORARY = ".new"  # the end of the name of a file before its rename
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +53,22 @@ class Contents:
                 yield from self._message(directory)
 
     def _relay_keys(self) -> Iterator[tuple[bytes, bytes]]:
-        state = self._root / RELAY
+        state, renamed = self._root / RELAY, set[Path]()
         for path in sorted(state.glob("*/**/*")):
-            if path.is_file() and not path.name.endswith(TEMPORARY):
-                yield relay_key(path.relative_to(state).parts), path.read_bytes()
-            elif path.is_dir() and not self._read_only and not any(path.iterdir()):
-                path.rmdir()  # of an ended transaction; earlier versions left it
+            if path.is_dir():
+                if not self._read_only and not any(path.iterdir()):
+                    path.rmdir()  # of an ended transaction; earlier versions left it
+            elif path.is_file() and not path.name.endswith(TEMPORARY):
+                key, value = relay_key(path.relative_to(state).parts), path.read_bytes()
+                if is_of_earlier_version(path.relative_to(self._root).as_posix()):
+                    target = self._root / relay_path(key)
+                    if target.exists():  # newer: a program restored the other one
+                        continue
+                    if not self._read_only:
+                        renamed.update(rename(path, target))
+                yield key, value
+        for directory in renamed:
+            sync_directory(directory)
 
     def _is_unaccepted(self, directory: Path) -> bool:
         """Whether nothing but a body is there: a crash came before the first batch of its message."""
@@ -84,6 +102,15 @@ class Contents:
         for marker, name in MARKERS.items():
             if (directory / name).exists():
                 yield keys.message_prefix(message) + marker, (directory / name).read_bytes()
+
+
+def rename(path: Path, target: Path) -> Iterator[Path]:
+    """Give the file of a key its name of this version; yields the directories to sync."""
+    if target.parent == path:  # its key ends with "/", and it has the name of the directory
+        path = path.rename(path.with_name(path.name + LEAF))
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.replace(target)
+    yield from (path.parent, target.parent, target.parent.parent)
 
 
 def _recipient(directory: Path) -> Iterator[Op]:

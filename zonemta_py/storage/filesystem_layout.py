@@ -7,7 +7,7 @@
     queue/MSGID.INDEX                → ../data/MSGID/INDEX, waiting or deferred
     inflight/MSGID.INDEX             → the same, while a transaction is under way
     cleanup/MSGID                    → ../data/MSGID, while its contents are being removed
-    data/.relay/SPACE/…              every other key, by its segments
+    data/.relay/SPACE/…              every other key, see ``filesystem_names``
 
 The four directories and the relative links are Kannader's; its names are UUIDs, these are message ids.
 ``due/`` and ``spill/`` follow from the schedules and are in memory only.
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote, unquote
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json, to_json
@@ -29,9 +28,9 @@ from zonemta_py.queue.format.records import (
     read_meta,
     read_recipient_record,
 )
+from zonemta_py.storage.filesystem_names import relay_path
 from zonemta_py.storage.interface import Op
 
-RELAY = "data/.relay"
 DERIVED = (keys.DUE, keys.SPILL)
 MARKERS = {b"#": "accepted", b"*": "envelope"}
 
@@ -154,16 +153,6 @@ class Layout:
         for recipient_id in self.recipients:
             self._link(plan, recipient_id)
         return {path: link.target for path, link in plan.files.items() if isinstance(link, SymbolicLink)}
-
-
-def relay_path(key: bytes) -> str:
-    """Return the path of the file for a key of the relay's own."""
-    return "/".join([RELAY, *(quote(part, safe="") for part in key.decode().split("/"))])
-
-
-def relay_key(parts: Iterable[str]) -> bytes:
-    """Return the key of the file whose path below RELAY has these ``parts``."""
-    return "/".join(unquote(part) for part in parts).encode()
 
 
 def write_recipient(key: bytes, record: RecipientRecord, sender: str) -> tuple[bytes, bytes]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from zonemta_py.core.checksum import crc32
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.core.files import private_directory, sync_directory
+from zonemta_py.core.files import private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import View
 from zonemta_py.storage.leveldb import LevelDB
@@ -138,9 +138,7 @@ class SegmentFiles:
             size = sum(map(len, part))
             written = os.pwritev(handle, part, offset)
             if written < size:  # a full disk, or more than the kernel writes at once
-                rest = memoryview(b"".join(part))
-                while written < size:
-                    written += os.pwrite(handle, rest[written:], offset + written)
+                write_at(handle, memoryview(b"".join(part))[written:], offset + written)
             offset += size
         self._unsynced[number] = handle
 
@@ -152,7 +150,7 @@ class SegmentFiles:
         if self._writing is not None and self._writing[0] not in self._unsynced:
             os.close(self._writing[1])
         self._writing = (number, handle)
-        os.pwrite(handle, FILE_HEADER, 0)
+        write_at(handle, FILE_HEADER, 0)
         sync_directory(self.directory)
         return handle
 
@@ -199,9 +197,12 @@ class SegmentedView:
         try:
             return self._resolve(key, value, checked=checked)
         except QueueCorrupt:
-            if self._source.get(key) is None:  # removed meanwhile, with its segment
+            now = self._source.get(key)
+            if now is None:  # removed meanwhile, with its segment
                 return None
-            raise
+            if now == value:
+                raise
+            return self._resolve(key, now, checked=checked)  # moved meanwhile to another segment
 
     def _resolve(self, key: bytes, value: bytes, *, checked: bool = True) -> bytes:
         reference = decode_reference(value)

@@ -1,12 +1,13 @@
 """A flipped bit in a file of a running database: reported, and everything that can be read is delivered."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.queue import Clock, accept, opened, settle
+from tests.kit.queue import Clock, accept, begin, make_queue, opened, settle
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
@@ -41,6 +42,11 @@ def _flip(directory: Path, space: bytes) -> None:
         at = data.find(needle)
         if at >= 0 and space == keys.DUE:
             at = data.find(b"default", data.find(space))
+        if (
+            at >= 0 and space == keys.SPILL
+        ):  # in the middle of its blocks, of whose keys one of 16 is whole
+            places = [found.start() for found in re.finditer(b"spill/default/", data)]
+            at = places[len(places) // 2] + len(space)
         if at >= 0:
             data[at + 1] ^= 0x04
             path.write_bytes(data)
@@ -83,3 +89,22 @@ async def test_mail_beyond_the_damage_is_delivered(
         assert numbers[-1] == MESSAGES - 1
         assert not any(task.done() for task in queue.background.tasks if task.get_name() == "deferral")
     assert "repair the queue" in caplog.text
+
+
+async def test_damaged_keys_of_spilled_mail(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At the next start there is room for all of it; every destination is offered to the workers."""
+    clock, ready = Clock(), set[str]()
+    async with opened(directory, clock, window=16) as queue:
+        for n in range(MESSAGES):
+            await accept(queue, f"{n}@x{n % 30}.example")
+        assert next(queue.store.keys(keys.SPILL, keys.end_of(keys.SPILL)), None)
+    _flip(directory, keys.SPILL)
+    caplog.set_level(logging.CRITICAL)
+    queue = make_queue(directory, clock, on_ready=lambda zone, destination, low: ready.add(destination))
+    await begin(queue)
+    await until(lambda: not queue.scanning, "the scan")
+    assert len(ready) == 30
+    assert queue.windows.zone("default").room.size == MESSAGES
+    assert "spilled mail cannot be read" in caplog.text
+    assert "task stopped" not in caplog.text
+    await queue.close()

@@ -9,6 +9,7 @@ from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, lease, opened, problems, settle
 from zonemta_py.admin.reasons import Reasons, RunningRelay
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import RecipientRecord, read_recipient_record
 from zonemta_py.queue.queue import Queue
@@ -102,6 +103,7 @@ async def test_a_part_of_a_large_message(directory: Path) -> None:
         assert len(listed(queue)) == 50
         while "waiting" in states(queue).values():
             assert await hold_next(queue, "big.example", "", 50)
+        await queue.suspended.resume(MailPart(campaign="june", domain="big.example").key)
         assert await release(queue, MailPart(campaign="june", domain="big.example").key) == 600
         assert problems(queue.store) == []
 
@@ -253,3 +255,81 @@ async def test_a_renewed_suspension_keeps_its_mail(directory: Path) -> None:
             await asyncio.sleep(0)
         assert states(queue) == {"a@big.example": "held"}
         assert queue.suspended.ended() == set()
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_held_while_the_end_is_written(directory: Path) -> None:
+    """A lease that is held in that moment is not held for good; one that was held just before is released."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@big.example", campaign="june")
+        await accept(queue, "b@big.example", campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "")
+        before, after = lease(queue, "big.example", 1), lease(queue, "big.example", 1)
+        held = asyncio.ensure_future(queue.held_mail.hold(before, "big"))
+        await asyncio.sleep(0)  # its batch is submitted
+        ended = asyncio.ensure_future(queue.suspended.resume(JUNE_AT_BIG.key))
+        await asyncio.sleep(0)
+        assert not await queue.held_mail.hold(after, "big")
+        queue.release(after)
+        await asyncio.gather(held, ended)
+        await release(queue, JUNE_AT_BIG.key)
+        assert states(queue) == {"a@big.example": "waiting", "b@big.example": "waiting"}
+        assert problems(queue.store) == []
+
+
+async def test_a_hold_of_many_ends_with_its_suspension(directory: Path) -> None:
+    async with opened(directory) as queue:
+        await accept(queue, *(f"r{n}@big.example" for n in range(600)), tenant="acme")
+        await queue.suspended.suspend("acme", "")
+        holding = asyncio.ensure_future(queue.held_mail.hold(lease(queue, "big.example", 600)))
+        await asyncio.sleep(0)
+        await queue.suspended.resume("acme")
+        await release(queue, "acme")
+        await holding
+        assert set(states(queue).values()) == {"waiting"}
+
+
+async def test_suspended_again_during_the_release(directory: Path) -> None:
+    """The new suspension stays, and what is held for it."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        for number in range(3):
+            await accept(queue, *(f"r{number}.{n}@big.example" for n in range(500)), campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "first", clock.ms + 1000)
+        while "waiting" in states(queue).values():
+            assert await hold_next(queue, "big.example", "big", 500)
+        clock.ms += 2000
+        assert JUNE_AT_BIG.key not in queue.suspended  # which the release has noticed
+        await until(lambda: len(listed(queue)) < 1500, "the release to begin")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "again")
+        await until(lambda: JUNE_AT_BIG.key not in queue.suspended.ended(), "the release to stop")
+        for _ in range(200):  # a release goes on meanwhile
+            await queue.commits.submit(WriteBatch())
+        assert queue.suspended.names() == [JUNE_AT_BIG.key]
+        assert queue.store.get(keys.META_SUSPENDED + JUNE_AT_BIG.key.encode()) is not None
+        assert listed(queue)
+
+
+async def test_two_releases_of_a_message_at_once(directory: Path) -> None:
+    async with opened(directory) as queue:
+        message = await accept(queue, "a@x.example", "b@y.example")
+        await queue.operator.hold(message)
+        found = await asyncio.gather(
+            queue.operator.release(message, "a@x.example"),
+            queue.operator.release(message, "b@y.example"),
+        )
+        assert found == [1, 1]
+        assert problems(queue.store) == []
+
+
+async def test_a_release_twice_at_once(directory: Path) -> None:
+    """One of them has it: the recipient is offered to the workers once."""
+    async with opened(directory) as queue:
+        message = await accept(queue, "a@x.example")
+        await queue.operator.hold(message)
+        release = queue.operator.release
+        assert sorted(await asyncio.gather(release(message), release(message))) == [0, 1]
+        found = lease(queue, "x.example", 10)
+        assert queue.lease("default", "x.example", 10) is None
+        await settle(queue, found, OutcomeKind.DELIVERED)
+        assert problems(queue.store) == []

@@ -107,12 +107,14 @@ class Hold(Change):
 
     def __init__(self, queue: "Queue", reason: str, suspension: str = "") -> None:
         self._now_ms = queue.now()
+        self._suspended = queue.suspended
         self._reason = reason
         self._suspension = suspension
 
     def skips(self, record: RecipientRecord) -> bool:
-        """Those that are held already."""
-        return record.due_ms == keys.HELD_MS
+        """Those that are held already, and all when the suspension has ended meanwhile."""
+        is_over = bool(self._suspension) and self._suspension not in self._suspended
+        return is_over or record.due_ms == keys.HELD_MS
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
         """Hold one."""

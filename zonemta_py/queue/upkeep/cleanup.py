@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
+from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_open
@@ -57,7 +58,7 @@ class Cleanup:
             await self._changed.wait()
             self._changed.clear()
             while self._messages:
-                await self.remove_chunks(self._messages.popleft())
+                await self._remove_chunks(self._messages.popleft())
             await self.compact_if_worth_it()
 
     async def keep_moving(self) -> None:
@@ -91,7 +92,10 @@ class Cleanup:
         """Sweep every hour, forever; ``now`` gives unix ms."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
-            await self.sweep(in_use, now())
+            try:
+                await self.sweep(in_use, now())
+            except QueueCorrupt as exc:
+                log.critical("bodies without progress are not removed, repair the queue: %s", exc)
 
     async def sweep(self, in_use: Callable[[str], bool], now_ms: int) -> None:
         """Remove bodies of which no chunk was received for a day, and which are not ``in_use``.
@@ -106,7 +110,13 @@ class Cleanup:
         ]
         for message in abandoned:
             log.warning("%s: a body without progress for a day is removed", message)
+            await self._remove_chunks(message)
+
+    async def _remove_chunks(self, message: str) -> None:
+        try:
             await self.remove_chunks(message)
+        except QueueCorrupt as exc:  # its cleanup key stays
+            log.critical("%s is not removed, repair the queue: %s", message, exc)
 
     async def compact_if_worth_it(self) -> None:
         """Compact once as many bytes were removed as the store holds."""

@@ -7,7 +7,7 @@ by its messages.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import groupby, islice
 from typing import TYPE_CHECKING
@@ -85,11 +85,11 @@ class HeldMail:
     async def release(self, name: str) -> AsyncIterator[int]:
         """Release what is held for a suspension that an operator has ended; yields the number of recipients so far.
 
-        Of a tenant or a user all held mail.
+        Of a tenant or a user all held mail. It stops when ``name`` is suspended again.
         """
         queue, released = self._queue, 0
         messages = self._messages(name)
-        while step := list(islice(messages, MESSAGES_AT_ONCE)):
+        while name not in queue.suspended and (step := list(islice(messages, MESSAGES_AT_ONCE))):
             released += sum(await asyncio.gather(*map(queue.operator.release, step)))
             yield released
         async for count in self._release_all_listed(name):
@@ -111,8 +111,8 @@ class HeldMail:
         return sum(1 for recipient in kept if store.get(recipient) is not None)
 
     async def _release_all_listed(self, name: str) -> AsyncIterator[int]:
-        released = 0
-        while listed := list(islice(self._listed(name), LISTED_AT_ONCE)):
+        released, suspended = 0, self._queue.suspended
+        while name not in suspended and (listed := list(islice(self._listed(name), LISTED_AT_ONCE))):
             released += await self._release_listed(name, listed)
             yield released
 
@@ -151,24 +151,36 @@ class HeldMail:
 
     async def run(self) -> None:
         """Release the mail of each suspension when it ends; first of those whose release was interrupted."""
-        suspended = self._queue.suspended
-        ended = {name for name in self._names() if name not in suspended}
+        suspended, ended = self._queue.suspended, list[str]()
+        try:
+            ended = [name for name in self._names() if name not in suspended]
+        except QueueCorrupt as exc:
+            log.critical("what is held for suspensions is not released, repair the queue: %s", exc)
         while True:
             version = suspended.version
-            for name in ended | suspended.ended():
-                released = 0
-                async for count in self._release_all_listed(name):
-                    released = count
-                await suspended.resume(name)
-                log.warning(
-                    "the suspension of %s has ended: %d recipients released", named(name), released
-                )
-            ended = set()
+            await self._release_ended({*ended, *suspended.ended()})
+            ended.clear()
             end_ms = suspended.next_end_ms()
             wait_s = min(max(0, end_ms - self._queue.now()) / 1000, LOOKED_EVERY_S) if end_ms else None
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await suspended.wait_for_change(version)
+
+    async def _release_ended(self, names: Collection[str]) -> None:
+        suspended = self._queue.suspended
+        if names:
+            await self._queue.commits.submit(WriteBatch())  # all that was held for them is on disk now
+        for name in names:
+            released = 0
+            try:
+                async for count in self._release_all_listed(name):
+                    released = count
+            except QueueCorrupt as exc:
+                log.critical("mail of %s stays held, repair the queue: %s", named(name), exc)
+            if name in suspended:  # again, by an operator
+                continue
+            await suspended.resume(name)
+            log.warning("the suspension of %s has ended: %d recipients released", named(name), released)
 
     def _names(self) -> Iterator[str]:
         """The suspensions for which recipients are listed."""

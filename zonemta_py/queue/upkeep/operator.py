@@ -6,7 +6,6 @@ message ends by it, is decided and submitted in one turn of the loop: a settle i
 the same last recipient.
 """
 
-import asyncio
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ _Step = list[tuple[bytes, RecipientRecord]]
 
 
 class _Removed:
-    """ZoneGates that recipients have left: their ``due/`` and ``spill/`` keys may lead to no recipient any more."""
+    """Places that recipients have left: their ``due/`` and ``spill/`` keys may lead to no recipient any more."""
 
     def __init__(self, queue: "Queue", message: str) -> None:
         self._queue = queue
@@ -125,7 +124,7 @@ class Operator:
                 if is_last:
                     gone.delete_unused(batch, held)
                 if batch.ops:
-                    await asyncio.shield(queue.deferral.commit(batch, woken))
+                    await queue.deferral.commit(batch, woken)
                 count += len(woken)
         finally:
             queue.release_message(active)

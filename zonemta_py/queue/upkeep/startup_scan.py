@@ -6,6 +6,7 @@ previous boot, and does not run again: newer mail is offered to the window when 
 
 import asyncio
 import logging
+from contextlib import suppress
 from itertools import islice
 
 from zonemta_py.core.clock import monotonic_s
@@ -53,7 +54,8 @@ async def scan_zone(
         if beyond is not None:
             cursor = beyond
         elif count < SLICE:
-            await _delete_stale_spills(store, commits, windows, zone)
+            with suppress(QueueCorrupt):  # they are harmless, and it has been reported
+                await _delete_stale_spills(store, commits, windows, zone)
             return total
         # A quarter of the time while other batches are written, else all of it.
         busy = commits.batches - written > 1
@@ -119,7 +121,12 @@ class _Slice:
         batch = WriteBatch()
         for spill in sorted(each for each in self._placed if each.place not in self._windows.pending):
             window = self._windows.zone(spill.zone)
-            if self._store.get(spill.key) is None:
+            try:
+                is_there = self._store.get(spill.key) is not None
+            except QueueCorrupt as exc:  # it stays, and its recipients are in the window
+                log.critical("a key of spilled mail cannot be read, repair the queue: %s", exc)
+                continue
+            if not is_there:
                 continue
             if window.spilled.has(spill.destination, None if window.has_pools else spill.stream):
                 # Other mail of the stream, or of this message, has spilled since: the refill deletes this key.
