@@ -1,5 +1,6 @@
 """Signing: real keys, and verification by dkimpy of what a receiver got."""
 
+import re
 from pathlib import Path
 
 import dkim as dkimpy
@@ -9,6 +10,7 @@ from tests.kit.dkim import verified, write_key
 from tests.kit.relay import empty, ledger, received, relaying, send, staged
 from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.config.tenants import Tenants
+from zonemta_py.config.units import Seconds
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.smtp.dkim import BodyHash
@@ -61,6 +63,28 @@ async def test_an_author_without_a_key_and_a_body_that_cannot_be_read(directory:
         with pytest.raises(QueueCorrupt):
             await signer.signatures("m2", b"From: a@example.org\r\n", damaged, "")
     assert "m2" not in signer._signed
+    signer.close()
+
+
+async def test_a_retry_is_signed_anew_before_its_signature_expires(directory: Path) -> None:
+    keys = {"example.org": [Key("example.org", "e", write_key(directory / "e", "ed25519"))]}
+    now_ms = 1_800_000_000_000
+    signer = Signer(Dkim(expire=Seconds(3600)), keys, Tenants({}), lambda: now_ms)
+
+    async def body_hash() -> bytes:
+        return b"x" * 32
+
+    async def expires_s() -> int:
+        fields = await signer.signatures("m1", b"From: a@example.org\r\n", body_hash, "")
+        found = re.search(rb"\bx=(\d+)", fields)
+        assert found is not None
+        return int(found[1])
+
+    first_s = await expires_s()
+    now_ms += 1_799_000
+    assert await expires_s() == first_s
+    now_ms += 1000
+    assert await expires_s() == first_s + 1800
     signer.close()
 
 

@@ -1,5 +1,6 @@
 """The HTTP listener: what it asks of a request, and the reply of SMTP in its response."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.kit.deadlines import until
 from tests.kit.http import mail_server
 from tests.kit.listener import make_config
 from tests.kit.queue import everything, opened
@@ -94,3 +96,25 @@ async def test_a_busy_address(tmp_path: Path) -> None:
         other = make_listener(queue, tmp_path, listener.ports[0])
         with pytest.raises(LocalError, match=r"admin\.address: 127\.0\.0\.1"):
             await other.start()
+
+
+async def test_a_client_that_goes_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a body: nothing is stored, and the log has no traceback."""
+    tried: list[str] = []
+    begin, abort = Injector.begin, Injector.abort
+    monkeypatch.setattr(Injector, "begin", lambda *a, **k: (tried.append("begin"), begin(*a, **k))[1])
+    monkeypatch.setattr(Injector, "abort", lambda each: (tried.append("abort"), abort(each))[1])
+    async with posting(tmp_path) as (_, listener, queue):
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.ports[0])
+        fields = "".join(f"{name}: {value}\r\n" for name, value in FIELDS.items())
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n{fields}\r\n"
+        writer.write(head.encode() + b"Subject: x\r\n\r\nbegun")
+        await writer.drain()
+        await until(lambda: len(tried) == 1, "the message to begin")
+        writer.transport.abort()
+        await until(lambda: len(tried) == 2, "its end")
+        assert reader.at_eof() or reader.exception() is not None
+        assert not [key for key in everything(queue.store) if key.startswith(b"message/")]
+    assert not [each for each in caplog.records if each.exc_info]

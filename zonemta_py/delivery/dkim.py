@@ -10,7 +10,9 @@ from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -93,6 +95,13 @@ def load_keys(settings: Dkim) -> DkimKeys:
     return keys
 
 
+class _Signed(NamedTuple):
+    """The signatures of a message, and until when they are used again (unix ms)."""
+
+    fields: bytes
+    until_ms: float
+
+
 class Signer:
     """Computes the signatures of an author's domain, one with each of its keys."""
 
@@ -112,7 +121,7 @@ class Signer:
         self._settings = settings
         self._keys = keys
         self._tenants = tenants
-        self._signed: OrderedDict[str, bytes | asyncio.Future[None]] = OrderedDict()
+        self._signed: OrderedDict[str, _Signed | asyncio.Future[None]] = OrderedDict()
 
     @property
     def signs(self) -> bool:
@@ -128,8 +137,10 @@ class Signer:
         """
         signed = self._signed  # a new configuration replaces the cache
         known = signed.get(message)
-        if isinstance(known, bytes):
-            return known
+        if isinstance(known, _Signed):
+            if self._now_ms() < known.until_ms:
+                return known.fields
+            known = None
         if known is None:
             known = signed[message] = asyncio.get_running_loop().create_future()
             if len(signed) > SIGNED_MAX:
@@ -140,11 +151,16 @@ class Signer:
                 signed.pop(message, None)
                 known.set_result(None)  # a waiting transaction tries again by itself
                 raise
-            signed[message] = fields
+            signed[message] = _Signed(fields, self._until_ms())
             known.set_result(None)
             return fields
         await asyncio.shield(known)
         return await self.signatures(message, header, body_hash, tenant)
+
+    def _until_ms(self) -> float:
+        """Until when a signature of now is used again: half of its time is for the way to the verifier."""
+        expire_s = self._settings.expire
+        return inf if expire_s is None else self._now_ms() + expire_s * 500
 
     async def _sign(
         self, header: bytes, body_hash: Callable[[], Awaitable[bytes]], tenant: str

@@ -61,6 +61,8 @@ class MailEndpoint:
             reply = make_reply(int(code), text)
         except ValueError as exc:
             reply = Reply(501, "5.5.4", str(exc))
+        except ConnectionError:
+            reply = Reply(421, "4.4.2", "The connection was lost")
         except Exception:
             log.exception("a request from %s failed", request.remote)
             reply = Reply(421, "4.3.0", "Internal error")

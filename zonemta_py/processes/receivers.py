@@ -239,7 +239,11 @@ class ReceiverChild(ChildProcess):
     def _answer(self, number: int, future: CommitFuture) -> None:
         def committed(failure: QueueUnavailable | None) -> None:
             final = self._queue.failure is not None
-            self.send(protocol.CommitResult(number, str(failure) if failure is not None else "", final))
+            self.send(
+                protocol.CommitResult(
+                    number, str(failure) or repr(failure) if failure is not None else "", final
+                )
+            )
 
         future.add_done_callback(committed)
 
