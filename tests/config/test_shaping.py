@@ -101,7 +101,7 @@ ACTION = ", action: suspend, for: 1h}"
         (
             "{name: a, class: policy, provider: [google, smarthost]" + ACTION,
             "action",
-            "found 'suspend': nothing limits mail to a smarthost; rules for it may say hold, bounce, retry, not_counted",
+            "found 'suspend': nothing limits mail to a smarthost; rules for it may say hold, bounce, defer, retry, not_counted, ignore",
         ),
         ("{name: a, class: policy, action: hold, for: 1h}", "for", "action hold has no for"),
         ("{name: a, class: policy, action: retry}", "", "action retry needs delays"),

@@ -47,7 +47,7 @@ def record(
         ("default", record(1, B, "greylisted"), PoolPart("", B)),
         ("default", record(1, B, "blocked"), PoolPart("", B, True)),
         ("default", record(1, C, "greylisted")._replace(attempts=0), PoolPart("", C)),  # a rule did not count it
-        ("moved", record(1, C, "blocked")._replace(attempts=0), PoolPart("", C, True)),
+        ("moved", record(1, C, "blocked")._replace(attempts=0), PoolPart("several", C, True)),
         ("default", record(1, A, "greylisted"), PoolPart("")),  # that pool has one address
         ("moved", record(1, A, "greylisted"), PoolPart("")),
         ("moved", record(1, A, "blocked"), PoolPart("several")),

@@ -303,8 +303,10 @@ async def test_the_day_that_is_slowed_is_that_of_the_calendar(directory: Path) -
     async with zone_of(directory, {}, warmup={"file": str(directory / "warmup.yaml")}) as zone:
         egress, ahead_ms = zone.egress, 2 * DAY_MS
         egress._ahead_ms = ahead_ms
+        for warming in egress.warmup.all():
+            warming.count(9, egress.now_ms() + ahead_ms, "big")
         reply = ProviderReply("big", A, "default", "d.example", "blocked", 550, "5.7.1", "blocked")
-        egress.shaper.replies([reply], egress.now_ms())
+        egress.shaper.replies([reply], "m", egress.now_ms())
         [warming] = egress.warmup.all()
         assert warming.state.slowed_day == (egress.now_ms() + ahead_ms) // DAY_MS
 
@@ -319,7 +321,7 @@ async def test_another_pool_does_not_slow_a_warm_up(directory: Path) -> None:
     async with zone_of(directory, {}, warmup=warm, shaping=shaping) as zone:
         egress = zone.egress
         reply = ProviderReply("big", A, "default", "d.example", "greylisted", 451, "4.7.1", "later")
-        events, _ = egress.shaper.replies([reply], egress.now_ms())
+        events, _ = egress.shaper.replies([reply], "m", egress.now_ms())
         [reroute] = egress.shaper.engine.reroutes.values()
         assert len(events) == 1
         [warming] = egress.warmup.all()
@@ -571,7 +573,7 @@ async def test_what_waits_alone_is_served_when_its_mail_leaves_another_way(direc
         await refused_alone(zone)
         assert zone.start() == []
         reply = ProviderReply("big", A, "default", "g.example", "greylisted", 451, "4.7.1", "later")
-        zone.egress.shaper.replies([reply], zone.egress.now_ms())
+        zone.egress.shaper.replies([reply], "m", zone.egress.now_ms())
         assert [slot.permit.address for slot in zone.start()] == [B]
 
 

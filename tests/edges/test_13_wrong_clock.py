@@ -183,7 +183,7 @@ async def test_what_was_sent_while_the_clock_was_ahead(
         egress.permits.release(permit)
         for name, reply_class in ("mailbox_full", "mailbox_full"), ("blocked", "blocked"):
             about = ProviderReply("big", A, "default", "big.example", reply_class, 451, "4.7.1", name)
-            puts += egress.shaper.replies([about], clock.ms)[1]
+            puts += egress.shaper.replies([about], name, clock.ms)[1]
         egress.shaper.write([], puts)
         assert egress.rerouted_pool("big", "default") == "other"
     clock.ms -= 365 * DAY_MS
@@ -207,7 +207,7 @@ async def test_a_pause_while_the_clock_is_set(directory: Path, monkeypatch: pyte
 
     def reply(egress: Egress, reply_class: str) -> None:
         about = ProviderReply("big", A, "default", "big.example", reply_class, 451, "4.7.1", "later")
-        egress.shaper.replies([about], egress.steady_ms(clock.ms))
+        egress.shaper.replies([about], "m", egress.steady_ms(clock.ms))
 
     async with egress_of(directory, clock, "memory") as egress:
         clock.ms += 365 * DAY_MS
@@ -228,7 +228,7 @@ def test_a_warm_up_while_the_clock_was_ahead() -> None:
     today_ms = (date(2026, 11, 26).toordinal() - EPOCH) * DAY_MS
     paused, slowed = (Warming(schedule, WarmupState()) for _ in range(2))
     paused.pause(today_ms + 2 * DAY_MS)
-    paused.count(7, today_ms + 2 * DAY_MS)
+    paused.count(7, today_ms + 2 * DAY_MS, "big")
     assert slowed.slow(today_ms + 2 * DAY_MS)
     for each in (paused, slowed):
         each.not_after(today_ms // DAY_MS)

@@ -125,7 +125,7 @@ def test_the_week(week: tuple[WarmUp, ShapingEngine]) -> None:
         number = int(day[-2:])
         if "blocked reply" in what:
             for second in range(5):
-                changes += engine.reply(blocked(), at(number, 10, 0, second))
+                changes += engine.reply(blocked(), "m", at(number, 10, 0, second))
             assert warming.slow(at(number, 10)), (
                 "the relay does that with each change that lowers a pace"
             )

@@ -33,6 +33,7 @@ def replies(made: Controller, classes: list[str], now_ms: int, step_ms: int = 10
 def test_a_block_halves_once() -> None:
     """The replies that follow at once were under way."""
     made = controller()
+    assert replies(made, [""] * 20, BEGIN_MS - 2000, step_ms=100) == []
     changes = replies(made, ["blocked"] * 30, BEGIN_MS)
     assert [(each.what, each.before, each.after) for each in changes] == [
         ("pace", FULL, "10 sessions, 300/m")
@@ -61,6 +62,7 @@ def test_what_says_nothing_of_the_sender_does_not_count() -> None:
 def test_up_by_steps_of_the_ceiling() -> None:
     """From the floor to the ceiling takes ten quiet intervals; then nothing is remembered."""
     made = controller(decrease=Percent(99))
+    replies(made, [""] * 20, BEGIN_MS - 2000, step_ms=100)
     replies(made, ["blocked"], BEGIN_MS)
     assert str(made.paces[KEY]) == "1 sessions, 6/m"
     changes = made.advance(KEY, BEGIN_MS + 60 * MINUTE_MS)
@@ -77,6 +79,28 @@ def test_the_ceiling_is_the_lowest_limit() -> None:
     made = controller(ProviderLimits(sessions=4, sessions_per_address=20, rate=rates))
     [change] = replies(made, ["blocked"], BEGIN_MS)
     assert change.after == "2 sessions, 30/m"
+
+
+def test_it_is_lowered_from_what_was_sent() -> None:
+    """Half of a limit that is far away would let everything through; it comes up to that limit."""
+    made = controller()
+    replies(made, [""] * 60 + ["blocked"], BEGIN_MS, step_ms=1000)
+    pace = made.paces[KEY]
+    assert (pace.rate, pace.top_rate) == (61, 600)
+    assert [each.after for each in replies(made, ["blocked"], BEGIN_MS + 2 * MINUTE_MS)] == [
+        "5 sessions, 30/m"
+    ]
+
+
+def test_replies_that_say_later_count() -> None:
+    """Most servers that get too much say no more; what they refuse for good is about the mail."""
+    for code, lowered in ((451, True), (554, False)):
+        made = controller()
+        changes: list[ShapingChange] = []
+        for number in range(60):
+            reply_class = ("other", "server_error", "")[number % 3]
+            changes += made.attempt(KEY, reply_class, BEGIN_MS + number, code=code)
+        assert bool(changes) == lowered
 
 
 def test_without_limits_the_ceiling_is_what_was_sent() -> None:

@@ -23,7 +23,7 @@ def record(seq: int, after_s: float, **values: Any) -> dict[str, Any]:
 
 def blocked(seq: int, after_s: float) -> dict[str, Any]:
     return record(
-        seq, after_s, event="deferred", provider="big", source_ip="192.0.2.1", zone="default",
+        seq, after_s, event="deferred", message="m", provider="big", source_ip="192.0.2.1", zone="default",
         domain="a.example", code=421, status="4.7.0", reply="blocked", **{"class": "blocked"},
     )  # fmt: skip
 

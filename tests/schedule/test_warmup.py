@@ -48,7 +48,7 @@ def test_what_was_sent_and_what_is_under_way() -> None:
     warming.underway = 1
     assert warming.room(at(0)) == 1
     warming.underway = 0
-    warming.count(2, at(0, 5))
+    warming.count(2, at(0, 5), "big")
     assert (warming.room(at(0, 6)), warming.room(at(1))) == (0, 5)
     again = Warming(SCHEDULE, warming.state)
     assert again.room(at(0, 7)) == 0, "over a restart"
@@ -60,6 +60,23 @@ def test_it_slows_down_once_a_day() -> None:
     assert not warming.slow(at(1, 5))
     assert [warming.allowed(DAY + day) for day in (1, 2, 3, 4)] == [5, 5, 10, None]
     assert not warming.slow(at(9)), "it has no numbers any more"
+
+
+def test_what_a_small_provider_refuses_slows_no_schedule_for_all_mail() -> None:
+    """It must have got a twentieth of the number of the day; a schedule for one provider is about that."""
+    everything = Warming(replace(SCHEDULE, daily=(100, 200)), WarmupState())
+    everything.count(80, at(0), "big")
+    everything.count(4, at(0), "small")
+    assert (everything.depends_on("big", at(0, 9)), everything.depends_on("small", at(0, 9))) == (
+        True,
+        False,
+    )
+    everything.count(1, at(0), "small")
+    assert everything.depends_on("small", at(0, 9))
+    assert not everything.depends_on("small", at(1))
+    everything.count(9, at(1), "small")
+    assert not everything.depends_on("small", at(1)), "of 200"
+    assert Warming(replace(SCHEDULE, provider="big"), WarmupState()).depends_on("big", at(0))
 
 
 def test_a_pause_stays_at_its_number() -> None:
@@ -120,7 +137,7 @@ def test_schedules_by_address_and_provider() -> None:
     warmup.configure([SCHEDULE, own], {("192.0.2.1", ""): WarmupState(day=DAY, sent=1)})
     assert room(warmup, "192.0.2.1", "google") == 1
     for each in warmup.of("192.0.2.1", "google"):
-        each.count(1, at(0))
+        each.count(1, at(0), "big")
     assert (room(warmup, "192.0.2.1", "google"), room(warmup, "192.0.2.1", "x")) == (0, 0)
     assert room(warmup, "192.0.2.2", "google") is None
     warmup.configure([SCHEDULE], {})
@@ -178,7 +195,7 @@ def test_a_schedule_that_begins_anew_is_not_late() -> None:
     late = Warming(SCHEDULE, WarmupState())
     for day in range(3):
         assert late.slow(at(day))
-    late.count(1, at(2))
+    late.count(1, at(2), "big")
     again = replace(SCHEDULE, begins=BEGINS + timedelta(days=2))
     for warmup, stored in ((WarmUp(), late.state), (WarmUp(), WarmupState())):
         warmup.configure([SCHEDULE], {("192.0.2.1", ""): stored} if stored.delay_days else {})
@@ -186,7 +203,7 @@ def test_a_schedule_that_begins_anew_is_not_late() -> None:
             [each] = warmup.of("192.0.2.1", "google")
             for day in range(3):
                 assert each.slow(at(day))
-            each.count(1, at(2))
+            each.count(1, at(2), "big")
         warmup.configure([again], {})
         [each] = warmup.of("192.0.2.1", "google")
         assert each.late_days(DAY + 3) == 0

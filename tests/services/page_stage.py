@@ -132,7 +132,7 @@ def crowd(relay: Relay, providers: int, addresses: int) -> None:
             egress.permits.begin(permit, egress.now_ms(), 1)
             reply_class = "blocked" if (number + each) % 50 == 0 else ""
             about = ProviderReply(name, address, "default", name, reply_class, 550, "5.7.1", "no")
-            egress.shaper.replies([about], egress.now_ms())
+            egress.shaper.replies([about], f"m{number}", egress.now_ms())
 
 
 def states_of(relay: Relay, provider: str) -> set[str]:

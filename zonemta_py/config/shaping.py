@@ -35,8 +35,10 @@ NEEDS = {
     "pool": ("pool", "for"),
     "hold": (),
     "bounce": (),
+    "defer": (),
     "retry": ("delays",),
     "not_counted": (),
+    "ignore": (),
 }
 # Actions about all mail from an address to a provider; the others are about the recipient of the reply, each at once.
 ABOUT_SENDING = ("suspend", "lower_rate", "lower_sessions", "pool")

@@ -268,7 +268,8 @@ class MessageEgress:
         if route is None or not route.provider or route.provider == SMARTHOST:
             return [], []
         about = (_about(route, lease, each) for each in attempts if each.code)
-        return self._egress.shaper.replies(about, self._egress.steady_ms(now_ms))
+        now_ms = self._egress.steady_ms(now_ms)
+        return self._egress.shaper.replies(about, lease.active.id, now_ms)
 
 
 def of_same_address(lease: Lease) -> int:

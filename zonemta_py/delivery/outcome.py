@@ -33,10 +33,11 @@ NO_ADDRESS_MS = 86_400_000  # after a day, DNS will not be corrected for this me
 
 
 class RetryRules(NamedTuple):
-    """The ``retry`` settings of a zone, and the policy made from them."""
+    """The ``retry`` settings of a zone, and the policy made from them. ``defers``: permanent refusals are tried again."""
 
     settings: Retry
     policy: RetryPolicy
+    defers: bool = False
 
 
 def decide_outcome(
@@ -56,7 +57,7 @@ def decide_outcome(
     meaning = verdict_of(attempt)
     if meaning is Verdict.DELIVERED:
         return Outcome(recipient, OutcomeKind.DELIVERED, attempt)
-    if meaning is Verdict.FAILED:
+    if meaning is Verdict.FAILED and not rules.defers:
         return Outcome(recipient, OutcomeKind.BOUNCED, attempt)
     born_ms = starts(meta, recipient.message)
     if has_no_address(attempt) and born_ms <= now_ms - NO_ADDRESS_MS:

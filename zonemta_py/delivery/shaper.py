@@ -126,13 +126,15 @@ class Shaper:
         if changes:
             self.write(*self.apply(changes))
 
-    def replies(self, replies: Iterable[ProviderReply], now_ms: int) -> tuple[list[Event], Puts]:
-        """Replies to the recipients of a message: the events of what they change, and what is to be stored."""
+    def replies(
+        self, replies: Iterable[ProviderReply], message: str, now_ms: int
+    ) -> tuple[list[Event], Puts]:
+        """Replies to the recipients of ``message``: the events of what they change, and what is to be stored."""
         changes: list[ShapingChange] = []
         for reply in replies:
             if reply.reply_class:
                 self._remember(reply.path, reply.reply_class)
-            changes += self.engine.reply(reply, now_ms)
+            changes += self.engine.reply(reply, message, now_ms)
         return self.apply(changes) if changes else ([], [])
 
     def _remember(self, key: PathKey, reply_class: str) -> None:
@@ -162,8 +164,9 @@ class Shaper:
             _log(change)
             if change.is_raise or change.what == POOL:
                 continue  # another pool leaves the pace of the address as it is
+            time_ms = self._calendar_ms(change.time_ms)
             for each in self._warmup.of(change.address, change.provider):
-                if each.slow(self._calendar_ms(change.time_ms)):
+                if each.depends_on(change.provider, time_ms) and each.slow(time_ms):
                     puts.append(warmup_put(each))
                     slowed = slowed_warmup(change)
                     events.append(event_of(slowed))

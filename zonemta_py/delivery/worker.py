@@ -255,7 +255,7 @@ class Worker:
         outcomes = [
             handled(
                 decide_outcome(
-                    active.meta, priority, recipient, attempt, _with_ladder(rules, how), now_ms,
+                    active.meta, priority, recipient, attempt, _as_handled(rules, how), now_ms,
                     context.rng.random(),
                 ),
                 how,
@@ -272,9 +272,11 @@ class Worker:
         return context.queue.settle(lease, outcomes, effects, now_ms)
 
 
-def _with_ladder(rules: RetryRules, handling: Handling) -> RetryRules:
-    """The rules of a zone, with the retry ladder that a rule of shaping gives."""
-    return rules._replace(policy=ladder(handling.delays_s)) if handling.delays_s else rules
+def _as_handled(rules: RetryRules, handling: Handling) -> RetryRules:
+    """The rules of a zone, with the retry ladder that a rule of shaping gives, and what it defers."""
+    if handling.delays_s:
+        rules = rules._replace(policy=ladder(handling.delays_s))
+    return rules._replace(defers=True) if handling.defers else rules
 
 
 def _held_events(meta: Meta, outcomes: Sequence[Outcome], now_ms: int) -> list[Event]:

@@ -131,7 +131,7 @@ class Allowance:
         for each in warming:
             each.underway -= permit.recipients
             if sent:
-                each.count(sent, self.calendar_ms(now_ms))
+                each.count(sent, self.calendar_ms(now_ms), permit.provider)
         permit.recipients, permit.warming = 0, ()
         return stored, warming if sent else ()
 

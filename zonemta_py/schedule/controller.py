@@ -18,9 +18,12 @@ from zonemta_py.core.model import PathKey
 OF_SENDER = frozenset(
     {"blocked", "spam_content", "rate_limited", "connection_limited", "policy", "authentication"}
 )  # fmt: skip
+# A temporary reply of these says no more than "later", as those of servers do that get too much.
+SAYS_LATER = frozenset({"other", "server_error"})
 BLOCKED = "blocked"
 APART = 10  # a decrease is not repeated within this part of an interval: its replies were under way
 SAME_PERIOD = 100  # a pause, or a rule, that is longer by this part of it is the same
+ABOVE_OBSERVED = 2  # mail comes in bursts
 MINUTE_S = 60.0
 
 
@@ -95,9 +98,12 @@ class Controller:
     def _interval_ms(self) -> int:
         return max(1, round(self._settings.interval * 1000))
 
-    def attempt(self, key: PathKey, reply_class: str, now_ms: int) -> list[ShapingChange]:
+    def attempt(
+        self, key: PathKey, reply_class: str, now_ms: int, *, code: int = 0
+    ) -> list[ShapingChange]:
         """An attempt has ended with a reply of ``reply_class``, empty if it was accepted. Returns what changed."""
-        changes, is_bad = self.advance(key, now_ms), reply_class in OF_SENDER
+        changes = self.advance(key, now_ms)
+        is_bad = reply_class in OF_SENDER or (reply_class in SAYS_LATER and code // 100 == 4)
         counts = self._counts(key)
         counts.add(now_ms, self._interval_ms, bad=is_bad)
         if not (self._settings.enabled and is_bad):
@@ -124,8 +130,7 @@ class Controller:
 
     def _top(self, key: PathKey, now_ms: int) -> Pace:
         """The pace that is full: the limits of the provider, else how fast was sent lately."""
-        limits, counts = self._limits_of(key[0]), self._counts(key)
-        observed = counts.rate(now_ms, self._interval_ms) * MINUTE_S
+        limits, observed = self._limits_of(key[0]), self._observed(key, now_ms)
         # The mean of a day is no pace.
         limited = [rate.events / rate.per_s * MINUTE_S for rate in limits.rate if rate.per_s < HOUR]
         rate = max(1, round(min(limited, default=observed)))
@@ -133,9 +138,16 @@ class Controller:
         sessions = min(given, default=self._settings.sessions)
         return Pace(PACE_VERSION, sessions, rate, sessions, rate, now_ms, 0, "")
 
+    def _observed(self, key: PathKey, now_ms: int) -> float:
+        """How many messages a minute were sent lately."""
+        return self._counts(key).rate(now_ms, self._interval_ms) * MINUTE_S
+
     def _decrease(self, key: PathKey, now_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         pace = before or self._top(key, now_ms)
+        if before is None:  # half of a limit that is far away would change nothing
+            used = max(1, round(self._observed(key, now_ms) * ABOVE_OBSERVED))
+            pace = pace._replace(rate=min(pace.rate, used))
         part = (100 - self._settings.decrease) / 100
         return self._set(
             key, pace._replace(

@@ -109,7 +109,7 @@ class ShapingReplay:
             self._recorded(node.engine, record)
         elif event in ATTEMPTS and record.get("provider") and record.get("code"):
             self.attempts += 1
-            self._keep(node.engine.reply(self._about(record), record["time_ms"]))
+            self._keep(node.engine.reply(self._about(record), record["message"], record["time_ms"]))
 
     def _about(self, record: Record) -> ProviderReply:
         pool = self._setup.pool_of(record["zone"], record["domain"])

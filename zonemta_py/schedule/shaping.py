@@ -40,11 +40,13 @@ class ProviderReply(NamedTuple):
 class Handling(NamedTuple):
     """What rules say of the recipient that a reply is about: the first rule of each kind counts.
 
-    ``delays_s``: the retry ladder of its own. ``rule``: the name of that which holds or bounces it.
+    ``delays_s``: the retry ladder of its own. ``defers``: a permanent refusal is tried again. ``rule``: the name of that
+    which holds or bounces it.
     """
 
     delays_s: tuple[float, ...] = ()
     is_counted: bool = True
+    defers: bool = False
     bounces: bool = False
     holds: bool = False
     rule: str = ""
@@ -72,6 +74,8 @@ class ShapingEngine:
         self._pools: Mapping[str, Collection[str]] = {}
         # By rule, its period, provider and address.
         self._counts: dict[tuple[str, float, str, str], SlidingWindow] = {}
+        # Of which message, settled when, what is counted already.
+        self._settled, self._counted = ("", 0), set[ProviderReply]()
 
     def configure(
         self,
@@ -105,6 +109,8 @@ class ShapingEngine:
                 found = found._replace(delays_s=rule.delays_s)
             elif rule.action == "not_counted":
                 found = found._replace(is_counted=False)
+            elif rule.action == "defer":
+                found = found._replace(defers=True)
             elif rule.action in ("bounce", "hold") and not found.rule:
                 found = found._replace(
                     bounces=rule.action == "bounce", holds=rule.action == "hold", rule=rule.name
@@ -118,11 +124,22 @@ class ShapingEngine:
             reply.provider, reply.reply_class, reply.code, reply.status, reply.text, reply.domain
         )
 
-    def reply(self, reply: ProviderReply, now_ms: int) -> list[ShapingChange]:
-        """A recipient has its reply; ``reply_class`` is empty if it was accepted. Returns what changed."""
+    def reply(self, reply: ProviderReply, message: str, now_ms: int) -> list[ShapingChange]:
+        """A recipient of ``message`` has its reply; ``reply_class`` is empty if it was accepted. Returns what changed.
+
+        A reply that several recipients have at once counts once: it was about the message, or the session (decision 124).
+        """
+        if self._settled != (message, now_ms):
+            self._settled, self._counted = (message, now_ms), set()
+        if reply in self._counted:
+            return []
+        self._counted.add(reply)
         changes = self.end_reroutes(now_ms) if self.reroutes else []
-        changes += self.controller.attempt(reply.path, reply.reply_class, now_ms)
-        for rule in self._matching(reply):
+        rules = self._matching(reply)
+        if any(rule.action == "ignore" for rule in rules):
+            return [*changes, *self.controller.attempt(reply.path, "", now_ms)]
+        changes += self.controller.attempt(reply.path, reply.reply_class, now_ms, code=reply.code)
+        for rule in rules:
             if rule.action in ABOUT_SENDING and self._reaches_threshold(rule, reply.path, now_ms):
                 change = self._act(rule, reply, now_ms)
                 changes += [change] if change is not None else []
@@ -164,7 +181,8 @@ class ShapingEngine:
         self, rule: ShapingRule, reply: ProviderReply, until_ms: int, now_ms: int
     ) -> ShapingChange | None:
         assert rule.pool is not None
-        if rule.pool == reply.pool or reply.pool in {each.pool for each in self.reroutes.values()}:
+        moved_to = {each.pool for (name, _), each in self.reroutes.items() if name == reply.provider}
+        if rule.pool == reply.pool or reply.pool in moved_to:
             return None  # it is that pool already
         before = self.rerouted_pool(reply.provider, reply.pool, now_ms)
         if before == rule.pool:

@@ -30,7 +30,7 @@ def source_name(entry: PoolAddress) -> str:
 
 def fallback_pool(settings: Zone, attempts: int, reply_class: str) -> str:
     """The pool that a message leaves from after ``attempts``, the last with ``reply_class``, or USUAL_POOL."""
-    if settings.fallback_pool is None or not attempts:
+    if settings.fallback_pool is None:
         return USUAL_POOL
     is_moved = attempts >= settings.fallback_after or reply_class == ReplyClass.BLOCKED
     return settings.fallback_pool if is_moved else USUAL_POOL

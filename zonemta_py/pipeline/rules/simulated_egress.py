@@ -71,6 +71,7 @@ class SimulatedEgress(Allowance):
         self._providers: dict[str, str] = {}
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
         self._steps: list[tuple[int, PathKey]] = []  # when paces come up, a heap
+        self.settled = 0  # how many transactions have ended
         self._armed_ms: int | None = None
         addresses = limits_of_addresses(settings.pools)
         self.permits.configure(lambda name: self.table.settings(name).limits, addresses)
@@ -140,12 +141,9 @@ class SimulatedEgress(Allowance):
 
     # ---- what replies change
 
-    def replies(self, reply: ProviderReply, count: int) -> None:
-        """``count`` recipients have got a reply."""
-        now_ms, changes = self.clock.now_ms, list[ShapingChange]()
-        for _ in range(count):
-            changes += self.engine.reply(reply, now_ms)
-        if changes:
+    def reply(self, reply: ProviderReply) -> None:
+        """Some recipients of the transaction that was ``settled`` last, or all, have got a reply."""
+        if changes := self.engine.reply(reply, str(self.settled), self.clock.now_ms):
             self._apply(changes)
 
     def _apply(self, changes: Collection[ShapingChange]) -> None:
@@ -160,7 +158,8 @@ class SimulatedEgress(Allowance):
             if change.is_raise or change.what == POOL:
                 continue
             for warming in self.warmup.of(change.address, change.provider):
-                if warming.slow(change.time_ms):
+                is_about = warming.depends_on(change.provider, change.time_ms)
+                if is_about and warming.slow(change.time_ms):
                     self.limits.changed(slowed_warmup(change))
         self._free.clear()
         self._arm()

@@ -228,6 +228,7 @@ class SimulatedZone:
         world = self._world
         replies = world.replies_of(waiting.message, (waiting.recipients, waiting.attempt), key)
         route = self._admission.route(name)
+        world.egress.settled += 1
         for reply, count in replies.items():
             handling = USUAL
             if is_limited(route) and (reply is None or reply.code):
@@ -239,7 +240,7 @@ class SimulatedZone:
             elif handling.holds:
                 self._finish(count)
                 self._result.held += count
-            elif reply.event == BOUNCED or handling.bounces:
+            elif handling.bounces or (reply.event == BOUNCED and not handling.defers):
                 self._finish(count)
                 self._result.bounced += count
             else:
@@ -259,7 +260,7 @@ class SimulatedZone:
         recorded, count = counted
         egress, domain = self._world.egress, waiting.message.destination
         if recorded is None:
-            egress.replies(ProviderReply(*key, route.own_pool, domain, "", 250, "2.0.0", ""), count)
+            egress.reply(ProviderReply(*key, route.own_pool, domain, "", 250, "2.0.0", ""))
             return USUAL
         reply = ProviderReply(
             *key,
@@ -273,7 +274,7 @@ class SimulatedZone:
         if reply.reply_class in OF_SENDER:
             self._result.paths[key].refused += count
         handling = egress.engine.handling(reply)
-        egress.replies(reply, count)
+        egress.reply(reply)
         return handling
 
     def _finish(self, recipients: int) -> None:
