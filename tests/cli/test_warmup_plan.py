@@ -122,6 +122,10 @@ def test_the_first_entry(tmp_path: Path, text: str) -> None:
         ([*PLAN, "--growth", "1"], "--growth"),
         ([*PLAN, "--growth", "nan"], "--growth: found nan"),
         ([*PLAN[:3], "tomorrow", *PLAN[4:]], "--begins"),
+        (
+            [*PLAN[:3], "9999-12-30", *PLAN[4:]],
+            "--begins: found 9999-12-30, expected 2999-12-31 or earlier",
+        ),
     ],
 )
 def test_wrong_usage(arguments: list[str], text: str) -> None:

@@ -83,3 +83,21 @@ async def test_providers_without_number(directory: Path, monkeypatch: pytest.Mon
             egress.permits.release(held)
         finally:
             egress.close()
+
+
+async def test_what_is_suspended_is_shown_before_any_mail_uses_it(directory: Path) -> None:
+    """For alerts, after a restart."""
+    async with opened(directory) as queue:
+        egress = Egress(queue, configured(directory, {}))
+        try:
+            await queue.suspended.suspend("provider:google", "ticket 7")
+            await queue.suspended.suspend(f"address:{B}", "")
+            rows = path_rows(egress)
+            assert {(row["provider"], row["address"]) for row in rows} == {
+                ("google", A),
+                ("google", B),
+                ("*", B),
+            }
+            assert all(row["suspended"] for row in rows)
+        finally:
+            egress.close()

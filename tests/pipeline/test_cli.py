@@ -136,7 +136,7 @@ def test_a_plan_of_a_missing_list(tmp_path: Path) -> None:
     assert "list.csv: no such file" in result.output
 
 
-def test_simulate_prints_what_bound_each_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_prints_what_bound_each_path(capsys: pytest.CaptureFixture[str]) -> None:
     """Paths without a limit, a refusal or a change are left out; of many changes the first are printed."""
     path = {
         "provider": "big", "address": "192.0.2.1", "transactions": 1200, "recipients": 1300, "refused": 7,
@@ -146,7 +146,7 @@ def test_simulate_prints_what_bound_each_way(capsys: pytest.CaptureFixture[str])
         ] * (CHANGES_MAX + 2),
     }  # fmt: skip
     idle = path | {"provider": "calm", "refused": 0, "limited_s": {}, "changes": []}
-    counts = ("delivered", "bounced", "expired", "deferrals", "backlog_peak")
+    counts = ("delivered", "bounced", "expired", "held", "deferrals", "backlog_peak")
     row = dict.fromkeys(counts, 5) | {
         "zone": "default", "settings": "", "completed_s": 600.0, "p50_s": None, "limited_by_rate_s": 0.0,
         "limited_by_connections_s": 0.0, "limited_by_connections_per_domain_s": 0.0, "paths": [idle, path],

@@ -3,13 +3,14 @@
 from collections import deque
 from itertools import permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.schedule.provider_simulation import BEGIN_MS, ProviderSimulation, most_within
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
-from zonemta_py.config.units import Rate
+from zonemta_py.config.units import Rate, duration
 from zonemta_py.schedule.allowance import together
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.paths import Refusal
@@ -307,6 +308,22 @@ def test_a_reload_counts_on() -> None:
     made.release(first)
     assert isinstance(made.take("big", "a", 2_000), Refusal)
     assert isinstance(made.take("big", "a", 63_000), Permit)
+
+
+@pytest.mark.parametrize(("before", "after"), [("1h", "2h"), ("2h", "1h"), ("10m", "1d")])
+def test_another_period_counts_what_is_known(before: str, after: str) -> None:
+    """Never less than was used; at most one slot longer than its time."""
+    before_s, after_s = duration(before), duration(after)
+    windows = RateWindows([Rate(5, before_s)])
+    for n in range(5):
+        use = windows.grant(1000 * n)
+        windows.begin(use, 1000 * n)
+        windows.end(use, 1000 * n)
+    windows.configure([Rate(5, after_s)])
+    assert [used for _, used in windows.used(5000)] == [5]
+    assert windows.wait_ms(5000) > 5000
+    slots_ms = (before_s + after_s) * 1000 / 60
+    assert not windows.in_use(round(5000 + after_s * 1000 + 2 * slots_ms))
 
 
 def test_what_is_not_used_is_forgotten() -> None:

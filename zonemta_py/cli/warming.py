@@ -30,7 +30,7 @@ from zonemta_py.cli.names import ADDRESS, PROVIDER
 from zonemta_py.cli.options import FILE
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.config.load import read_text, to_yaml
-from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.config.warmup import LATEST, WarmupSchedule
 from zonemta_py.config.warmup_file import entry_of, with_entry
 from zonemta_py.core.files import replace_text
 from zonemta_py.schedule.warmup import plan
@@ -191,6 +191,8 @@ def plan_(
     if first > target:
         fail(f"--first {first} is more than --target {target}", EXIT_USAGE)
     day = begins.replace(tzinfo=UTC).date()
+    if day > LATEST:
+        fail(f"--begins: found {day}, expected {LATEST} or earlier", EXIT_USAGE)
     made = plan(target, day, normal, provider, first, growth)
     if output is None:
         click.echo(to_yaml([entry_of(made)]), nl=False)

@@ -115,9 +115,18 @@ def _mapping(node: yaml.Node | None) -> yaml.MappingNode | None:
     return yaml.MappingNode(node.tag, list(node.value), flow_style=node.flow_style)
 
 
+class _Written(yaml.SafeDumper):
+    """Without anchors and aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def to_yaml(values: Any) -> str:
-    """Plain values as a YAML document."""
-    return str(yaml.safe_dump(values, sort_keys=False, default_flow_style=False, allow_unicode=True))
+    """Plain values as a YAML document, in which equal parts are written out."""
+    return str(
+        yaml.dump(values, Dumper=_Written, sort_keys=False, default_flow_style=False, allow_unicode=True)
+    )
 
 
 def parse_config(text: str, path: Path, included: Sequence[tuple[str, str]] | None = None) -> Config:

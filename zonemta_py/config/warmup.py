@@ -18,6 +18,7 @@ from zonemta_py.config.reader import Reader
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.similar import meant
 
+LATEST = date(2999, 12, 31)  # as the first day: the calendar of Python ends with the year 9999
 LIST = "entries"  # the file is a list; its entries are entries[0], entries[1], … in errors
 
 
@@ -80,6 +81,8 @@ def _schedule(entry: WarmupEntry, key: str, reader: Reader) -> WarmupSchedule:
         reader.complain(f"{key}.address", f"found '{entry.address}', expected an IP address")
     if entry.begins is None:
         reader.complain(f"{key}.begins", "the first day is needed, such as 2026-11-01")
+    if entry.begins > LATEST:
+        reader.complain(f"{key}.begins", f"found {entry.begins}, expected {LATEST} or earlier")
     if not entry.daily:
         reader.complain(f"{key}.daily", "a list of numbers of recipients is needed, one a day")
     for day, allowed in enumerate(entry.daily):

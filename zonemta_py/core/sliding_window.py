@@ -62,6 +62,11 @@ class SlidingWindow:
         self._slots.append([slot, amount])
         self.total += amount
 
+    def take_over(self, other: "SlidingWindow") -> None:
+        """Count what was used in a window of another length, as far back as that one knows."""
+        for slot, used in other._slots:
+            self.add((slot + 1) * other.slot_ms - 1, used)
+
     def copy_uses(self, other: "SlidingWindow") -> None:
         """Count what was used in another window of the same length."""
         self._slots, self.total = deque(map(list, other._slots)), other.total

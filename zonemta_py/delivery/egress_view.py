@@ -12,6 +12,7 @@ from zonemta_py.schedule.controller import Pace
 from zonemta_py.schedule.paths import EgressPath
 from zonemta_py.schedule.permits import ANY
 from zonemta_py.schedule.rate_windows import RateWindows
+from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS, Warming
 
 ROWS_MAX = 300  # in metrics: a row costs 15 to 50 µs, and is some ten series
@@ -25,6 +26,7 @@ def path_rows(
     An address with limits of its own has a row with the provider ALL_PROVIDERS as well. ``provider``, ``address``: only those of it.
     Of more than ``most`` paths those with the least mail are left out, and none that is lowered, paused or suspended before them.
     """
+    _make_suspended(egress)
     now_ms, paces = egress.now_ms(), egress.shaper.controller.paces
     counts = {key: found for key, *found in egress.shaper.controller.counts(now_ms)}
     found = [
@@ -59,15 +61,25 @@ def path_rows(
     return rows
 
 
+def _make_suspended(egress: Egress) -> None:
+    """What an operator has suspended has paths, also before any mail uses them."""
+    for name in egress.queue.suspended.sending():
+        kind, _, value = name.partition(":")
+        if kind == "address":
+            egress.permits.path("", value)
+        elif kind == "provider":
+            for each in {source_name(entry) for pool in egress.pools.values() for entry in pool}:
+                egress.permits.path(value, each)
+
+
 def _is_shown(egress: Egress, path: EgressPath, counts: Mapping[PathKey, Sequence[int]]) -> bool:
-    if path.is_limited:
+    if path.is_limited or egress.stopped(("provider", path.provider), ("address", path.address)):
         return True
     key = path.provider, path.address
     return bool(path.provider) and bool(
         path.sessions
         or any(counts.get(key, ()))
         or egress.shaper.last_classes.get(key)
-        or egress.stopped(("provider", path.provider), ("address", path.address))
         or (egress.warmup and any(each.schedule.provider for each in egress.warmup.of(*key[::-1])))
     )
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from zonemta_py.core.codec import pack, unpacker
-from zonemta_py.events.schema import Event
+from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Meta
@@ -72,9 +72,11 @@ def suspended_part(suspended: Container[str], tenant: str, user: str) -> str:
 
 
 def named(name: str) -> str:
-    """A suspension whose mail is held, as text; ``name``: as in ``Suspensions``."""
+    """A suspension as text; ``name``: as in ``Suspensions``."""
     if name.startswith(MAIL):
         return f"mail of {part_of_key(name)}"
+    if name.startswith(SENDING):
+        return name.replace(":", " ", 1)
     return f"user {name.removeprefix(USER)}" if name.startswith(USER) else f"tenant {name}"
 
 
@@ -100,8 +102,9 @@ class Suspensions(Container[str]):
         rows = store.scan(prefix, keys.end_of(prefix))
         self._by_name = {key[len(prefix) :].decode(): _read(value) for key, value in rows}
         self._parts: tuple[tuple[MailPart, str], ...] = ()
-        self._over: set[str] = set()  # still stored
-        self._ended: set[str] = set()  # of those whose mail is held; stored until it is released
+        self._ended: set[str] = (
+            set()
+        )  # stored until their end is recorded, and mail that is held for them is released
         self._change = asyncio.Event()
         self.version = 0  # greater after each change
         self._list_parts()
@@ -135,14 +138,13 @@ class Suspensions(Container[str]):
         return [name for name in self.names() if name.startswith(MAIL)]
 
     def ended(self) -> set[str]:
-        """The tenants, users and parts whose time is over, and whose held mail is to be released."""
+        """Those whose time is over, which is to be recorded; mail that is held for them is to be released."""
         self.names()
         return set(self._ended)
 
     def next_end_ms(self) -> int:
-        """When the next suspension is over whose mail is held (unix ms); 0 if none has an end."""
-        ends = [each.until_ms for name, each in self._by_name.items() if not name.startswith(SENDING)]
-        return min(filter(None, ends), default=0)
+        """When the next suspension is over (unix ms); 0 if none has an end."""
+        return min(filter(None, (each.until_ms for each in self._by_name.values())), default=0)
 
     def get(self, name: str) -> Suspension | None:
         """The suspension of ``name``, if it is not over."""
@@ -150,7 +152,7 @@ class Suspensions(Container[str]):
         if found is None or not 0 < found.until_ms <= self._now():
             return found
         del self._by_name[name]
-        (self._over if name.startswith(SENDING) else self._ended).add(name)
+        self._ended.add(name)
         self._has_changed()
         return None
 
@@ -167,7 +169,7 @@ class Suspensions(Container[str]):
         """Suspend; the time of an earlier suspension stays. ``event`` is recorded. Raises QueueUnavailable."""
         before = self.get(name)
         found = Suspension(FORMAT, before.since_ms if before else self._now(), reason, until_ms)
-        batch = self._batch(event)
+        batch = _batch_with(event)
         batch.put(keys.META_SUSPENDED + name.encode(), pack(found))
         self._by_name[name] = found  # before it is on disk: it applies from the next lease on
         self._ended.discard(name)
@@ -179,21 +181,12 @@ class Suspensions(Container[str]):
 
         When it returns, all that was ever held for it is on disk.
         """
-        batch = self._batch(event)
+        batch = _batch_with(event)
         batch.delete(keys.META_SUSPENDED + name.encode())
         self._by_name.pop(name, None)  # before it is on disk: nothing is held for it from now on
         self._ended.discard(name)
         self._has_changed()
         await self._commits.submit(batch)
-
-    def _batch(self, event: Event | None) -> WriteBatch:
-        batch = WriteBatch()
-        for name in self._over:
-            batch.delete(keys.META_SUSPENDED + name.encode())
-        self._over.clear()
-        if event is not None:
-            batch.record(event)
-        return batch
 
     def _list_parts(self) -> None:
         self._parts = tuple((part_of_key(name), name) for name in self._by_name if name.startswith(MAIL))
@@ -203,3 +196,26 @@ class Suspensions(Container[str]):
         self._list_parts()
         self._change.set()
         self._change = asyncio.Event()
+
+
+def _batch_with(event: Event | None) -> WriteBatch:
+    batch = WriteBatch()
+    if event is not None:
+        batch.record(event)
+    return batch
+
+
+def end_event(name: str, now_ms: int) -> Shaped | None:
+    """The event of a suspension whose time is over; None for a tenant or a user."""
+    provider = address = ""
+    if name.startswith(MAIL):
+        what, provider = named(name), part_of_key(name).provider
+    elif name.startswith(SENDING):
+        what, (kind, _, value) = named(name), name.partition(":")
+        provider, address = (value if kind == each else "" for each in ("provider", "address"))
+    else:
+        return None
+    return Shaped(
+        time_ms=now_ms, provider=provider, address=address, what="resumed", before="suspended", after="sending",
+        cause=f"its time is over: {what}",
+    )  # fmt: skip

@@ -53,7 +53,7 @@ class RateWindows:
         self.configure(rates)
 
     def configure(self, rates: Sequence[Rate]) -> None:
-        """Use other rates, at least one; what was used under one that has the same period continues to count."""
+        """Use other rates, at least one; what was used continues to count, as far back as the periods of before."""
         before = {rate.per_s: window for rate, window in zip(self.rates, self.windows, strict=True)}
         self.rates = tuple(rates)
         self.windows = [SlidingWindow(rate.events, round(rate.per_s * 1000)) for rate in rates]
@@ -70,6 +70,9 @@ class RateWindows:
         for rate, window in zip(self.rates, self.windows, strict=True):
             if rate.per_s in before:
                 window.copy_uses(before[rate.per_s])
+            elif before:
+                longer = [per_s for per_s in before if per_s > rate.per_s]
+                window.take_over(before[min(longer) if longer else max(before)])
 
     def wait_ms(self, now_ms: int) -> int:
         """0: one may begin; else when that is to be asked again (unix ms)."""

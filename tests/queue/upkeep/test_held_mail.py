@@ -8,6 +8,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, lease, opened, problems, settle
 from zonemta_py.admin.reasons import Reasons, RunningRelay
+from zonemta_py.core.codec import from_json
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
@@ -333,3 +334,27 @@ async def test_a_release_twice_at_once(directory: Path) -> None:
         assert queue.lease("default", "x.example", 10) is None
         await settle(queue, found, OutcomeKind.DELIVERED)
         assert problems(queue.store) == []
+
+
+@pytest.mark.parametrize("name", ["provider:big", JUNE_AT_BIG.key, "address:192.0.2.1", "acme"])
+async def test_the_end_of_a_suspension_is_recorded(directory: Path, name: str) -> None:
+    """Of sending and of parts of the mail; also when it came while the relay was down."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await queue.suspended.suspend(name, "", clock.ms + 1000)
+    clock.ms += 2000
+    async with opened(directory, clock) as queue:
+        await until(lambda: queue.store.get(keys.META_SUSPENDED + name.encode()) is None, "its end")
+        lines = [
+            line
+            for _, value in queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX))
+            for line in value.splitlines()
+        ]
+        found = [from_json(line) for line in lines if b'"shaped"' in line]
+    if name == "acme":
+        assert found == []
+        return
+    [event] = found
+    assert (event["what"], event["to"], event["time_ms"]) == ("resumed", "sending", clock.ms)
+    assert event["cause"].startswith("its time is over: ")
+    assert event["provider"] == ("" if "address" in name else "big")

@@ -115,7 +115,8 @@ def _print_prediction(row: dict[str, Any]) -> None:
     click.echo(f"{row['zone']}{': ' if row['settings'] else ''}{row['settings']}")
     click.echo(
         f"    done in {row['completed_s']:,.0f} s; {row['delivered']:,} delivered, {row['bounced']:,} bounced, "
-        f"{row['expired']:,} expired, {row['deferrals']:,} deferrals, at most {row['backlog_peak']:,} waiting"
+        f"{row['expired']:,} expired, {row['held']:,} held, {row['deferrals']:,} deferrals, "
+        f"at most {row['backlog_peak']:,} waiting"
     )
     if row["p50_s"] is not None:
         click.echo(

@@ -17,7 +17,14 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.suspensions import MAIL, USER, named, suspended_submitter
+from zonemta_py.queue.suspensions import (
+    MAIL,
+    SENDING,
+    USER,
+    end_event,
+    named,
+    suspended_submitter,
+)
 from zonemta_py.queue.upkeep.inspect import held_messages
 
 if TYPE_CHECKING:
@@ -179,8 +186,9 @@ class HeldMail:
                 log.critical("mail of %s stays held, repair the queue: %s", named(name), exc)
             if name in suspended:  # again, by an operator
                 continue
-            await suspended.resume(name)
-            log.warning("the suspension of %s has ended: %d recipients released", named(name), released)
+            await suspended.resume(name, end_event(name, self._queue.now()))
+            text = f": {released} recipients released" if not name.startswith(SENDING) else ""
+            log.warning("the suspension of %s has ended%s", named(name), text)
 
     def _names(self) -> Iterator[str]:
         """The suspensions for which recipients are listed."""
