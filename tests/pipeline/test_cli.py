@@ -11,10 +11,12 @@ from click.testing import CliRunner
 
 from zonemta_py.cli.main import main
 from zonemta_py.cli.pipeline.group import pipeline
+from zonemta_py.cli.pipeline.plan import _checked_caps
 from zonemta_py.cli.pipeline.send import _submit_values, send
 from zonemta_py.cli.pipeline.simulate import CHANGES_MAX, PER_SECOND, _print_prediction
 from zonemta_py.cli.pipeline.spark import PATHS, _with_absolute_paths
 from zonemta_py.config.endpoints import host_port
+from zonemta_py.config.schema import Config
 
 COMMANDS = sorted(pipeline.commands)
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
@@ -202,6 +204,27 @@ def test_a_cap_that_would_cap_nothing(tmp_path: Path, cap: str, problem: str) ->
     found = CliRunner().invoke(pipeline, [*command, "--cap-per-day", cap])
     assert found.exit_code == 2, found.output
     assert problem in found.output
+
+
+def test_the_cap_of_a_domain_in_another_alphabet() -> None:
+    assert _checked_caps({"b\u00fccher.example": 2}, Config()) == {"xn--bcher-kva.example": 2}
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("compact", "events/lake"),
+        ("report", "events"),
+        ("anomaly", "events/./a"),
+        ("suppress", "events/s.csv"),
+    ],
+)
+def test_an_output_in_the_event_log(tmp_path: Path, command: str, output: str) -> None:
+    (tmp_path / "events").mkdir()
+    found = CliRunner().invoke(
+        pipeline, [command, str(tmp_path / "events"), "--output", str(tmp_path / output)]
+    )
+    assert (found.exit_code, "is in the event log" in found.output) == (2, True), found.output
 
 
 @pytest.mark.parametrize(

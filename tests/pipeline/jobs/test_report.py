@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.pipeline.campaigns import content, copy, no_progress, open_log, report, sorted_rows
 from tests.pipeline.segments import delivered, write_log, write_segment
+from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
@@ -22,6 +24,19 @@ def test_a_torn_segment(spark: "SparkSession", tmp_path: Path) -> None:
     assert "a.jsonl.zst: damaged at byte 0" in str(open_log(spark, tmp_path / "events").damage[0])
     with pytest.raises(NoAttempts):
         report(spark, ReportRequest(str(tmp_path / "events"), [], str(tmp_path / "out")))
+
+
+def test_an_update_of_nothing_readable(tmp_path: Path) -> None:
+    """Says what is damaged, and lists it."""
+    path = write_segment(tmp_path / "events", "a", [delivered(seq) for seq in range(2000)])
+    path.write_bytes(path.read_bytes()[:400])
+    command = ["report", str(tmp_path / "events"), "--output", str(tmp_path / "out"), "--update"]
+    for _ in range(2):
+        found = CliRunner().invoke(pipeline, command)
+        assert found.exit_code == 1, found.output
+        assert "no delivery was attempted" in found.stderr
+        assert "a.jsonl.zst: damaged at byte 0" in found.stderr
+    assert "a.jsonl.zst" in (tmp_path / "out/quarantine/segments.jsonl").read_text()
 
 
 def test_no_events(spark: "SparkSession", tmp_path: Path) -> None:

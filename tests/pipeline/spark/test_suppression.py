@@ -84,6 +84,16 @@ def test_a_file_with_a_header(spark: "SparkSession", tmp_path: Path) -> None:
         assert f"until '{each}': expected a day such as 2027-05-20" in row
 
 
+@pytest.mark.parametrize("header", ["", "entry,reason\n"])
+def test_a_file_in_another_encoding(spark: "SparkSession", tmp_path: Path, header: str) -> None:
+    """Its entries would protect other addresses than those that are meant: they are bad."""
+    path = tmp_path / "s.csv"
+    path.write_bytes(header.encode() + b"j\xf6rg@x.example,left\nann@x.example,left\n")
+    rows, found = read(spark, path)
+    assert (rows, found.bad) == ({"ann@x.example": "left"}, 1)
+    assert "not valid UTF-8" in found.bad_rows[0]
+
+
 def test_a_source_without_an_entry(spark: "SparkSession", tmp_path: Path) -> None:
     """An error, beside others that have some; an empty one, or one whose entries have expired, is none."""
     good, other = tmp_path / "good.csv", tmp_path / "other.csv"

@@ -72,7 +72,7 @@ def report(
       zonemta pipeline report events --output reports/now --every 5m
     """
     from zonemta_py.config.warmup import read_warmups
-    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report, update_report
+    from zonemta_py.pipeline.jobs.report import NoAttempts, ReportRequest, make_report, update_report
     from zonemta_py.pipeline.spark.event_log import damage_counts
 
     request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())
@@ -81,7 +81,11 @@ def report(
     # With plans Spark joins their campaigns.
     with spark.job(unopened, light=not request.plans, deferred=not request.plans) as (session, progress):
         if keeps_state:
-            sums, spark.log = update_report(session, request, every_s, progress)
+            try:
+                sums, spark.log = update_report(session, request, every_s, progress)
+            except NoAttempts as exc:
+                spark.log = exc.log  # with what is damaged in it
+                raise
         else:
             sums = make_report(session, request, spark.log, progress)
     if as_json:

@@ -1,7 +1,7 @@
 """``zonemta pipeline plan``."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from zonemta_py.config.providers import load_providers
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.pipeline.rules.selection import Selection, parse_share, parse_variants
-from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 
 if TYPE_CHECKING:
     from zonemta_py.pipeline.jobs.plan_request import PlanRequest
@@ -214,7 +214,7 @@ def _request(
     if not options["campaign"].strip():
         raise ConfigError("--campaign '': expected a name")
     config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
-    _check_caps(selection.caps or {}, config)
+    selection = replace(selection, caps=_checked_caps(selection.caps or {}, config))
     message = message_path.read_bytes()
     for each in (source, *options["suppress"]):
         require_list(each)
@@ -223,10 +223,10 @@ def _request(
     )
 
 
-def _check_caps(caps: Mapping[str, int], config: Config) -> None:
-    """Raises ConfigError for a name that is no provider's: it would cap nothing."""
-    table = load_providers(config.providers.file, shipped=config.providers.shipped)
-    for name in caps:
+def _checked_caps(caps: Mapping[str, int], config: Config) -> dict[str, int]:
+    """``caps`` by the names of providers as the relay has them. Raises ConfigError for one that would cap nothing."""
+    table, found = load_providers(config.providers.file, shipped=config.providers.shipped), {}
+    for name, most in caps.items():
         lower = name.lower()
         meant = table.of_domain(lower) or lower
         if name not in table.providers and meant in table.providers:
@@ -235,6 +235,11 @@ def _check_caps(caps: Mapping[str, int], config: Config) -> None:
             )
         if problem := table.problem_of(name):
             raise ConfigError(f"--cap-per-day {name}: {problem}")
+        try:
+            found[name if name.isascii() else normalise_domain(name)] = most
+        except AddressError as exc:
+            raise ConfigError(f"--cap-per-day {name}: {exc}") from exc
+    return found
 
 
 def _selection(options: dict[str, Any]) -> Selection:

@@ -132,6 +132,17 @@ class SparkOptions:
                 session.stop()
 
 
+def _refuse_inside(events: object, output: object) -> None:
+    """Raises UsageError for an output below the event log, whose files the next job would read as events."""
+    if not (events and output):
+        return
+    log, other = (str(each).rstrip("/") for each in (events, output))
+    if "://" not in log + other:
+        log, other = (str(Path(each).resolve()) for each in (log, other))
+    if f"{other}/".startswith(f"{log}/"):
+        raise click.UsageError(f"--output {output} is in the event log {events}: choose another place")
+
+
 def _with_absolute_paths(master: str | None, values: dict[str, Any]) -> dict[str, Any]:
     """The values of a command's parameters: over Spark Connect a relative path would be one of the server."""
     from zonemta_py.pipeline.spark.session import is_connect
@@ -205,6 +216,7 @@ def spark_options(command: Callable[..., R]) -> Callable[..., R]:
         master = conf.pop("spark.master", master)
         options = SparkOptions(master, heap, conf)
         kwargs = _with_absolute_paths(master, kwargs)
+        _refuse_inside(kwargs.get("events"), kwargs.get("output"))
         try:
             result = command(*args, spark=options, **kwargs)
         finally:

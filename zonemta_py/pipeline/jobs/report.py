@@ -64,7 +64,11 @@ FILE = "rows.parquet"  # of each table
 
 
 class NoAttempts(LocalError):
-    """The events contain no attempt to deliver."""
+    """The events contain no attempt to deliver. ``log``: as it was read."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(f"{log.path}: no delivery was attempted in these events")
+        self.log = log
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ def update_report(
     Returns the same as ``make_report``, and the log as it was read last. Raises LocalError.
     """
     found: list[tuple[dict[str, Any], EventLog]] = []
+    nothing: list[NoAttempts] = []
 
     def update() -> None:
         try:
@@ -115,11 +120,12 @@ def update_report(
         except NoAttempts as exc:
             if every_s is None:
                 raise
+            nothing[:] = [exc]
             progress(str(exc))
 
     repeat_until_interrupted(update, every_s)
     if not found:
-        raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
+        raise nothing[-1]
     return found[-1]
 
 
@@ -181,7 +187,9 @@ def _write(
     rates = tables["rates"]
     every = rates.filter(pc.equal(rates.column("dimension"), "all")).to_pylist()
     if not every:
-        raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
+        if log.damage:
+            write_quarantine(spark, request.output, log.damage)
+        raise NoAttempts(log)
     progress("writing tables and page")
     for name, table in tables.items():
         write_table(spark, f"{output}/{name}/{FILE}", table)

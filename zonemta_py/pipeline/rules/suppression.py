@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from zonemta_py.pipeline.rules.addresses import UNDECODED
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS, BLANKS
 
@@ -68,6 +69,8 @@ def _split(line: str) -> tuple[str, str]:
 
 def entry_key(text: str) -> str:
     """The normal form of an address or domain in lower case. Raises AddressError."""
+    if UNDECODED in text:
+        raise AddressError("not valid UTF-8")
     text = text.strip(BLANKS)
     bare = text.removeprefix("@")
     if "@" in bare:

@@ -244,7 +244,7 @@ def _map_columns(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _map_lines(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Lines of a file without a header; those without an entry are left out."""
     for batch in batches:
-        lines = batch.column("value")
+        lines = _decoded(batch.column("value"))
         is_simple = pc.invert(pc.match_substring_regex(lines, r'[\s"#,\x{feff}\x{a0}]|^$'))
         simple = lines.filter(is_simple)
         others = [
@@ -258,6 +258,18 @@ def _map_lines(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             parts = [pa.array(values, pa.string()) for values in zip(*others, strict=True)]
             columns = [pa.concat_arrays([a, b]) for a, b in zip(columns, [*parts, pa.nulls(len(others), pa.string())], strict=True)]  # fmt: skip
         yield from _map_columns(iter([pa.RecordBatch.from_arrays(columns, names=_RAW.names)]))
+
+
+def _decoded(lines: pa.StringArray) -> pa.Array:
+    """``lines`` with UNDECODED in place of bytes that are not UTF-8, as Spark's reader of CSV has them."""
+    try:
+        lines.validate(full=True)
+    except pa.ArrowInvalid:
+        found = lines.cast(pa.binary()).to_pylist()
+        return pa.array(
+            [None if each is None else each.decode(errors="replace") for each in found], pa.string()
+        )
+    return lines
 
 
 def entry_keys(entries: pa.StringArray) -> tuple[pa.Array, pa.Array]:
