@@ -38,7 +38,8 @@ def main() -> int:
             failed += 1
         else:
             shutil.rmtree(directory)
-            row |= {"kills": found.kills, "ended": found.ended, "moments": found.moments}
+            row |= {"kills": found.kills, "writing": found.writing, "ended": found.ended}
+            row["moments"] = found.moments
         print(json.dumps({**row, "seconds": round(monotonic_s() - began_s)}), flush=True)
     return 1 if failed else 0
 

@@ -1,8 +1,8 @@
 """Kills a job at random moments, one after the other on the same output, and lets it end.
 
-A moment is drawn from the time between the first change of the output and the end of an undisturbed run; one in five before that
-change. A run that ends before its moment is checked like the last one, and gets new work. A kill may also come when the output is complete
-and Java has not ended yet: the next run of ``plan`` and ``report`` says so.
+A moment is drawn from the time between the first and the last change of the output in an undisturbed run; one in five before that.
+A run that ends before its moment is checked like the last one, gives that time, and gets new work. A kill may also come when the output
+is complete and Java has not ended yet: the next run of ``plan`` and ``report`` says so.
 """
 
 import os
@@ -16,14 +16,18 @@ from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.kills.scenarios import Scenario
 from zonemta_py.core.clock import monotonic_s
 
-SPAN_S, START_S = 4.0, 8.0  # of a run that was not measured yet: of its writing, and before
+SPAN_S, START_S = 1.0, 8.0  # of a run that was not measured yet: of its writing, and before
+POLL_S = 0.01  # in which a change is noticed
 
 
 @dataclass(slots=True)
 class Killed:
-    """``moments``: what was in the output at each kill. ``ended``: runs that ended before their moment."""
+    """``moments``: what was in the output at each kill. ``ended``: runs that ended before their moment. ``writing``: kills
+    between the first change and the last, as far as the time between them was known.
+    """
 
     kills: int = 0
+    writing: int = 0
     ended: int = 0
     moments: list[str] = field(default_factory=list)
 
@@ -31,7 +35,7 @@ class Killed:
 async def kill_at_random(scenario: Scenario, directory: Path, rng: random.Random, kills: int) -> Killed:
     """Fails when a run after a kill does not end as an undisturbed one, or its output differs."""
     found = Killed()
-    span_s = SPAN_S
+    span_s, is_measured = SPAN_S, False
     await scenario.add_work()
     while found.kills < kills:
         before = rng.random() < 0.2
@@ -41,32 +45,42 @@ async def kill_at_random(scenario: Scenario, directory: Path, rng: random.Random
         if before:
             await _passed(job, began_s + START_S * fraction)
         else:
-            await _changed(job, scenario.output)
-            changed_s = monotonic_s()
-            await _passed(job, changed_s + span_s * fraction)
+            first_s = await _changed(job, scenario.output)
+            last_s = await _passed(job, first_s + span_s * fraction, scenario.output)
         if not job.ended():
             await job.kill()
             found.kills += 1
+            found.writing += is_measured and not before
             found.moments.append(_described(scenario.output))
             continue
         found.ended += 1
         await scenario.check(await job.result_if_new())
         if not before:
-            span_s = max(0.5, monotonic_s() - changed_s)
+            span_s, is_measured = max(POLL_S, last_s - first_s), True
         await scenario.add_work()
     await scenario.check(await Job(directory, *scenario.arguments).result_if_new())
     return found
 
 
-async def _changed(job: Job, output: Path) -> None:
-    """Return when anything in the output changes, or when the job has ended."""
+async def _changed(job: Job, output: Path) -> float:
+    """Return when anything in the output changes, or when the job has ended: the time."""
     seen = _snapshot(output)
     await until(lambda: job.ended() or _snapshot(output) != seen, "its first change", DONE_S)
+    return monotonic_s()
 
 
-async def _passed(job: Job, at_s: float) -> None:
-    """Return at this time, or when the job has ended."""
-    await until(lambda: job.ended() or monotonic_s() >= at_s, "the moment", DONE_S)
+async def _passed(job: Job, at_s: float, output: Path | None = None) -> float:
+    """Return at this time, or when the job has ended: the time of the last change of ``output`` that was seen."""
+    last_s, seen = monotonic_s(), _snapshot(output) if output is not None else set()
+
+    def is_over() -> bool:
+        nonlocal last_s, seen
+        if output is not None and (now := _snapshot(output)) != seen:
+            last_s, seen = monotonic_s(), now
+        return job.ended() or monotonic_s() >= at_s
+
+    await until(is_over, "the moment", DONE_S)
+    return last_s
 
 
 def _snapshot(output: Path) -> set[Any]:
