@@ -31,7 +31,7 @@ def _read(spark: "SparkSession", directory: Path, name: str) -> "DataFrame":
 
 
 def _plan(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
-    from zonemta_py.pipeline.spark.plan_ledger import read_ledger
+    from zonemta_py.pipeline.spark.plan_ledger import begin_of_sending, read_ledger
 
     directory.mkdir()
     rows = [["a@x.example", "A"], ["A@x.example", "again"], ["wrong", "W"]]
@@ -40,6 +40,8 @@ def _plan(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
         f"plan/{name}": _read(spark, directory / "plan", name)
         for name in ("envelopes", "left_out", "message", "manifest")
     }
+    begin_of_sending(spark, str(directory / "plan"))
+    found["plan/begun"] = _read(spark, directory / "plan", "begun")
     ledger = read_ledger(spark, ledger_of(spark, directory / "sent"))
     assert ledger is not None
     return {**found, "plan/ledger": ledger}

@@ -26,6 +26,7 @@ DECLARED = {
     "plan/envelopes": tables.ENVELOPE,
     "plan/message": tables.MESSAGE,
     "plan/manifest": tables.MANIFEST,
+    "plan/begun": tables.BEGUN,
     "plan/ledger": tables.LEDGER_RUNS,
     "simulate": PREDICTION,
 }
