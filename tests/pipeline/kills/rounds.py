@@ -8,6 +8,7 @@ is complete and Java has not ended yet: the next run of ``plan`` and ``report`` 
 import os
 import random
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ async def kill_at_random(scenario: Scenario, directory: Path, rng: random.Random
     while found.kills < kills:
         before = rng.random() < 0.2
         fraction = rng.random()
+        if kills > 1 and not is_measured:  # an undisturbed run
+            before, fraction = False, inf
         job = Job(directory, *scenario.arguments)
         began_s = monotonic_s()
         if before:
