@@ -14,12 +14,14 @@ from tests.end_to_end.test_providers import (
     PERIOD,
     PROCESSES,
     SLACK,
+    TEXT,
     fill,
     kept,
     shaped,
 )
 from tests.kit.deadlines import until
-from tests.kit.relay import Stage, empty, logged_events, relaying, staged
+from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
+from zonemta_py.core import clock
 from zonemta_py.delivery import endpoints, mx
 from zonemta_py.schedule import providers
 from zonemta_py.sink.server import Sink
@@ -183,3 +185,32 @@ async def test_a_domain_that_moves(directory: Path, monkeypatch: pytest.MonkeyPa
         assert new.violations == []
     last = logged_events(directory, "delivered")[-1]
     assert (last["provider"], last["mx"]) == ("new", "mx.new.example")
+
+
+@pytest.mark.parametrize("store", ["leveldb", "filesystem"])
+async def test_what_is_known_of_addresses_and_providers_survives_in_every_local_store(
+    directory: Path, store: str
+) -> None:
+    """Keys with and without a provider: limits and warm-ups of an address for all mail, and for one provider."""
+    (directory / "providers.yaml").write_text(
+        "providers: {big: {mx: ['*.big.example'], limits: {rate: 1000/h}}}\n"
+    )
+    today = clock.utc(clock.now_ms()).date().isoformat()
+    entries = [{"address": "127.0.0.31", "begins": today, "daily": [100]}]
+    entries.append({**entries[0], "provider": "big"})
+    (directory / "warmup.yaml").write_text(yaml.safe_dump(entries))
+    async with staged(directory) as stage:
+        provider = await stage.provider("big", ["d.example"])
+        config = stage.config(
+            queue={"directory": "queue", "min_free_disk": "1MiB", "store": store},
+            providers={"file": "providers.yaml", "shipped": False},
+            warmup={"file": "warmup.yaml"},
+            pools={"default": [{"address": "127.0.0.31", "limits": {"rate": "1000/h"}}]},
+        )
+        for run in range(3):
+            async with relaying(config) as relay:
+                await relay.enqueue("s@sender.example", [f"x{run}@d.example"], TEXT)
+                await empty(relay)
+                assert len(provider.accepted) == run + 1
+                assert [each.state.sent for each in relay._delivery.egress.warmup.all()] == [run + 1] * 2
+                assert sound(relay)
