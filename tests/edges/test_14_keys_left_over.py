@@ -121,3 +121,14 @@ async def test_held_recipients_that_are_gone(directory: Path) -> None:
         await queue.commits.submit(batch)
     async with opened(directory) as queue:
         await until(lambda: everything(queue.store) == [], "the key to go")
+
+
+async def test_a_key_of_spilled_mail_in_a_zone_without_mail(directory: Path) -> None:
+    """Its recipients were deleted while another one of the message was under way, before a restart."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        batch = WriteBatch()
+        batch.put(keys.spill_key("bulk", "x.example", "0" * 24), b"")
+        await queue.commits.submit(batch)
+    async with opened(directory, clock) as queue:
+        await until(lambda: problems(queue.store) == [], "it is gone")

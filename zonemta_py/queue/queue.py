@@ -43,7 +43,7 @@ from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
-from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
+from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_to_scan
 from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.smtp.classification import NO_RULES
@@ -120,7 +120,7 @@ class Queue:
         self.background.start(self.held_mail.run(), "held mail")
         self.background.start(CensusScan(self.store, self.commits, self.census).run(), "census")
         self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")
-        for zone in zones_on_disk(self.store):
+        for zone in zones_to_scan(self.store):
             self.background.start(
                 scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
                 f"scan-{zone}",

@@ -6,6 +6,7 @@ previous boot, and does not run again: newer mail is offered to the window when 
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 
@@ -159,15 +160,22 @@ def _beyond_damage(store: Store, zone: str, cursor: bytes) -> bytes:
 
 
 def zones_on_disk(store: View) -> set[str]:
-    """The zones that have recipients, found by skipping from one to the next."""
+    """The zones that have recipients."""
+    return _zones_in(store, (keys.WAITING, keys.DEFERRED))
+
+
+def zones_to_scan(store: View) -> set[str]:
+    """The zones that have waiting recipients, or keys of spilled mail that may have none any more."""
+    return _zones_in(store, (keys.WAITING, keys.SPILL))
+
+
+def _zones_in(store: View, spaces: Iterable[bytes]) -> set[str]:
+    """The zones of the keys in ``spaces``, found by skipping from one to the next."""
     zones = set()
-    for space in (keys.WAITING, keys.DEFERRED):
+    for space in spaces:
         cursor = space
-        while True:
-            key = next(store.keys(cursor, keys.end_of(space)), None)
-            if key is None:
-                break
-            zone = keys.parse_recipient(key)[0]
+        while (key := next(store.keys(cursor, keys.end_of(space)), None)) is not None:
+            zone = key.split(b"/", 2)[1].decode()
             zones.add(zone)
             cursor = keys.end_of(keys.zone_prefix(space, zone))
     return zones
