@@ -111,9 +111,7 @@ def test_a_batch_that_an_earlier_version_could_not_finish(directory: Path) -> No
     FilesystemStore(directory).close()
     write_as_earlier(directory, KEYS[2], b"old")
     write_as_earlier(directory, KEYS[9], b"gone")
-    (directory / earlier_path(KEYS[9])).with_name(quote("ann@shop", safe="") + ".new").write_bytes(
-        b"torn"
-    )
+    (directory / earlier_path(KEYS[2])).with_name("google.new").write_bytes(b"torn")
     steps = [(earlier_path(key), "write", b"1") for key in (KEYS[1], KEYS[2], KEYS[5], KEYS[10])]
     steps.append((earlier_path(KEYS[9]), "remove", b""))
     body = pack(steps)
@@ -121,3 +119,49 @@ def test_a_batch_that_an_earlier_version_could_not_finish(directory: Path) -> No
     expected = dict.fromkeys((KEYS[1], KEYS[2], KEYS[5], KEYS[10]), b"1")
     assert stored(directory, Access.READ) == expected
     assert stored(directory) == stored(directory) == expected
+
+
+def write_intent(directory: Path, steps: list[tuple[str, str, bytes]]) -> None:
+    (directory / RELAY / "intent").write_bytes(pack((crc32(pack(steps)), steps)))
+
+
+@pytest.mark.parametrize("access", [Access.READ, Access.CREATE])
+def test_a_batch_that_wanted_a_directory_where_a_file_was(directory: Path, access: Access) -> None:
+    FilesystemStore(directory).close()
+    write_as_earlier(directory, KEYS[1], b"for all")
+    write_intent(directory, [(earlier_path(KEYS[2]), "write", b"1")])
+    assert stored(directory, access) == {KEYS[1]: b"for all", KEYS[2]: b"1"}
+
+
+def test_what_an_interrupted_renaming_and_an_interrupted_batch_left(directory: Path) -> None:
+    """The first of two renames; temporary files of the earlier version, of keys and of a message."""
+    FilesystemStore(directory).close()
+    write_as_earlier(directory, KEYS[1], b"old")
+    path = directory / earlier_path(KEYS[1]).rstrip("/")
+    path.rename(path.with_name("192.0.2.1%v"))
+    (path.parent / "192.0.2.1.new").write_bytes(b"")
+    message = directory / "data" / MESSAGE
+    message.mkdir()
+    (message / "accepted.new").write_bytes(b"torn")
+    write_intent(
+        directory,
+        [(earlier_path(KEYS[1]), "write", b"new"), (f"data/{MESSAGE}/accepted", "write", b"mark")],
+    )
+    assert stored(directory) == {KEYS[1]: b"new", keys.mark_key(MESSAGE): b"mark"}
+    assert [each.name for each in message.iterdir()] == ["accepted"]
+    store = FilesystemStore(directory)
+    store.write(store.batch([(KEYS[1], None)], sync=True))
+    store.close()
+    assert KEYS[1] not in stored(directory)
+
+
+def test_of_two_files_for_one_key_the_newer_stays(directory: Path) -> None:
+    store = FilesystemStore(directory)
+    store.write(store.batch([(KEYS[13], b"new")], sync=True))
+    store.close()
+    write_as_earlier(directory, KEYS[13], b"restored")
+    assert stored(directory, Access.READ) == stored(directory) == {KEYS[13]: b"new"}
+    store = FilesystemStore(directory)
+    store.write(store.batch([(KEYS[13], None)], sync=True))
+    store.close()
+    assert stored(directory) == {}

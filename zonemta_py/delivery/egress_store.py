@@ -48,7 +48,10 @@ def read_stored(view: View) -> StoredEgress:
     prefix = keys.META_SENDING
     for key, value in view.scan(prefix, keys.end_of(prefix)):
         kind, length_ms, slot, address, provider = keys.parse_sending(key)
-        found.uses.append((kind, provider, address, length_ms, slot, int(value)))
+        try:
+            found.uses.append((kind, provider, address, length_ms, slot, int(value)))
+        except ValueError as exc:
+            log.critical("%r is not used: %s", key, exc)
     prefix = keys.META_SENDING_STATE
     for key, value in view.scan(prefix, keys.end_of(prefix)):
         kind, provider, address = keys.parse_sending_state(key)

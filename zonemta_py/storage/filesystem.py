@@ -19,12 +19,18 @@ from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.core.files import private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.filesystem_contents import CONTENTS, MESSAGE_ID, Contents, copied
+from zonemta_py.storage.filesystem_contents import (
+    CONTENTS,
+    MESSAGE_ID,
+    Contents,
+    copied,
+    rename_earlier,
+)
 from zonemta_py.storage.filesystem_layout import Layout, SymbolicLink
 from zonemta_py.storage.filesystem_names import (
     RELAY,
     TEMPORARY,
-    is_of_earlier_version,
+    TEMPORARY_EARLIER,
     relay_key,
     relay_path,
 )
@@ -217,19 +223,14 @@ class FilesystemStore(MemoryStore):
         crc, steps = _unpack_steps(path.read_bytes())
         if crc32(pack(steps)) != crc:
             raise LocalError(f"{path}: damaged; zonemta queue repair keeps what can be read")
-        self._apply([self._of_this_version(step) for step in steps], sync=True)
+        for name, kind, _ in steps:
+            if kind == "write":  # a temporary file of an earlier version
+                file = self._root / name
+                with suppress(OSError):  # a name that is too long was never written
+                    file.with_name(file.name + TEMPORARY_EARLIER).unlink(missing_ok=True)
+        rename_earlier(self._root)
+        self._apply([_of_this_version(step) for step in steps], sync=True)
         path.unlink()
-
-    def _of_this_version(self, step: FileStep) -> FileStep:
-        """``step``, with the name that its file has now; the file of the earlier name, and its temporary one, are removed."""
-        name, kind, value = step
-        if not is_of_earlier_version(name):
-            return step
-        for earlier in (self._root / name, self._root / f"{name}.new"):
-            with suppress(OSError):  # a name that is too long was never written
-                if earlier.is_file():
-                    earlier.unlink()
-        return relay_path(relay_key(name.split("/")[2:])), kind, value
 
     def _load(self) -> None:
         contents = Contents(self._root, read_only=self._access is Access.READ)
@@ -261,6 +262,14 @@ class FilesystemStore(MemoryStore):
     def close(self) -> None:
         """Release the lock."""
         self._resources.close()
+
+
+def _of_this_version(step: FileStep) -> FileStep:
+    """``step``, with the name that the file of a key has now."""
+    name, kind, value = step
+    if not name.startswith(f"{RELAY}/"):
+        return step
+    return relay_path(relay_key(name.removeprefix(f"{RELAY}/").split("/"))), kind, value
 
 
 def _step(path: str, state: bytes | SymbolicLink | None) -> FileStep:

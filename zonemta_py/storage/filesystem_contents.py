@@ -17,7 +17,6 @@ from zonemta_py.storage.filesystem_names import (
     LEAF,
     RELAY,
     TEMPORARY,
-    is_of_earlier_version,
     relay_key,
     relay_path,
 )
@@ -53,22 +52,12 @@ class Contents:
                 yield from self._message(directory)
 
     def _relay_keys(self) -> Iterator[tuple[bytes, bytes]]:
-        state, renamed = self._root / RELAY, set[Path]()
-        for path in sorted(state.glob("*/**/*")):
-            if path.is_dir():
-                if not self._read_only and not any(path.iterdir()):
-                    path.rmdir()  # of an ended transaction; earlier versions left it
-            elif path.is_file() and not path.name.endswith(TEMPORARY):
-                key, value = relay_key(path.relative_to(state).parts), path.read_bytes()
-                if is_of_earlier_version(path.relative_to(self._root).as_posix()):
-                    target = self._root / relay_path(key)
-                    if target.exists():  # newer: a program restored the other one
-                        continue
-                    if not self._read_only:
-                        renamed.update(rename(path, target))
-                yield key, value
-        for directory in renamed:
-            sync_directory(directory)
+        if not self._read_only:
+            rename_earlier(self._root)
+        for path, target in _files_of_keys(self._root):
+            if path == target or not target.exists():
+                names = path.relative_to(self._root / RELAY).parts
+                yield relay_key(names), path.read_bytes()
 
     def _is_unaccepted(self, directory: Path) -> bool:
         """Whether nothing but a body is there: a crash came before the first batch of its message."""
@@ -104,13 +93,37 @@ class Contents:
                 yield keys.message_prefix(message) + marker, (directory / name).read_bytes()
 
 
-def rename(path: Path, target: Path) -> Iterator[Path]:
-    """Give the file of a key its name of this version; yields the directories to sync."""
-    if target.parent == path:  # its key ends with "/", and it has the name of the directory
-        path = path.rename(path.with_name(path.name + LEAF))
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.replace(target)
-    yield from (path.parent, target.parent, target.parent.parent)
+def _files_of_keys(root: Path) -> Iterator[tuple[Path, Path]]:
+    """The files of the relay's own keys, each with its path in this version."""
+    state = root / RELAY
+    for path in sorted(state.glob("*/**/*")):
+        if path.is_file() and not path.name.endswith(TEMPORARY):
+            yield path, root / relay_path(relay_key(path.relative_to(state).parts))
+
+
+def rename_earlier(root: Path) -> None:
+    """Give the files of an earlier version the names of this one, durably, and remove directories without any.
+
+    It may be interrupted anywhere. Of two files for one key that of this version stays.
+    """
+    state, changed = root / RELAY, set[Path]()
+    for path, target in list(_files_of_keys(root)):
+        if path == target:
+            continue
+        changed.add(path.parent)
+        if target.exists():
+            path.unlink()
+            continue
+        if target.parent == path:  # its key ends with "/", and it has the name of the directory
+            path = path.rename(path.with_name(path.name + LEAF))
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.replace(target)
+        changed.update(each for each in target.parents if each.is_relative_to(state))
+    for directory in changed:
+        sync_directory(directory)
+    for path in sorted(state.glob("*/**/*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()  # of an ended transaction; earlier versions left it
 
 
 def _recipient(directory: Path) -> Iterator[Op]:

@@ -16,6 +16,7 @@ from zonemta_py.queue.format import keys
 RELAY = "data/.relay"
 LEAF, CONTINUED, EMPTY = "%v", "%c", "%e"
 TEMPORARY = "%n"  # the end of the name of a file before its rename
+TEMPORARY_EARLIER = ".new"  # of an earlier version
 NAME_MAX = 200  # characters of a part in one name
 _DOTS = {".": "%2E", "..": "%2E%2E"}
 # How many "/" the keys of a space have whose last part may be empty.
@@ -42,11 +43,6 @@ def relay_key(names: Iterable[str]) -> bytes:
     key = "/".join(parts).encode()
     lost = any(key.startswith(space) and key.count(b"/") < slashes for space, slashes in _SLASHES)
     return key + b"/" if lost else key
-
-
-def is_of_earlier_version(path: str) -> bool:
-    """Whether ``path`` is that of a key, as an earlier version wrote it."""
-    return path.startswith(f"{RELAY}/") and not path.endswith(LEAF)
 
 
 def _directories(part: str) -> Iterator[str]:
