@@ -169,7 +169,8 @@ class Suspensions(Container[str]):
         """Suspend; the time of an earlier suspension stays. ``event`` is recorded. Raises QueueUnavailable."""
         before = self.get(name)
         found = Suspension(FORMAT, before.since_ms if before else self._now(), reason, until_ms)
-        batch = _batch_with(event)
+        over = end_event(name, self._now()) if name in self._ended else None
+        batch = _batch_with(over, event)
         batch.put(keys.META_SUSPENDED + name.encode(), pack(found))
         self._by_name[name] = found  # before it is on disk: it applies from the next lease on
         self._ended.discard(name)
@@ -198,10 +199,11 @@ class Suspensions(Container[str]):
         self._change = asyncio.Event()
 
 
-def _batch_with(event: Event | None) -> WriteBatch:
+def _batch_with(*events: Event | None) -> WriteBatch:
     batch = WriteBatch()
-    if event is not None:
-        batch.record(event)
+    for event in events:
+        if event is not None:
+            batch.record(event)
     return batch
 
 

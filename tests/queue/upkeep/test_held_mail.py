@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,12 @@ def record(queue: Queue, key: bytes) -> RecipientRecord:
 
 def listed(queue: Queue) -> list[bytes]:
     return list(queue.store.keys(keys.META_HELD, keys.end_of(keys.META_HELD)))
+
+
+def shaped_events(queue: Queue) -> list[dict[str, Any]]:
+    rows = queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX))
+    lines = [line for _, value in rows for line in value.splitlines()]
+    return [from_json(line) for line in lines if b'"shaped"' in line]
 
 
 async def hold_next(queue: Queue, domain: str, provider: str, most: int = 100) -> bool:
@@ -169,7 +176,7 @@ async def test_the_suspension_is_named_when_it_is_over(directory: Path) -> None:
 async def test_a_damaged_message_is_no_obstacle(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It stays held; the others are released, when the time of the suspension is over too."""
+    """It stays held, and listed; the others are released, when the time of the suspension is over too."""
     clock = Clock()
     async with opened(directory, clock) as queue:
         damaged = await accept(queue, "a@big.example", campaign="june")
@@ -182,7 +189,8 @@ async def test_a_damaged_message_is_no_obstacle(
         clock.ms += 1000
         assert JUNE_AT_BIG.key not in queue.suspended
         await until(lambda: states(queue)["b@big.example"] == "waiting", "the release")
-        await until(lambda: listed(queue) == [], "the list")
+        await until(lambda: queue.suspended.ended() == set(), "the end")
+        assert len(listed(queue)) == 1, "for the next start, after a repair"
         assert states(queue)["a@big.example"] == "held"
         (said,) = [each.message for each in caplog.records if "is not released" in each.message]
         assert damaged in said
@@ -345,12 +353,7 @@ async def test_the_end_of_a_suspension_is_recorded(directory: Path, name: str) -
     clock.ms += 2000
     async with opened(directory, clock) as queue:
         await until(lambda: queue.store.get(keys.META_SUSPENDED + name.encode()) is None, "its end")
-        lines = [
-            line
-            for _, value in queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX))
-            for line in value.splitlines()
-        ]
-        found = [from_json(line) for line in lines if b'"shaped"' in line]
+        found = shaped_events(queue)
     if name == "acme":
         assert found == []
         return
@@ -358,3 +361,55 @@ async def test_the_end_of_a_suspension_is_recorded(directory: Path, name: str) -
     assert (event["what"], event["to"], event["time_ms"]) == ("resumed", "sending", clock.ms)
     assert event["cause"].startswith("its time is over: ")
     assert event["provider"] == ("" if "address" in name else "big")
+
+
+async def test_held_again_during_the_release(directory: Path) -> None:
+    """Each message that is released is held anew for the new suspension: its end releases all of them."""
+    clock, messages = Clock(), 50
+    async with opened(directory, clock) as queue:
+        for number in range(messages):
+            await accept(queue, f"r{number}@big.example", campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "first", clock.ms + 1000)
+        while "waiting" in states(queue).values():
+            assert await hold_next(queue, "big.example", "big")
+        clock.ms += 2000
+        assert JUNE_AT_BIG.key not in queue.suspended
+        await until(lambda: "waiting" in states(queue).values(), "the release to begin")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "again", clock.ms + 1000)
+        while "waiting" in states(queue).values():
+            assert await hold_next(queue, "big.example", "big")
+        for _ in range(100):
+            await queue.commits.submit(WriteBatch())
+        assert len(listed(queue)) == messages
+        clock.ms += 2000
+        assert JUNE_AT_BIG.key not in queue.suspended
+        await until(lambda: set(states(queue).values()) == {"waiting"}, "the end of the second")
+        assert listed(queue) == problems(queue.store) == []
+        await until(lambda: len(shaped_events(queue)) == 2, "both ends")
+
+
+async def test_what_an_operator_holds_during_the_release_stays_held(directory: Path) -> None:
+    async with opened(directory) as queue:
+        ids = [await accept(queue, f"r{number}@big.example", campaign="june") for number in range(20)]
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "")
+        while "waiting" in states(queue).values():
+            assert await hold_next(queue, "big.example", "big")
+        await queue.suspended.resume(JUNE_AT_BIG.key)
+        releasing = asyncio.ensure_future(release(queue, JUNE_AT_BIG.key))
+        await asyncio.sleep(0)
+        assert await queue.operator.hold(ids[-1]) == (1, 0)
+        assert await releasing == 19
+        assert states(queue)["r19@big.example"] == "held"
+
+
+async def test_what_an_operator_resumed_has_no_second_end(directory: Path) -> None:
+    """The release was interrupted; the next start finishes it."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@big.example", campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "")
+        assert await hold_next(queue, "big.example", "big")
+        await queue.suspended.resume(JUNE_AT_BIG.key)
+    async with opened(directory) as queue:
+        await until(lambda: listed(queue) == [], "the release")
+        await queue.commits.submit(WriteBatch())
+        assert shaped_events(queue) == []

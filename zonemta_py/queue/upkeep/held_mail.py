@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 MESSAGES_AT_ONCE = 100
 LISTED_AT_ONCE = 1000  # recipients
+NOT_HELD_S = 0.1  # before mail that could not be held has its next turn
 LOOKED_EVERY_S = 3600.0  # whether a suspension is over, at least
 
 
@@ -59,11 +60,18 @@ class HeldMail:
         if not who and not by_part:
             return False
         queue.release(lease)
+        held = 0
         if who:
-            await queue.operator.hold_for(who, active.id, None, f"{named(who)} is suspended")
+            held += await queue.operator.hold_for(who, active.id, None, f"{named(who)} is suspended")
         for name, recipients in by_part.items():
             waiting = [each.key for each in recipients]
-            await queue.operator.hold_for(name, active.id, waiting, f"{named(name)} is suspended")
+            held += await queue.operator.hold_for(
+                name, active.id, waiting, f"{named(name)} is suspended"
+            )
+        if (
+            not held
+        ):  # damaged on disk since it was read, or the suspension has ended: it is leased again
+            await asyncio.sleep(NOT_HELD_S)
         return True
 
     def _by_part(self, lease: Lease, provider: str) -> dict[str, list[QueuedRecipient]]:
@@ -97,10 +105,17 @@ class HeldMail:
         queue, released = self._queue, 0
         messages = self._messages(name)
         while name not in queue.suspended and (step := list(islice(messages, MESSAGES_AT_ONCE))):
-            released += sum(await asyncio.gather(*map(queue.operator.release, step)))
+            released += sum(await asyncio.gather(*map(self._release_message, step)))
             yield released
         async for count in self._release_all_listed(name):
             yield released + count
+
+    async def _release_message(self, message: str) -> int:
+        try:
+            return await self._queue.operator.release(message)
+        except QueueCorrupt as exc:  # it is no obstacle to the others
+            log.critical("message %s is not released: %s", message, exc)
+            return 0
 
     async def keep(self, message: str, zones: Iterable[str], address: str | None) -> int:
         """Let recipients stay held when the suspensions end for which they are; returns how many. An operator has held them."""
@@ -118,9 +133,13 @@ class HeldMail:
         return sum(1 for recipient in kept if store.get(recipient) is not None)
 
     async def _release_all_listed(self, name: str) -> AsyncIterator[int]:
-        released, suspended = 0, self._queue.suspended
-        while name not in suspended and (listed := list(islice(self._listed(name), LISTED_AT_ONCE))):
+        """Those that are listed now, until ``name`` is suspended again; what is damaged stays held."""
+        released, suspended, after = 0, self._queue.suspended, b""
+        while name not in suspended and (
+            listed := list(islice(self._listed(name, after), LISTED_AT_ONCE))
+        ):
             released += await self._release_listed(name, listed)
+            after = listed[-1]
             yield released
 
     def _messages(self, name: str) -> Iterator[str]:
@@ -130,30 +149,33 @@ class HeldMail:
         tenant, user = ("", name.removeprefix(USER)) if is_user else (name, "")
         return held_messages(self._queue.store, tenant, user)
 
-    def _listed(self, name: str) -> Iterator[bytes]:
+    def _listed(self, name: str, after: bytes = b"") -> Iterator[bytes]:
         prefix = keys.held_prefix(name)
-        return (key[len(prefix) :] for key in self._queue.store.keys(prefix, keys.end_of(prefix)))
+        start = prefix + after + b"\x00" if after else prefix
+        return (key[len(prefix) :] for key in self._queue.store.keys(start, keys.end_of(prefix)))
 
     async def _release_listed(self, name: str, listed: list[bytes]) -> int:
         """Release recipients by their DEFERRED keys; those that were moved to another zone are found by their address."""
-        queue, released, batch = self._queue, 0, WriteBatch()
+        released = 0
         for (_, message), group in groupby(listed, lambda key: keys.parse_recipient(key)[:2]):
-            of_message = list(group)
             try:
-                released += await self._release_of_message(name, message, of_message)
-            except QueueCorrupt as exc:  # it stays held, and is no obstacle to the others
+                released += await self._release_of_message(name, message, list(group))
+            except QueueCorrupt as exc:  # it is no obstacle to the others
                 log.critical("message %s is not released: %s", message, exc)
-            for key in of_message:
-                batch.delete(keys.held_key(name, key))
-        await queue.commits.submit(batch)
         return released
 
     async def _release_of_message(self, name: str, message: str, listed: list[bytes]) -> int:
-        queue = self._queue
+        queue, batch = self._queue, WriteBatch()
         here = [key for key in listed if queue.store.get(key) is not None]
         released = await queue.operator.release(message, here, name)
         for key in set(listed).difference(here):
+            row = keys.held_key(name, key)
+            if name in queue.suspended or queue.store.get(row) is None:
+                continue
             released += await queue.operator.release(message, keys.parse_recipient(key)[2])
+            batch.delete(row)
+        if batch.ops:
+            await queue.commits.submit(batch)
         return released
 
     async def run(self) -> None:
@@ -186,7 +208,9 @@ class HeldMail:
                 log.critical("mail of %s stays held, repair the queue: %s", named(name), exc)
             if name in suspended:  # again, by an operator
                 continue
-            await suspended.resume(name, end_event(name, self._queue.now()))
+            # None where an operator has resumed it: the release was interrupted, or began meanwhile.
+            event = end_event(name, self._queue.now()) if name in suspended.ended() else None
+            await suspended.resume(name, event)
             text = f": {released} recipients released" if not name.startswith(SENDING) else ""
             log.warning("the suspension of %s has ended%s", named(name), text)
 

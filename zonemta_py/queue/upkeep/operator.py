@@ -92,12 +92,15 @@ class Operator:
 
     async def hold_for(
         self, suspension: str, message: str, waiting: Sequence[bytes] | None, reason: str
-    ) -> None:
-        """Hold recipients of a message, by their keys, or all, until ``suspension`` ends (``HeldMail``)."""
-        await self._change(message, waiting, Hold(self._queue, reason, suspension))
+    ) -> int:
+        """Hold recipients of a message, by their keys, or all, until ``suspension`` ends (``HeldMail``); returns how many."""
+        return (await self._change(message, waiting, Hold(self._queue, reason, suspension)))[0]
 
     async def release(self, message: str, selected: Selected = None, suspension: str = "") -> int:
-        """Make held recipients of a message ready now; returns how many. ``suspension``: for which they were held."""
+        """Make held recipients of a message ready now; returns how many.
+
+        ``suspension``: those that are listed as held for it, as long as it is not suspended again.
+        """
         queue, now_ms, count = self._queue, self._queue.now(), 0
         if not self._exists(message):
             return 0
@@ -105,16 +108,23 @@ class Operator:
         try:
             gone = _Removed(queue, message)
             for step, is_last in self._steps(active, selected):
+                if suspension and suspension in queue.suspended:
+                    break
                 batch, woken, held = WriteBatch(), list[QueuedRecipient](), dict[bytes, int]()
                 for key, record in step:
-                    if record.due_ms != keys.HELD_MS or key in queue.deferral.moving:
+                    if key in queue.deferral.moving:
+                        continue
+                    if suspension:
+                        listed = keys.held_key(suspension, key)
+                        if queue.store.get(listed) is None:  # an operator holds it
+                            continue
+                        batch.delete(listed)
+                    if record.due_ms != keys.HELD_MS:
                         continue
                     zone, _, found = keys.parse_recipient(key)
                     fresh = record._replace(uncertain=0)
                     woken.append(transitions.wake(batch, zone, message, found, fresh))
                     held[key] = record.due_ms
-                    if suspension:
-                        batch.delete(keys.held_key(suspension, key))
                     batch.record(Released(**event_fields(active.meta, key, record, now_ms)))
                 if woken and selected is None and active.meta.options.quarantined:
                     options = active.meta.options._replace(quarantined=False)
