@@ -303,10 +303,8 @@ async def test_the_day_that_is_slowed_is_that_of_the_calendar(directory: Path) -
     async with zone_of(directory, {}, warmup={"file": str(directory / "warmup.yaml")}) as zone:
         egress, ahead_ms = zone.egress, 2 * DAY_MS
         egress._ahead_ms = ahead_ms
-        for warming in egress.warmup.all():
-            warming.count(9, egress.now_ms() + ahead_ms, "big")
         reply = ProviderReply("big", A, "default", "d.example", "blocked", 550, "5.7.1", "blocked")
-        egress.shaper.replies([reply], "m", egress.now_ms())
+        egress.shaper.replies([reply] * 9, "m", egress.now_ms())
         [warming] = egress.warmup.all()
         assert warming.state.slowed_day == (egress.now_ms() + ahead_ms) // DAY_MS
 

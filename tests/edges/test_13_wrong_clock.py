@@ -228,7 +228,7 @@ def test_a_warm_up_while_the_clock_was_ahead() -> None:
     today_ms = (date(2026, 11, 26).toordinal() - EPOCH) * DAY_MS
     paused, slowed = (Warming(schedule, WarmupState()) for _ in range(2))
     paused.pause(today_ms + 2 * DAY_MS)
-    paused.count(7, today_ms + 2 * DAY_MS, "big")
+    paused.count(7, today_ms + 2 * DAY_MS)
     assert slowed.slow(today_ms + 2 * DAY_MS)
     for each in (paused, slowed):
         each.not_after(today_ms // DAY_MS)

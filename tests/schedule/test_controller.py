@@ -86,9 +86,9 @@ def test_it_is_lowered_from_what_was_sent() -> None:
     made = controller()
     replies(made, [""] * 60 + ["blocked"], BEGIN_MS, step_ms=1000)
     pace = made.paces[KEY]
-    assert (pace.rate, pace.top_rate) == (61, 600)
+    assert (pace.rate, pace.top_rate) == (30, 600)
     assert [each.after for each in replies(made, ["blocked"], BEGIN_MS + 2 * MINUTE_MS)] == [
-        "5 sessions, 30/m"
+        "5 sessions, 15/m"
     ]
 
 

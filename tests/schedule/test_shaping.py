@@ -135,17 +135,20 @@ def test_what_several_recipients_have_at_once_counts_once(directory: Path) -> No
 
 
 def test_what_is_ignored(directory: Path) -> None:
-    """It is an attempt that was not refused, for the controller and for each rule."""
+    """It is no attempt for the controller, and no match for rules behind it; those before it were written for it."""
     rules = (
-        "name: r, class: rate_limited, threshold: 3/10m, action: suspend, for: 1h",
+        "name: own, class: rate_limited, threshold: 101/10m, action: lower_sessions, to: 1, for: 1h",
         "name: i, provider: big, pattern: 'this mailbox', action: ignore",
+        "name: r, class: rate_limited, threshold: 3/10m, action: suspend, for: 1h",
     )
     made = engine(directory, *rules)
     made.controller.configure(ControllerSettings(attempts=10), lambda name: LIMITS)
     busy = reply("rate_limited", text="this mailbox is busy")
     for number in range(100):
         assert give(made, busy, BEGIN_MS + number) == []
-    assert list(made.controller.counts(BEGIN_MS + 100)) == [(busy.path, 100, 0)]
+    assert list(made.controller.counts(BEGIN_MS + 100)) == []
+    [change] = give(made, busy, BEGIN_MS + 100)
+    assert change.cause == "rule own"
 
 
 def test_the_pools_of_another_provider_are_no_obstacle(directory: Path) -> None:

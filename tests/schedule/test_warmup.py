@@ -48,7 +48,7 @@ def test_what_was_sent_and_what_is_under_way() -> None:
     warming.underway = 1
     assert warming.room(at(0)) == 1
     warming.underway = 0
-    warming.count(2, at(0, 5), "big")
+    warming.count(2, at(0, 5))
     assert (warming.room(at(0, 6)), warming.room(at(1))) == (0, 5)
     again = Warming(SCHEDULE, warming.state)
     assert again.room(at(0, 7)) == 0, "over a restart"
@@ -63,20 +63,19 @@ def test_it_slows_down_once_a_day() -> None:
 
 
 def test_what_a_small_provider_refuses_slows_no_schedule_for_all_mail() -> None:
-    """It must have got a twentieth of the number of the day; a schedule for one provider is about that."""
-    everything = Warming(replace(SCHEDULE, daily=(100, 200)), WarmupState())
-    everything.count(80, at(0), "big")
-    everything.count(4, at(0), "small")
-    assert (everything.depends_on("big", at(0, 9)), everything.depends_on("small", at(0, 9))) == (
-        True,
-        False,
-    )
-    everything.count(1, at(0), "small")
-    assert everything.depends_on("small", at(0, 9))
-    assert not everything.depends_on("small", at(1))
-    everything.count(9, at(1), "small")
-    assert not everything.depends_on("small", at(1)), "of 200"
-    assert Warming(replace(SCHEDULE, provider="big"), WarmupState()).depends_on("big", at(0))
+    """It must have a twentieth of the recipients of today and the day before; a schedule for one provider is about that."""
+    everything = Warming(replace(SCHEDULE, daily=(1000, 2000)), WarmupState())
+
+    def tries(provider: str, count: int, day: int) -> bool:
+        for _ in range(count):
+            everything.tried(provider, at(day))
+        return everything.depends_on(provider)
+
+    assert [tries("big", 1, 0), tries("big", 379, 0)] == [True, True]
+    assert [tries("small", 19, 0), tries("small", 1, 0)] == [False, True]
+    assert not tries("first", 1, 1), "of the day, and of 401 in two"
+    assert tries("big", 1, 2), "the day before is that with any"
+    assert Warming(replace(SCHEDULE, provider="big"), WarmupState()).depends_on("big")
 
 
 def test_a_pause_stays_at_its_number() -> None:
@@ -137,7 +136,7 @@ def test_schedules_by_address_and_provider() -> None:
     warmup.configure([SCHEDULE, own], {("192.0.2.1", ""): WarmupState(day=DAY, sent=1)})
     assert room(warmup, "192.0.2.1", "google") == 1
     for each in warmup.of("192.0.2.1", "google"):
-        each.count(1, at(0), "big")
+        each.count(1, at(0))
     assert (room(warmup, "192.0.2.1", "google"), room(warmup, "192.0.2.1", "x")) == (0, 0)
     assert room(warmup, "192.0.2.2", "google") is None
     warmup.configure([SCHEDULE], {})
@@ -195,7 +194,7 @@ def test_a_schedule_that_begins_anew_is_not_late() -> None:
     late = Warming(SCHEDULE, WarmupState())
     for day in range(3):
         assert late.slow(at(day))
-    late.count(1, at(2), "big")
+    late.count(1, at(2))
     again = replace(SCHEDULE, begins=BEGINS + timedelta(days=2))
     for warmup, stored in ((WarmUp(), late.state), (WarmUp(), WarmupState())):
         warmup.configure([SCHEDULE], {("192.0.2.1", ""): stored} if stored.delay_days else {})
@@ -203,7 +202,7 @@ def test_a_schedule_that_begins_anew_is_not_late() -> None:
             [each] = warmup.of("192.0.2.1", "google")
             for day in range(3):
                 assert each.slow(at(day))
-            each.count(1, at(2), "big")
+            each.count(1, at(2))
         warmup.configure([again], {})
         [each] = warmup.of("192.0.2.1", "google")
         assert each.late_days(DAY + 3) == 0

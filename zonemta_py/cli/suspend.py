@@ -179,5 +179,5 @@ def resume(config_path: Path, everything: bool, as_json: bool, **named: tuple[st
         echo("nothing was suspended")
     if everything and (left := sum(1 for _ in rows_of(config_path, SuspendedRequest()))):
         echo(
-            f"{left} suspensions of tenants, users and campaigns stay; `zonemta suspend --list` shows them"
+            f"suspended tenants, users and campaigns stay so ({left}); `zonemta suspend --list` shows them"
         )

@@ -103,7 +103,7 @@ class Shaper:
                 self.write(*self.apply(changes))
             else:
                 self._follow(key)
-        self._follow_reroutes()
+        self._follow_reroutes(self.engine.reroutes)
 
     def forget_old(self, now_ms: int) -> None:
         """Drop what no longer counts."""
@@ -131,7 +131,12 @@ class Shaper:
     ) -> tuple[list[Event], Puts]:
         """Replies to the recipients of ``message``: the events of what they change, and what is to be stored."""
         changes: list[ShapingChange] = []
-        for reply in replies:
+        replies = list(replies)
+        if self._warmup:
+            for reply in replies:
+                for each in self._warmup.of(reply.address, reply.provider):
+                    each.tried(reply.provider, self._calendar_ms(now_ms))
+        for reply in dict.fromkeys(replies):
             if reply.reply_class:
                 self._remember(reply.path, reply.reply_class)
             changes += self.engine.reply(reply, message, now_ms)
@@ -152,8 +157,10 @@ class Shaper:
                 (each.provider, each.after) for each in changes if each.what == POOL and each.is_raise
             ]
             puts += [reroute_put(key, None) for key in over if key not in reroutes]
-            puts += [reroute_put(key, each) for key, each in reroutes.items()]
-            self._follow_reroutes()
+            at = {each.provider for each in changes if each.what == POOL}
+            changed = {key: each for key, each in reroutes.items() if key[0] in at}
+            puts += [reroute_put(key, each) for key, each in changed.items()]
+            self._follow_reroutes(changed)
         events: list[Event] = [event_of(change) for change in changes]
         for key in dict.fromkeys(
             (change.provider, change.address) for change in changes if change.address
@@ -166,7 +173,7 @@ class Shaper:
                 continue  # another pool leaves the pace of the address as it is
             time_ms = self._calendar_ms(change.time_ms)
             for each in self._warmup.of(change.address, change.provider):
-                if each.depends_on(change.provider, time_ms) and each.slow(time_ms):
+                if each.depends_on(change.provider) and each.slow(time_ms):
                     puts.append(warmup_put(each))
                     slowed = slowed_warmup(change)
                     events.append(event_of(slowed))
@@ -183,8 +190,8 @@ class Shaper:
         assert due_ms is not None
         heappush(self._steps, (due_ms, key))
 
-    def _follow_reroutes(self) -> None:
-        for (provider, _), reroute in self.engine.reroutes.items():
+    def _follow_reroutes(self, reroutes: Mapping[RerouteKey, Reroute]) -> None:
+        for (provider, _), reroute in reroutes.items():
             heappush(self._steps, (reroute.until_ms, (provider, "")))
 
     def write(self, events: Iterable[Event], puts: Puts) -> None:

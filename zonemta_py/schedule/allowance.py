@@ -131,7 +131,7 @@ class Allowance:
         for each in warming:
             each.underway -= permit.recipients
             if sent:
-                each.count(sent, self.calendar_ms(now_ms), permit.provider)
+                each.count(sent, self.calendar_ms(now_ms))
         permit.recipients, permit.warming = 0, ()
         return stored, warming if sent else ()
 

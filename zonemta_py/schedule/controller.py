@@ -23,7 +23,6 @@ SAYS_LATER = frozenset({"other", "server_error"})
 BLOCKED = "blocked"
 APART = 10  # a decrease is not repeated within this part of an interval: its replies were under way
 SAME_PERIOD = 100  # a pause, or a rule, that is longer by this part of it is the same
-ABOVE_OBSERVED = 2  # mail comes in bursts
 MINUTE_S = 60.0
 
 
@@ -84,7 +83,7 @@ class Controller:
         self._settings = ControllerSettings()
         self._limits_of: Callable[[str], ProviderLimits] = lambda provider: ProviderLimits()
         self.paces: dict[PathKey, Pace] = {}
-        self._seen: dict[PathKey, _Counts] = {}  # attempts, and those of OF_SENDER
+        self._seen: dict[PathKey, _Counts] = {}  # attempts, and those that count as refused
 
     def configure(
         self, settings: ControllerSettings, limits_of: Callable[[str], ProviderLimits]
@@ -145,9 +144,8 @@ class Controller:
     def _decrease(self, key: PathKey, now_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         pace = before or self._top(key, now_ms)
-        if before is None:  # half of a limit that is far away would change nothing
-            used = max(1, round(self._observed(key, now_ms) * ABOVE_OBSERVED))
-            pace = pace._replace(rate=min(pace.rate, used))
+        if pace.rate == pace.top_rate:  # half of a limit that is far away would change nothing
+            pace = pace._replace(rate=min(pace.rate, max(1, round(self._observed(key, now_ms)))))
         part = (100 - self._settings.decrease) / 100
         return self._set(
             key, pace._replace(
@@ -274,7 +272,7 @@ class _Counts:
     def rate(self, now_ms: int, interval_ms: int) -> float:
         """Attempts a second, since the first that counts: mail often comes in bursts."""
         attempts, _ = self.of_last(now_ms, interval_ms)
-        return attempts / max(1.0, (now_ms - self.first_ms) / 1000)
+        return attempts / max(1.0, min(interval_ms, now_ms - self.first_ms) / 1000)
 
     def of_last(self, now_ms: int, interval_ms: int) -> tuple[int, int]:
         """The attempts of the last interval, and those among them that were bad."""

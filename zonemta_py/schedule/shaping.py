@@ -136,9 +136,12 @@ class ShapingEngine:
         self._counted.add(reply)
         changes = self.end_reroutes(now_ms) if self.reroutes else []
         rules = self._matching(reply)
-        if any(rule.action == "ignore" for rule in rules):
-            return [*changes, *self.controller.attempt(reply.path, "", now_ms)]
-        changes += self.controller.attempt(reply.path, reply.reply_class, now_ms, code=reply.code)
+        ignored = next((n for n, rule in enumerate(rules) if rule.action == "ignore"), None)
+        if ignored is None:
+            changes += self.controller.attempt(reply.path, reply.reply_class, now_ms, code=reply.code)
+        else:
+            changes += self.controller.advance(reply.path, now_ms)
+            rules = rules[:ignored]  # those before it were written for such replies
         for rule in rules:
             if rule.action in ABOUT_SENDING and self._reaches_threshold(rule, reply.path, now_ms):
                 change = self._act(rule, reply, now_ms)

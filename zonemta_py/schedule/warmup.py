@@ -12,7 +12,7 @@ from typing import NamedTuple
 from zonemta_py.config.warmup import WarmupSchedule
 
 DAY_MS = 86_400_000
-NOTABLE = 5  # percent of the number of a day: less of it at a provider says little of the address
+NOTABLE = 5  # percent of the recipients of two days: less of it at a provider says little of the address
 KNOWN_MAX = 10_000  # paths whose schedules are remembered
 EPOCH = date(1970, 1, 1).toordinal()
 
@@ -37,13 +37,24 @@ class WarmupState(NamedTuple):
 class Warming:
     """One schedule and its state."""
 
-    __slots__ = ("_day", "_sent_to", "_today", "schedule", "state", "underway")
+    __slots__ = (
+        "_day",
+        "_today",
+        "_tried",
+        "_tried_before",
+        "_tried_day",
+        "schedule",
+        "state",
+        "underway",
+    )
 
     def __init__(self, schedule: WarmupSchedule, state: WarmupState) -> None:
         self.state = state
         self.underway = 0
         self._today: int | None = 0
-        self._sent_to = Counter[str]()  # by provider, on the day of the state and since the start
+        # Recipients by provider since the start: on ``_tried_day``, and on the day before with any.
+        self._tried, self._tried_before = Counter[str](), Counter[str]()
+        self._tried_day = 0
         self.use(schedule)
 
     def use(self, schedule: WarmupSchedule) -> None:
@@ -104,21 +115,26 @@ class Warming:
             return "was paused before its first day", 1
         return f"begins on {date.fromordinal(EPOCH + day - step)}", -step
 
-    def count(self, recipients: int, now_ms: int, provider: str) -> None:
-        """Count ``recipients`` of ``provider`` that were sent to."""
+    def tried(self, provider: str, now_ms: int) -> None:
+        """A recipient of ``provider`` has a reply, also one to the connection."""
+        day = now_ms // DAY_MS
+        if day != self._tried_day:
+            self._tried_before, self._tried, self._tried_day = self._tried, Counter(), day
+        self._tried[provider] += 1
+
+    def count(self, recipients: int, now_ms: int) -> None:
+        """Count ``recipients`` that were sent to."""
         day, state = now_ms // DAY_MS, self.state
         version, delay_days, slowed_day, paused_day, last_day, sent, begins = state
-        if last_day != day:
-            self._sent_to.clear()
-        self._sent_to[provider] += recipients
         sent = recipients + (sent if last_day == day else 0)
         self.state = WarmupState(version, delay_days, slowed_day, paused_day, day, sent, begins)
 
-    def depends_on(self, provider: str, now_ms: int) -> bool:
-        """Whether what ``provider`` refuses says something of the schedule: one for all mail must have sent some there."""
-        day = now_ms // DAY_MS
-        sent_to = self._sent_to[provider] if self.state.day == day else 0
-        return bool(self.schedule.provider) or sent_to * 100 >= (self.allowed(day) or 0) * NOTABLE
+    def depends_on(self, provider: str) -> bool:
+        """Whether what ``provider`` refuses says something of the schedule: of all mail a notable part must go there."""
+        if self.schedule.provider:
+            return True
+        there = self._tried[provider] + self._tried_before[provider]
+        return there * 100 >= (self._tried.total() + self._tried_before.total()) * NOTABLE
 
     def slow(self, now_ms: int) -> bool:
         """Repeat the number of today tomorrow; False: that is so already, or it has no numbers any more."""

@@ -13,7 +13,7 @@ PATHS_MAX = 100
 
 
 def matrix(paths: Sequence[Row], paths_max: int = PATHS_MAX) -> dict[str, Any]:
-    """What the page shows of ``paths``, which are in the order of ``paths.attention``.
+    """What the page shows of ``paths``, which are in the order of ``admin.paths.attention``.
 
     ``addresses`` is empty when they are too many for columns; ``others``: how many paths are not shown, of a provider and
     of all.

@@ -236,9 +236,12 @@ def _checked_caps(caps: Mapping[str, int], config: Config) -> dict[str, int]:
         if problem := table.problem_of(name):
             raise ConfigError(f"--cap-per-day {name}: {problem}")
         try:
-            found[name if name.isascii() else normalise_domain(name)] = most
+            normal = name if name.isascii() else normalise_domain(name)
         except AddressError as exc:
             raise ConfigError(f"--cap-per-day {name}: {exc}") from exc
+        if normal in found:
+            raise ConfigError(f"--cap-per-day {name}: {normal} has a cap already")
+        found[normal] = most
     return found
 
 

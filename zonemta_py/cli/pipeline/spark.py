@@ -136,7 +136,9 @@ def _refuse_inside(events: object, output: object) -> None:
     """Raises UsageError for an output below the event log, whose files the next job would read as events."""
     if not (events and output):
         return
-    log, other = (str(each).rstrip("/") for each in (events, output))
+    log, other = (
+        str(each).removeprefix("file://").removeprefix("file:").rstrip("/") for each in (events, output)
+    )
     if "://" not in log + other:
         log, other = (str(Path(each).resolve()) for each in (log, other))
     if f"{other}/".startswith(f"{log}/"):

@@ -141,8 +141,11 @@ class SimulatedEgress(Allowance):
 
     # ---- what replies change
 
-    def reply(self, reply: ProviderReply) -> None:
-        """Some recipients of the transaction that was ``settled`` last, or all, have got a reply."""
+    def reply(self, reply: ProviderReply, count: int) -> None:
+        """``count`` recipients of the transaction that was ``settled`` last have got a reply."""
+        for each in self.warmup.of(reply.address, reply.provider) if self.warmup else ():
+            for _ in range(count):
+                each.tried(reply.provider, self.clock.now_ms)
         if changes := self.engine.reply(reply, str(self.settled), self.clock.now_ms):
             self._apply(changes)
 
@@ -153,13 +156,13 @@ class SimulatedEgress(Allowance):
             if change.address:
                 self._follow((change.provider, change.address))
             if change.what == POOL:
-                for each in self.engine.reroutes.values():
-                    self.clock.at_ms(each.until_ms, self._end_reroutes)
+                for (provider, _), each in self.engine.reroutes.items():
+                    if provider == change.provider:
+                        self.clock.at_ms(each.until_ms, self._end_reroutes)
             if change.is_raise or change.what == POOL:
                 continue
             for warming in self.warmup.of(change.address, change.provider):
-                is_about = warming.depends_on(change.provider, change.time_ms)
-                if is_about and warming.slow(change.time_ms):
+                if warming.depends_on(change.provider) and warming.slow(change.time_ms):
                     self.limits.changed(slowed_warmup(change))
         self._free.clear()
         self._arm()

@@ -260,7 +260,7 @@ class SimulatedZone:
         recorded, count = counted
         egress, domain = self._world.egress, waiting.message.destination
         if recorded is None:
-            egress.reply(ProviderReply(*key, route.own_pool, domain, "", 250, "2.0.0", ""))
+            egress.reply(ProviderReply(*key, route.own_pool, domain, "", 250, "2.0.0", ""), count)
             return USUAL
         reply = ProviderReply(
             *key,
@@ -274,7 +274,7 @@ class SimulatedZone:
         if reply.reply_class in OF_SENDER:
             self._result.paths[key].refused += count
         handling = egress.engine.handling(reply)
-        egress.reply(reply)
+        egress.reply(reply, count)
         return handling
 
     def _finish(self, recipients: int) -> None:
