@@ -25,7 +25,7 @@ from zonemta_py.sink.sink_provider import SinkProvider
 FIRST = 41  # the last part of the first address of loopback
 NEW = "127.0.0.43"
 REPLY = "550 5.7.1 your IP is blocked for its bad reputation"
-PER_MESSAGE = 50
+PER_MESSAGE = 20
 WIDTH = 760
 
 

@@ -144,7 +144,9 @@ class Controller:
     def _decrease(self, key: PathKey, now_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         pace = before or self._top(key, now_ms)
-        if pace.rate == pace.top_rate:  # half of a limit that is far away would change nothing
+        made, _ = self._counts(key).of_last(now_ms, self._interval_ms)
+        if pace.rate == pace.top_rate and made >= self._settings.attempts:
+            # Half of a limit that is far away would change nothing.
             pace = pace._replace(rate=min(pace.rate, max(1, round(self._observed(key, now_ms)))))
         part = (100 - self._settings.decrease) / 100
         return self._set(
