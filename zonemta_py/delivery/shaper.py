@@ -60,9 +60,8 @@ class Shaper:
         self._on_change = on_change
         self.engine = ShapingEngine()
         self.last_classes: dict[PathKey, deque[str]] = {}
-        self._steps: list[
-            tuple[int, PathKey]
-        ] = []  # when paces come up and reroutes end, a heap; some are too early
+        # When paces come up and reroutes end, a heap; some are too early.
+        self._steps: list[tuple[int, PathKey]] = []
 
     @property
     def controller(self) -> Controller:
