@@ -377,7 +377,11 @@ async def test_held_again_during_the_release(directory: Path) -> None:
         await until(lambda: "waiting" in states(queue).values(), "the release to begin")
         await queue.suspended.suspend(JUNE_AT_BIG.key, "again", clock.ms + 1000)
         while "waiting" in states(queue).values():
-            assert await hold_next(queue, "big.example", "big")
+            found = queue.lease("default", "big.example", 100)
+            if found is None:  # what is on disk comes into the window a moment later
+                await asyncio.sleep(0)
+            else:
+                assert await queue.held_mail.hold(found, "big")
         for _ in range(100):
             await queue.commits.submit(WriteBatch())
         assert len(listed(queue)) == messages
