@@ -102,9 +102,8 @@ class Suspensions(Container[str]):
         rows = store.scan(prefix, keys.end_of(prefix))
         self._by_name = {key[len(prefix) :].decode(): _read(value) for key, value in rows}
         self._parts: tuple[tuple[MailPart, str], ...] = ()
-        self._ended: set[str] = (
-            set()
-        )  # stored until their end is recorded, and mail that is held for them is released
+        # Stored until their end is recorded, and mail that is held for them is released.
+        self._ended: set[str] = set()
         self._change = asyncio.Event()
         self.version = 0  # greater after each change
         self._list_parts()

@@ -68,9 +68,8 @@ class HeldMail:
             held += await queue.operator.hold_for(
                 name, active.id, waiting, f"{named(name)} is suspended"
             )
-        if (
-            not held
-        ):  # damaged on disk since it was read, or the suspension has ended: it is leased again
+        if not held:
+            # Damaged on disk since it was read, or the suspension has ended: it is leased again.
             await asyncio.sleep(NOT_HELD_S)
         return True
 
