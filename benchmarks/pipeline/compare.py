@@ -94,6 +94,8 @@ def commands(directory: Path, run: int) -> dict[str, dict[str, list[str]]]:
     return {
         "plan": {
             "zonemta": plan,
+            # Without the archive of Java's classes (decision 101), as in the first session on a machine.
+            "zonemta, first session": ["env", f"XDG_CACHE_HOME={out}-cache", *plan[:-1], f"{out}-first"],
             **{tool: [*other, tool, "plan", listed, suppression, f"{out}-{tool}.parquet"] for tool in ("duckdb", "polars", "python")},
         },
         "compact": {"zonemta": [*ours, "compact", events, "--output", f"{out}-lake"]},
