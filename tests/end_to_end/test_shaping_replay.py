@@ -90,6 +90,13 @@ async def test_a_replay_gives_what_was_recorded(directory: Path, processes: tupl
         assert [tuple(each[name] for name in names) for each in found] == expected
         assert (counts["missing"], counts["extra"]) == (0, 0)
         assert counts["changes"] == counts["recorded"] == len(found) > 4
+        refused = [
+            each for each in logged_events(directory, "deferred") if each["class"] == "rate_limited"
+        ]
+        by_rule = sum(each["cause"] == "rule slow" for each in found)
+        assert counts["rules"] == [
+            {"rule": "slow", "action": "lower_sessions", "replies": len(refused), "changes": by_rule}
+        ]
         same = await zonemta("shaping", "replay", "-c", config.path, "--compare")
         assert same.exit_code == 0, same.output
         await other_settings(directory, config, len(found))
@@ -126,7 +133,7 @@ async def other_settings(directory: Path, config: Config, before: int) -> None:
     assert found.output.startswith("- 20")
     assert f"of {before} that were recorded {before} are not among them, and 0 are new" in found.output
     late = await rows(*off, "--from", "2999-01-01")
-    assert late == [{"attempts": 0, "changes": 0, "recorded": 0, "missing": 0, "extra": 0}]
+    assert late == [{"attempts": 0, "changes": 0, "recorded": 0, "missing": 0, "extra": 0, "rules": []}]
 
 
 async def test_without_a_relay_or_a_log(directory: Path) -> None:

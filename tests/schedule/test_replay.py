@@ -4,7 +4,7 @@ from typing import Any
 
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
-from zonemta_py.config.shaping import ShapingRules
+from zonemta_py.config.shaping import ShapingRule, ShapingRules
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.controller import FULL
 from zonemta_py.schedule.replay import ShapingReplay, ShapingSetup
@@ -50,4 +50,27 @@ def test_steps_that_were_due_before_an_operator_ended_a_pace() -> None:
     ]  # fmt: skip
     assert [round((each.time_ms - BEGIN_MS) / 1000 / interval_s, 1) for each in replay.changes] == [
         0, 1, 2, 2.6,
+    ]  # fmt: skip
+
+
+def test_what_the_rules_say_of_recipients_is_counted() -> None:
+    """Of each kind the first; nothing about sending after one that ignores the reply, nor at a smarthost."""
+    rules = [
+        ShapingRule("hold", classes=("blocked",), action="hold"),
+        ShapingRule("bounce", action="bounce"),
+        ShapingRule("early", classes=("blocked",), action="suspend", for_s=60.0),
+        ShapingRule("ignore", providers=("big",), action="ignore"),
+        ShapingRule("late", action="suspend", for_s=60.0),
+    ]
+    replay = ShapingReplay(
+        ShapingSetup(
+            ControllerSettings(), ShapingRules(rules), lambda name: LIMITS, lambda zone, domain: "default", {}
+        )
+    )  # fmt: skip
+    replay.add(blocked(1, 0))
+    replay.add({**blocked(2, 1), "provider": ""})
+    replay.add({**blocked(3, 2), "class": "policy"})
+    replay.end()
+    assert [tuple(each) for each in replay.uses()] == [
+        ("hold", "hold", 2, 0), ("bounce", "bounce", 1, 0), ("early", "suspend", 1, 1), ("ignore", "ignore", 2, 0),
     ]  # fmt: skip

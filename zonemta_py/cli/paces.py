@@ -27,7 +27,7 @@ from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.durations import time_left
-from zonemta_py.schedule.replay import PoolOf, ReplayedChange, ShapingReplay, ShapingSetup
+from zonemta_py.schedule.replay import PoolOf, ReplayedChange, RuleUse, ShapingReplay, ShapingSetup
 from zonemta_py.schedule.sources import names_in_pools
 
 
@@ -156,6 +156,8 @@ def replay(
     Providers, rules and the controller are those of the configuration; actions of operators are repeated. With the settings
     of then the changes are those that were recorded, if the log goes back to where no pace was known.
 
+    A table says on how many replies each rule acts: what it holds, bounces or tries again at other times, too.
+
     \b
     Examples:
       zonemta shaping replay -c new.yaml --events var/events --from 2026-11-17
@@ -181,14 +183,27 @@ def replay(
         "missing": len(missing), "extra": len(extra),
     }  # fmt: skip
     if as_json:
-        print_json(counts)
+        print_json({**counts, "rules": [each._asdict() for each in found.uses()]})
     else:
+        if found.uses() and not compare:
+            _print_uses(found.uses())
         echo(
             f"{counts['attempts']:,} replies, {counts['changes']:,} changes; of {counts['recorded']:,} that were recorded "
             f"{counts['missing']:,} are not among them, and {counts['extra']:,} are new"
         )
     if compare and (missing or extra):
         sys.exit(EXIT_FAILED)
+
+
+def _print_uses(uses: list[RuleUse]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in RuleUse._fields:
+        table.add_column(title, justify="left" if title in ("rule", "action") else "right")
+    for use in uses:
+        table.add_row(use.rule, use.action, f"{use.replies:,}", f"{use.changes:,}")
+    print_table(table)
 
 
 def _replayed(

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.providers import SMARTHOST, ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
-from zonemta_py.config.shaping import ShapingRules
+from zonemta_py.config.shaping import ABOUT_SENDING, ShapingRules
 from zonemta_py.events.schema import boot_of
 from zonemta_py.schedule.controller import FULL, PACE, PAUSE, ShapingChange
-from zonemta_py.schedule.shaping import OPERATOR, POOL, ProviderReply, ShapingEngine
+from zonemta_py.schedule.shaping import OPERATOR, POOL, ProviderReply, ShapingEngine, rule_cause
 from zonemta_py.schedule.sources import BY_SYSTEM
 
 ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
@@ -55,6 +55,15 @@ class ReplayedChange(NamedTuple):
         }  # fmt: skip
 
 
+class RuleUse(NamedTuple):
+    """What a rule did: ``replies`` of recipients on which it acted, and the ``changes`` of sending that it caused."""
+
+    rule: str
+    action: str
+    replies: int
+    changes: int
+
+
 class _Node:
     """What is known of one queue."""
 
@@ -86,7 +95,10 @@ LATE_MS = 2000
 
 
 class ShapingReplay:
-    """Takes the records of an event log in their order. ``changes`` are computed, ``recorded`` those of the log."""
+    """Takes the records of an event log in their order. ``changes`` are computed, ``recorded`` those of the log.
+
+    What the rules say of a recipient (hold, bounce, its retries) is counted, and the records that follow are those of then.
+    """
 
     def __init__(self, setup: ShapingSetup) -> None:
         self._setup = setup
@@ -95,6 +107,7 @@ class ShapingReplay:
         self.attempts = 0
         self.changes: list[ReplayedChange] = []
         self.recorded: list[ReplayedChange] = []
+        self._acted = Counter[str]()  # replies by the name of the rule
 
     def add(self, record: Record) -> None:
         """The next record."""
@@ -107,14 +120,22 @@ class ShapingReplay:
         self._newest_ms = max(self._newest_ms, record["time_ms"])
         if event == SHAPED and record["what"] in BY_REPLIES:
             self._recorded(node.engine, record)
-        elif event in ATTEMPTS and record.get("provider") and record.get("code"):
+        elif event in ATTEMPTS and record.get("code"):
+            self._replied(node.engine, record)
+
+    def _replied(self, engine: ShapingEngine, record: Record) -> None:
+        about = self._about(record)
+        is_limited = about.provider != SMARTHOST
+        for rule in engine.acting(about) if about.reply_class else ():
+            self._acted[rule.name] += is_limited or rule.action not in ABOUT_SENDING
+        if is_limited:
             self.attempts += 1
-            self._keep(node.engine.reply(self._about(record), record["message"], record["time_ms"]))
+            self._keep(engine.reply(about, record["message"], record["time_ms"]))
 
     def _about(self, record: Record) -> ProviderReply:
         pool = self._setup.pool_of(record["zone"], record["domain"])
         return ProviderReply(
-            record["provider"], record["source_ip"] or BY_SYSTEM, pool, record["domain"],
+            record.get("provider") or SMARTHOST, record.get("source_ip") or BY_SYSTEM, pool, record["domain"],
             record.get("class", ""), record["code"], record["status"], record["reply"],
         )  # fmt: skip
 
@@ -146,6 +167,15 @@ class ShapingReplay:
 
     def _keep(self, changes: Iterable[ShapingChange]) -> None:
         self.changes += [ReplayedChange(*change[:7]) for change in changes]
+
+    def uses(self) -> list[RuleUse]:
+        """Of each rule that acted on a reply, in their order."""
+        causes = Counter(change.cause for change in self.changes)
+        return [
+            RuleUse(rule.name, rule.action, self._acted[rule.name], causes[rule_cause(rule)])
+            for rule in self._setup.rules.rules
+            if self._acted[rule.name]
+        ]
 
     def differences(self) -> tuple[list[ReplayedChange], list[ReplayedChange]]:
         """What was recorded and not computed, and what was computed and not recorded."""

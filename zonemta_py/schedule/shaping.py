@@ -15,6 +15,8 @@ from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.schedule.controller import MINUTE_S, Controller, ShapingChange
 
 POOL = "pool"
+IGNORE = "ignore"
+ENDS = ("bounce", "hold")  # the attempts of a recipient; the first of either acts
 OPERATOR = "an operator"  # the cause of what an operator changes
 OVER = "its time is over"  # the cause of the end of a reroute
 
@@ -64,6 +66,11 @@ class Reroute(NamedTuple):
     until_ms: int
 
 
+def rule_cause(rule: ShapingRule) -> str:
+    """The cause of what a rule changes."""
+    return f"rule {rule.name}"
+
+
 class ShapingEngine:
     """The rules, the controller, and where mail leaves from another pool."""
 
@@ -104,18 +111,31 @@ class ShapingEngine:
     def handling(self, reply: ProviderReply) -> Handling:
         """What the rules say of the recipient."""
         found = USUAL
-        for rule in self._matching(reply):
-            if rule.action == "retry" and not found.delays_s:
+        for rule in self.acting(reply):
+            if rule.action == "retry":
                 found = found._replace(delays_s=rule.delays_s)
             elif rule.action == "not_counted":
                 found = found._replace(is_counted=False)
             elif rule.action == "defer":
                 found = found._replace(defers=True)
-            elif rule.action in ("bounce", "hold") and not found.rule:
+            elif rule.action in ENDS:
                 found = found._replace(
                     bounces=rule.action == "bounce", holds=rule.action == "hold", rule=rule.name
                 )
         return found
+
+    def acting(self, reply: ProviderReply) -> list[ShapingRule]:
+        """The rules that act on the reply, in their order: of each kind about the recipient the first.
+
+        Those about sending that follow one that ignores the reply do not; those before it were written for such replies.
+        """
+        acting: list[ShapingRule] = []
+        for rule in self._matching(reply):
+            is_sending = rule.action in ABOUT_SENDING
+            kinds = (IGNORE,) if is_sending else ENDS if rule.action in ENDS else (rule.action,)
+            if not any(each.action in kinds for each in acting):
+                acting.append(rule)
+        return acting
 
     def _matching(self, reply: ProviderReply) -> list[ShapingRule]:
         if not reply.reply_class:
@@ -135,13 +155,11 @@ class ShapingEngine:
             return []
         self._counted.add(reply)
         changes = self.end_reroutes(now_ms) if self.reroutes else []
-        rules = self._matching(reply)
-        ignored = next((n for n, rule in enumerate(rules) if rule.action == "ignore"), None)
-        if ignored is None:
-            changes += self.controller.attempt(reply.path, reply.reply_class, now_ms, code=reply.code)
-        else:
+        rules = self.acting(reply)
+        if any(rule.action == IGNORE for rule in rules):
             changes += self.controller.advance(reply.path, now_ms)
-            rules = rules[:ignored]  # those before it were written for such replies
+        else:
+            changes += self.controller.attempt(reply.path, reply.reply_class, now_ms, code=reply.code)
         for rule in rules:
             if rule.action in ABOUT_SENDING and self._reaches_threshold(rule, reply.path, now_ms):
                 change = self._act(rule, reply, now_ms)
@@ -163,7 +181,7 @@ class ShapingEngine:
         return True
 
     def _act(self, rule: ShapingRule, reply: ProviderReply, now_ms: int) -> ShapingChange | None:
-        until_ms, cause = now_ms + round(rule.for_s * 1000), f"rule {rule.name}"
+        until_ms, cause = now_ms + round(rule.for_s * 1000), rule_cause(rule)
         if rule.action == "suspend":
             return self.controller.pause(reply.path, until_ms, now_ms, cause)
         if rule.action == "pool":
@@ -197,7 +215,7 @@ class ShapingEngine:
         self.reroutes[reply.provider, reply.pool] = Reroute(1, rule.pool, until_ms)
         after = f"{rule.pool} until {until_ms}"
         return ShapingChange(
-            now_ms, reply.provider, reply.address, POOL, before, after, f"rule {rule.name}"
+            now_ms, reply.provider, reply.address, POOL, before, after, rule_cause(rule)
         )
 
     def end_reroutes(self, now_ms: int) -> list[ShapingChange]:
