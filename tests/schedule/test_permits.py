@@ -84,12 +84,35 @@ def test_all_limits_together(
     assert played.wakes <= 6 * sum(messages) + 10
 
 
-def test_the_rate_is_used() -> None:
-    """More than 90 % of what a rate allows is sent, with answers that take half of its tenth."""
-    limits = ProviderLimits(rate=(Rate(50, 1.0),))
-    played = ProviderSimulation(limits, [500] * 4, answer_ms=50, turn=100)
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(20, 100), st.sampled_from([1.0, 2.0, 60.0]), st.integers(1, 4), st.integers(0, 10_000)
+)
+def test_a_rate_is_never_starved(events: int, per_s: float, destinations: int, seed: int) -> None:
+    """More than 90 % of what it allows is sent, however many destinations share it; answers take up to a twentieth of a period."""
+    messages, answer_ms = events * 10, round(min(per_s * 50, 500))
+    played = ProviderSimulation(
+        ProviderLimits(rate=(Rate(events, per_s),)), [messages // destinations + 1] * destinations,
+        answer_ms=answer_ms, turn=100, seed=seed,
+    )  # fmt: skip
     took_ms = played.run()
-    assert 2000 / (took_ms / 1000) >= 45
+    sent = len(played.received["a"])
+    # What is allowed at once at the beginning, and what waits at the end, are of one period.
+    assert sent / events >= 0.9 * (took_ms / 1000 / per_s - 1)
+    assert played.wakes <= 4 * sent + 10
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 300), st.integers(1, 3), st.integers(0, 10_000))
+def test_wake_ups_are_those_of_the_messages(
+    sessions: int, destinations: int, each: int, seed: int
+) -> None:
+    """Each wake-up of a gate leads to a permit, or nearly: the work does not grow with what waits."""
+    limits = ProviderLimits(sessions=sessions)
+    played = ProviderSimulation(limits, [each] * destinations, addresses=("a", "b"), seed=seed)
+    played.run()
+    assert sum(map(len, played.received.values())) == each * destinations
+    assert played.wakes <= 2 * each * destinations + 10
 
 
 def test_many_destinations_wait_for_one_session() -> None:
