@@ -320,6 +320,34 @@ def test_long_windows_survive(limit: int = 3) -> None:
     assert refused.until_ms > 4_000_000
 
 
+def test_long_windows_of_new_sessions_survive() -> None:
+    """Those of the provider from an address, and those of the address; each session that is opened returns its row."""
+    own = AddressLimits(connect_rate=(Rate(4, 86_400.0),))
+    made, stored = permits(ProviderLimits(connect_rate=(Rate(2, 3600.0),)), a=own), {}
+    for now_ms in (1_000_000, 1_010_000):
+        permit = taken(made.take("big", "a", now_ms))
+        made.begin(permit, now_ms, 1)
+        for row in made.end(permit, now_ms + 10):
+            stored[row[:5]] = row
+        made.release(permit)
+    assert {(row[0], row[1], row[3]) for row in stored.values()} == {
+        ("connects", "big", 3_600_000), ("connects", "", 86_400_000),
+    }  # fmt: skip
+    later = permits(ProviderLimits(connect_rate=(Rate(2, 3600.0),)), a=own)
+    later.restore(list(stored.values()), 1_100_000)
+    refused = later.take("big", "a", 1_100_000)
+    assert isinstance(refused, Refusal)
+    assert (refused.limit, refused.until_ms > 4_000_000) == (Limit.PROVIDER_CONNECT_RATE, True)
+    for now_ms in (5_000_000, 5_010_000):
+        permit = taken(later.take("big", "a", now_ms))
+        later.begin(permit, now_ms, 1)
+        later.end(permit, now_ms + 10)
+        later.release(permit)
+    refused = later.take("other", "a", 5_020_000)
+    assert isinstance(refused, Refusal)
+    assert refused.limit is Limit.ADDRESS_CONNECT_RATE
+
+
 def test_a_reload_counts_on() -> None:
     """What is under way ends in the windows of the new limits."""
     made = permits(ProviderLimits(rate=(Rate(2, 60.0),), sessions_per_address=2))
