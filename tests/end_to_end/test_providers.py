@@ -325,6 +325,34 @@ async def test_a_blocked_message_leaves_its_address(directory: Path, at: str) ->
     assert all(each["mx"] == "mx.big.example" and each["mx_ip"] for each in refused)
 
 
+@pytest.mark.parametrize("controller", [True, False])
+async def test_the_shipped_rules_leave_a_blocked_address(directory: Path, controller: bool) -> None:
+    """The first blocked reply lowers the pace to a few a minute; without the controller 20 of them pause the address."""
+    messages, underway = 200, 4
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], block={"at": "mail"})
+        other = await stage.provider("other", ["o.example"])
+        big.block(ADDRESSES[0], "451 4.7.1 your IP is blocked for its bad reputation")
+        zone = {"retry": {"delays": ["50ms"]}, "connections_per_domain": underway}
+        settings = {"controller": {"enabled": controller}}
+        config = shaped(stage, (0, 0), {}, zones={"default": zone}, shaping=settings)
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], messages)
+            await fill(relay, ["o.example"], MANY, "o")
+            await empty(relay)
+        assert big.account(ADDRESSES[1]).messages == messages
+        refused = big.account(ADDRESSES[0]).refused.total()
+        assert other.account(ADDRESSES[0]).messages > 0, "it is used elsewhere"
+    first = logged_events(directory, "shaped")[0]
+    assert (first["provider"], first["address"]) == ("mx.big.example", ADDRESSES[0])
+    if controller:
+        assert first["what"] == "pace"
+        assert 1 <= refused < 20 + underway
+    else:
+        assert (first["what"], first["cause"]) == ("pause", "rule blocked")
+        assert 20 <= refused < 20 + underway
+
+
 def recipients_of(sink: Sink) -> set[int]:
     """The numbers of those that have got the message."""
     return {int(each[1]) for message in sink.messages for each in message.recipients}
