@@ -1,13 +1,17 @@
 """The random kills of one job, by its name."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.pipeline.campaigns import relay_and_sinks
 from tests.pipeline.kills.rounds import Killed, kill_at_random
-from tests.pipeline.kills.scenarios import Compact, Plan, Report, Send, Update
+from tests.pipeline.kills.scenarios import Compact, LargeReport, Plan, Report, Scenario, Send, Update
 
-JOBS = ("plan", "send", "compact", "report", "update")
+OF_FILES: dict[str, Callable[[Path], Scenario]] = {
+    "plan": Plan, "compact": Compact, "report": Report, "large-report": LargeReport, "update": Update,
+}  # fmt: skip
+JOBS = (*OF_FILES, "send")
 
 
 async def kill_job(name: str, directory: Path, rng: random.Random, kills: int) -> Killed:
@@ -15,5 +19,4 @@ async def kill_job(name: str, directory: Path, rng: random.Random, kills: int) -
     if name == "send":
         async with relay_and_sinks(directory) as here:
             return await kill_at_random(Send(directory, here), directory, rng, kills)
-    of_files = {"plan": Plan, "compact": Compact, "report": Report, "update": Update}
-    return await kill_at_random(of_files[name](directory), directory, rng, kills)
+    return await kill_at_random(OF_FILES[name](directory), directory, rng, kills)

@@ -1,7 +1,9 @@
 """What the random kills do: each job with its output, the work that it is given, and what has to be true when it has ended."""
 
+from base64 import b64encode
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
 
 import pyarrow.dataset as ds
@@ -11,6 +13,7 @@ from tests.pipeline.campaigns import LETTER, PERSONAL, RelayAndSinks, write_list
 from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
 from zonemta_py.pipeline.jobs.plan_request import BY_TASKS_BYTES_MIN
+from zonemta_py.pipeline.spark.event_log import SMALL_BYTES
 
 RECIPIENTS = 12_000  # more than those of the first round of ``send``
 EVENTS = 20_000
@@ -92,6 +95,7 @@ class _OfEvents:
     """A log that gets a segment for each run that ended."""
 
     job: tuple[str, ...]
+    reply_bytes = 0  # of each event that zstd cannot compress
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.events, self.segments = directory, 0, 0
@@ -100,10 +104,14 @@ class _OfEvents:
         first = self.events + 1
         self.events += EVENTS
         self.segments += 1
+        random_bytes = Random(first).randbytes
         records = [
-            delivered(n, time_ms=HOUR_BEGINS_MS + n % HOURS * HOUR_MS, domain=f"d{n % 50}.example")
+            delivered(
+                n, time_ms=HOUR_BEGINS_MS + n % HOURS * HOUR_MS, domain=f"d{n % 50}.example",
+                reply=f"Ok {b64encode(random_bytes(self.reply_bytes)).decode()}",
+            )
             for n in range(first, self.events + 1)
-        ]
+        ]  # fmt: skip
         write_segment(self.directory / "log", f"s{first}", records)
         self.output = self.directory / self.name
         self.arguments = [*self.job, str(self.directory / "log"), "--output", str(self.output)]
@@ -140,6 +148,12 @@ class Report(_OfEvents):
         assert (by["all"], by["domain"]) == (1, 50)
         assert (self.output / "report.html").read_text().rstrip().endswith("</html>")
         assert not (self.output / "_next").exists()
+
+
+class LargeReport(Report):
+    """By Spark, which reads segments of more than SMALL_BYTES."""
+
+    reply_bytes = 1 + SMALL_BYTES // EVENTS
 
 
 class Update(Report):

@@ -4,7 +4,7 @@ pyspark is imported only when a job runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
@@ -129,7 +129,8 @@ class SparkOptions:
                 with spark_errors("Spark"):  # what a job has not turned into an error of its own
                     yield session, progress
             finally:
-                session.stop()
+                with suppress(OSError):  # Java has ended: what it was about is an error above
+                    session.stop()
 
 
 def _refuse_inside(events: object, output: object) -> None:

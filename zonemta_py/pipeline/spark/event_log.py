@@ -25,6 +25,7 @@ from zonemta_py.pipeline.rules.coverage import Coverage, Range
 from zonemta_py.pipeline.rules.torn_lines import whole_groups, whole_lines
 from zonemta_py.pipeline.spark.deferred_session import is_deferred
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.listing import is_here
 from zonemta_py.pipeline.spark.lists import TABLE
 from zonemta_py.pipeline.spark.quarantine import Damage, read_quarantine
 from zonemta_py.pipeline.spark.read_state import ReadState, names_read, read_state
@@ -34,6 +35,7 @@ from zonemta_py.pipeline.spark.segment_files import (
     read_here,
     segment_lengths,
 )
+from zonemta_py.pipeline.spark.session import is_local
 from zonemta_py.pipeline.spark.storage import as_read
 from zonemta_py.pipeline.spark.tables import record_batch
 
@@ -41,6 +43,7 @@ EVENTS, READ = (
     "events",
     "read",
 )  # in the output of ``compact``: the Parquet files, and what has been read
+LOCAL = ("/", "file:")  # what paths of this machine begin with
 SMALL_BYTES = 16 << 20  # of segments that are read in this process, before a session has started
 PATHS_MAX = 1000  # that are named to Spark one by one; else it lists the directory and filters
 
@@ -92,8 +95,10 @@ class EventLog:
                 return [row for batch in function(read_here(self.segments)) for row in batch.to_pylist()]
             except (pa.ArrowException, ValueError, KeyError, TypeError) as exc:
                 raise LocalError(f"{self.path}: {exc}") from exc
-        rows = self.contents(spark).mapInArrow(function, schema).collect()
-        return [row.asDict() for row in rows]
+        segments = self.contents(spark)
+        if is_here(spark) and is_local(spark) and all(each.startswith(LOCAL) for each in self.segments):
+            segments, function = segments.select("path"), partial(_opened, function)
+        return [row.asDict() for row in segments.mapInArrow(function, schema).collect()]
 
     def contents(self, spark: SparkSession) -> DataFrame:
         """``path`` and ``content`` of the segments."""
@@ -118,6 +123,12 @@ class EventLog:
             return rows.where(name.isin(names))
         wanted = rows.sparkSession.createDataFrame([(each,) for each in names], "segment_name string")
         return rows.join(F.broadcast(wanted), name == F.col("segment_name"), "left_semi")
+
+
+def _opened(function: Mapper, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """``function`` of the segments at paths of this machine. Java would have each several times in its heap."""
+    paths = (path for batch in batches for path in batch.column("path").to_pylist())
+    yield from function(read_here(paths))
 
 
 def open_log(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
@@ -30,6 +30,10 @@ def spark_errors(context: str) -> Iterator[None]:
     """Raise LocalError for any exception of Spark: that of a task, or one whose text begins with ``context``."""
     try:
         yield
+    except (Py4JNetworkError, ConnectionError) as exc:
+        raise LocalError(
+            f"{context}: Java has ended; if it had too little memory (see above), give it more with --heap"
+        ) from exc
     except (PySparkException, Py4JError) as exc:
         if own := _OWN.search(str(exc)):
             raise LocalError(own[1]) from exc
