@@ -52,6 +52,7 @@ _ISO_DURATION = re.compile(
 )
 _NUMBER_UNIT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*\Z")
 DURATION_MAX_S = 100 * 366 * 86400
+DURATION_TEXT_MAX = 100  # characters: also header fields of messages are parsed, which may be long
 
 
 class Rate(NamedTuple):
@@ -78,7 +79,7 @@ def duration(value: object) -> Seconds:
     seconds (``PT15M``, ``P1DT2H``). Raises ValueError.
     """
     allowed = "a duration such as 30s, 5m, 2h, 4d or PT15M"
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > DURATION_TEXT_MAX:
         raise ValueError(allowed)
     iso = _ISO_DURATION.match(value)
     if iso is not None and any(iso.groups()):

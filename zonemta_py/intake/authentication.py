@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +17,7 @@ from zonemta_py.core.networks import network_of
 from zonemta_py.intake.users import Users
 
 THREADS = 2
-WAITING_MAX = 50  # checks under way and waiting; a second of CPU or two
+WAITING_MAX = 50  # different checks under way and waiting; a second of CPU or two
 REMEMBERED_S = 600.0
 REMEMBERED_MAX = 10_000
 FAILURES_MAX = 10  # of one network in FAILURE_WINDOW_S
@@ -38,7 +38,11 @@ class PasswordChecks:
     def __init__(self, failure_delay_s: float = FAILURE_DELAY_S) -> None:
         self._failure_delay_s = failure_delay_s
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="password")
-        self._waiting = 0
+        # Whom each check under way is for: the addresses, and what is called with the answer.
+        self._underway: dict[bytes, list[tuple[str, Callable[[str], None]]]] = {}
+        self._guesses: Counter[str] = (
+            Counter()
+        )  # checks under way by network, each counts as wrong until it has ended
         self._key = secrets.token_bytes(32)
         self._remembered: OrderedDict[bytes, float] = OrderedDict()  # to the end of its time, monotonic
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()  # by network
@@ -46,43 +50,52 @@ class PasswordChecks:
     def check(
         self, users: Users, name: str, password: str, client_ip: str, done: Callable[[str], None]
     ) -> None:
-        """Call ``done`` later, with an empty text or the reply of a refusal."""
+        """Call ``done`` later, with an empty text or the reply of a refusal.
+
+        Many sessions may ask for the same name and password at once, as bulk senders do: that is one check.
+        """
         loop, digest = asyncio.get_running_loop(), self._digest(users, name, password)
-        known = None
+        network, known = network_of(client_ip), None
         if self.is_blocked(client_ip):
             known = BLOCKED
         elif self._remembered.get(digest, 0.0) > clock.monotonic_s():
             known = ""
-        elif self._waiting >= WAITING_MAX:
+        elif digest in self._underway:
+            self._underway[digest].append((client_ip, done))
+            return
+        elif (
+            len(self._underway) >= WAITING_MAX
+            or self._failures_of(network) + self._guesses[network] >= FAILURES_MAX
+        ):
             known = BUSY
         if known is not None:
             loop.call_soon(done, known)
             return
-        self._waiting += 1
+        self._underway[digest] = [(client_ip, done)]
+        self._guesses[network] += 1
         verified = loop.run_in_executor(self._threads, users.verify, name, password)
-        verified.add_done_callback(lambda future: self._verified(future, digest, name, client_ip, done))
+        verified.add_done_callback(lambda future: self._verified(future, digest, name, network))
 
-    def _verified(
-        self,
-        verified: asyncio.Future[bool],
-        digest: bytes,
-        name: str,
-        client_ip: str,
-        done: Callable[[str], None],
-    ) -> None:
-        self._waiting -= 1
+    def _verified(self, verified: asyncio.Future[bool], digest: bytes, name: str, network: str) -> None:
+        asked = self._underway.pop(digest)
+        self._guesses[network] -= 1
+        if not self._guesses[network]:
+            del self._guesses[network]
         if verified.cancelled() or verified.exception() is not None:
-            done(BUSY)
+            for _, done in asked:
+                done(BUSY)
         elif verified.result():
             self._remembered[digest] = clock.monotonic_s() + REMEMBERED_S
             self._remembered.move_to_end(digest)
             if len(self._remembered) > REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
-            done("")
+            for _, done in asked:
+                done("")
         else:
-            self._note_failure(client_ip)
-            log.warning("authentication failed: user=%r client=%s", name, client_ip)
-            verified.get_loop().call_later(self._failure_delay_s, done, WRONG)
+            for client_ip, done in asked:
+                self._note_failure(client_ip)
+                log.warning("authentication failed: user=%r client=%s", name, client_ip)
+                verified.get_loop().call_later(self._failure_delay_s, done, WRONG)
 
     def _digest(self, users: Users, name: str, password: str) -> bytes:
         """Depends on the stored hash as well: a changed password is not remembered."""
@@ -92,12 +105,15 @@ class PasswordChecks:
 
     def is_blocked(self, client_ip: str) -> bool:
         """Whether too many wrong passwords came from the network of ``client_ip`` lately."""
-        times = self._failures.get(network_of(client_ip))
+        return self._failures_of(network_of(client_ip)) >= FAILURES_MAX
+
+    def _failures_of(self, network: str) -> int:
+        times = self._failures.get(network)
         if times is None:
-            return False
+            return 0
         while times and times[0] <= clock.monotonic_s() - FAILURE_WINDOW_S:
             times.popleft()
-        return len(times) >= FAILURES_MAX
+        return len(times)
 
     def _note_failure(self, client_ip: str) -> None:
         times = self._failures.setdefault(network_of(client_ip), deque(maxlen=FAILURES_MAX))

@@ -182,8 +182,9 @@ class Connection(ClientTransport, ABC):
         self._state = state
 
     def pause(self) -> None:
-        """Leave unread what the client sends, until ``resume``."""
+        """Leave unread what the client sends, until ``resume``; meanwhile it is not the client that is slow."""
         self._pauses.add(Pause.RESULT)
+        self._deadline.clear()
 
     def wait_for(
         self, future: CommitFuture, step: Callable[..., None] | None = None, *arguments: Any
@@ -251,6 +252,8 @@ class Connection(ClientTransport, ABC):
                 try:
                     line = take_line(self._unread)
                 except Refused as exc:
+                    if state is AUTH:  # what follows is a command
+                        self._enter(COMMAND)
                     self._refuse(exc.reply)
                     continue
                 if line is None:
@@ -291,7 +294,11 @@ class Connection(ClientTransport, ABC):
         if header is None:
             return False
         del self._unread[: header.size]
-        self._client_ip, self._last_trace = header.client_ip or self._client_ip, None
+        if header.client_ip:
+            self._client_ip, self._last_trace = header.client_ip, None
+            self._context.ended(self)  # the proxy was counted as trusted
+            if refusal := self._context.admit(self, self._client_ip):
+                raise CloseConnection(refusal)
         self._enter(COMMAND)
         self._reply(f"220 {self.hostname} ESMTP")
         return True

@@ -91,6 +91,10 @@ class ListenerContext:
         """The client of ``session`` is a user: it is not counted among strangers any more."""
         self._limits.know(session)
 
+    def login_of(self, user: str) -> str:
+        """What changes with the password of a user: its stored hash, empty for one that is removed or disabled."""
+        return self.users.hash_of(user) if self.users is not None else ""
+
     def ended(self, session: OpenSession) -> None:
         """Stop counting ``session``; may be called twice."""
         self._limits.remove(session)

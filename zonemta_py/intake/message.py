@@ -5,7 +5,10 @@ and the reply to the final dot names it: after an earlier reply the client's dat
 commands.
 """
 
+import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import replace
@@ -33,6 +36,9 @@ from zonemta_py.smtp.transparency import LineCheck
 
 LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
 HARD_LIMIT_FACTOR = 2  # of the size limit, after which a client is disconnected
+DEFECT = "451 4.3.0 Internal error"
+
+log = logging.getLogger(__name__)
 
 
 class MessageReceiver:
@@ -117,7 +123,8 @@ class MessageReceiver:
             if self._hash is not None:
                 self._hash.feed(body)
             scanned = self._scan.feed(body) if self._scan is not None else None
-            return (self._writers or self._writer).write(body) or scanned
+            written = (self._writers or self._writer).write(body)
+            return _both(written, scanned) if written and scanned else written or scanned
         except NotAccepted as exc:
             self.refusal = str(exc)
         except HeaderTooLarge as exc:
@@ -161,6 +168,21 @@ class MessageReceiver:
 
     def finish(self) -> CommitFuture:
         """The data have ended; when the future is done, there is a ``refusal`` or a ``result``."""
+        self._call(self._finish)
+        return self._finished
+
+    def _call(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Call a step after the end of the data; a defect in it refuses this message, and no callback is lost."""
+        try:
+            step(*arguments)
+        except Exception:
+            log.exception("a message from %s failed", self._envelope.origin.client_ip)
+            self.refusal = DEFECT
+            self.abort()
+            if not self._finished.done:
+                self._finished.set_result()
+
+    def _finish(self) -> None:
         if not self.refusal:
             self._check.finish()
             self._check_lines()
@@ -172,12 +194,11 @@ class MessageReceiver:
             key = key_in_header(splitter.header, splitter.fields, self._rules.key_headers)
         if key:
             lookup = self._claim.acquire(key)
-            lookup.add_done_callback(lambda failure: self._on_key(failure, busy=lookup.busy))
+            lookup.add_done_callback(lambda failure: self._call(self._on_key, failure, lookup.busy))
         else:
             self._await_scan()
-        return self._finished
 
-    def _on_key(self, failure: QueueUnavailable | None, *, busy: bool) -> None:
+    def _on_key(self, failure: QueueUnavailable | None, busy: bool) -> None:
         if self._ended:
             return  # the client has disconnected
         if failure is not None:
@@ -202,7 +223,7 @@ class MessageReceiver:
             self.refusal = scan.verdict.refusal
             self._conclude()
 
-        scan.finish().add_done_callback(scanned)
+        scan.finish().add_done_callback(partial(self._call, scanned))
 
     def _conclude(self) -> None:
         """Hand the message to the queue, unless it is refused or repeats another."""
@@ -254,7 +275,7 @@ class MessageReceiver:
             self.abort()
             self._finished.set_result()
 
-        charge.add_done_callback(charged)
+        charge.add_done_callback(partial(self._call, charged))
 
     def _hand_over(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
         """Hand ``messages`` to the queue, which stores them even when the client disconnects."""
@@ -308,3 +329,10 @@ class MessageReceiver:
 
     def _body_writers(self) -> list[MessageWriter]:
         return [each.writer for each in self._writers.all] if self._writers else [self._writer]
+
+
+def _both(first: CommitFuture, second: CommitFuture) -> CommitFuture:
+    """Done when both are."""
+    done = CommitFuture()
+    first.add_done_callback(lambda _: second.add_done_callback(lambda _: done.set_result()))
+    return done

@@ -5,7 +5,7 @@ Source of the parameters: RFC 4865 (HOLDFOR, HOLDUNTIL), RFC 2852 (BY).
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.errors import HeaderParseError
+from email.errors import MessageError
 from email.header import decode_header, make_header
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from zonemta_py.smtp.commands import Mail, Refused
 
 TAGS_MAX = 10  # of a message: they are in each of its events
 EXPIRE_MAX_MS = 400 * 86_400_000  # from now
+TIME_MAX = 200  # characters of a time in a header field
 SILENT = "silent"
 
 
@@ -77,7 +78,7 @@ def _decoded(text: str) -> str:
         return text
     try:
         return str(make_header(decode_header(text))).strip()
-    except (HeaderParseError, LookupError, ValueError):
+    except (MessageError, LookupError, ValueError):
         return text
 
 
@@ -133,7 +134,7 @@ def _time(field: str | None, text: str, from_ms: int) -> int:
         return from_ms + round(duration(text) * 1000)
     except ValueError:
         pass
-    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+    for parse in (datetime.fromisoformat, parsedate_to_datetime) if len(text) <= TIME_MAX else ():
         try:
             when = parse(text)
             if when.tzinfo is not None:

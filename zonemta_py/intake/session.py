@@ -78,6 +78,8 @@ class Session(SecureConnection):
             raise self._rejected("MAIL", "530 5.7.0 Authentication required")
         if context.stopping:
             raise CloseConnection("421 4.3.2 The relay is stopping")
+        if self._user and context.login_of(self._user) != self._login:
+            raise CloseConnection("421 4.7.0 Your login has changed, authenticate again")
         if context.queue.failure is not None:
             raise self._rejected("MAIL", UNWRITABLE)
         if not context.disk_space.is_sufficient():

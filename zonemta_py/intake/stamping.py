@@ -119,6 +119,7 @@ def stamp(
     _check_hops(rules, fields)
     removed = [field for field in fields if field.name in rules.removed_fields]
     message_id = first_value(header, fields, b"message-id")
+    replaced = [] if message_id else [field for field in fields if field.name == b"message-id"]
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
     date = clock.mail_date(now_ms)
     block = [
@@ -137,7 +138,8 @@ def stamp(
         block.append(f"Message-ID: {message_id}\r\n".encode())
     if not any(field.name == b"date" for field in fields):
         block.append(f"Date: {date}\r\n".encode())
-    block += content.verdict.fields, fold(without(header, removed) if removed else header)
+    unwanted = removed + replaced
+    block += content.verdict.fields, fold(without(header, unwanted) if unwanted else header)
     # Reversed: of several fields with one name the first counts.
     values = {field.name.decode(): field_value(header, field) for field in reversed(removed)}
     labels = of_header(rules.options, values, envelope.options, now_ms)

@@ -34,6 +34,7 @@ class SecureConnection(Connection):
         super().__init__(context)
         self._helo = ""
         self._user = ""  # empty before AUTH
+        self._login = ""  # the stored hash of the password at AUTH
         self._extended = False  # the client said EHLO
         self._exchange: sasl.Exchange | None = None  # in State.AUTH
         self._idle_commands = 0  # since the last message
@@ -44,7 +45,7 @@ class SecureConnection(Connection):
 
     def _reset_session(self) -> None:
         """Forget what the client said before TLS (RFC 3207 section 4.2)."""
-        self._helo, self._user, self._extended = "", "", False
+        self._helo, self._user, self._login, self._extended = "", "", "", False
         self._reset_transaction()
 
     def _rejected(self, command: str, reply: str, *, user: str = "") -> Refused:
@@ -173,16 +174,15 @@ class SecureConnection(Connection):
         users = self._context.users
         assert users is not None
         self.pause()
-        self._context.passwords.check(
-            users, name, password, self._client_ip, partial(self.resume, self._verified, name)
-        )
+        step = partial(self.resume, self._verified, name, users.hash_of(name))
+        self._context.passwords.check(users, name, password, self._client_ip, step)
 
-    def _verified(self, name: str, refusal: str) -> None:
+    def _verified(self, name: str, login: str, refusal: str) -> None:
         if refusal:
             refused = self._rejected("AUTH", refusal, user=name)
             if refusal.startswith("421"):
                 raise CloseConnection(refusal)
             raise refused
-        self._user = name
+        self._user, self._login = name, login
         self._context.authenticated(self)
         self._reply("235 2.7.0 Authentication successful")

@@ -63,7 +63,7 @@ class RemoteQueue:
                 lookup.answer(frame.busy, frame.known)
             return
         failure = QueueUnavailable(frame.problem) if frame.problem else None
-        if frame.final:
+        if frame.final and failure is not None:  # a write that began before it may succeed after it
             self.failure = failure
         future = self._commits.pop(frame.number)
         if failure is None:

@@ -7,7 +7,7 @@ Source: RFC 5322 sections 3.4 and 3.6.2, RFC 2047.
 
 import re
 from collections.abc import Sequence
-from email.errors import HeaderParseError
+from email.errors import MessageError
 from email.header import decode_header, make_header
 from unicodedata import normalize
 
@@ -55,8 +55,8 @@ def _addresses(value: str) -> list[str]:
     plain = _PLAIN.match(value)
     if plain is not None:
         return [normalise(plain[1] or plain[2])]
-    tokens = _TOKEN.findall(value)
-    if sum(map(len, tokens)) != len(value) or _CONTROLS.search(value):
+    tokens = _tokens(value)
+    if tokens is None or _CONTROLS.search(value):
         raise ValueError("quotes, comments or control characters are not well-formed")
     # A quotation mark stands for each quoted string, a space for each comment.
     text = "".join({'"': '"', "(": " "}.get(token[0], token) for token in tokens)
@@ -64,6 +64,18 @@ def _addresses(value: str) -> list[str]:
         raise ValueError("a group or a route is not allowed")
     parts = [part.strip(" \t") for part in text.split(",")]
     return [address for part in parts if part for address in _mailbox(part)]
+
+
+def _tokens(value: str) -> list[str] | None:
+    """The tokens of ``value``; None if it has anything else. An open quotation mark ends the search, which would begin at each."""
+    tokens, at = [], 0
+    while at < len(value):
+        token = _TOKEN.match(value, at)
+        if token is None:
+            return None
+        tokens.append(token[0])
+        at = token.end()
+    return tokens
 
 
 def _mailbox(text: str) -> list[str]:
@@ -80,5 +92,5 @@ def _mailbox(text: str) -> list[str]:
 def _decoded(word: re.Match[str]) -> str:
     try:
         return str(make_header(decode_header(word[0])))
-    except (HeaderParseError, LookupError, ValueError) as exc:
+    except (MessageError, LookupError, ValueError) as exc:
         raise ValueError(f"{word[0]} cannot be decoded") from exc

@@ -91,7 +91,11 @@ def author_domain(header: bytes, fields: Iterable[Field]) -> str:
             plain = _PLAIN_FROM.match(field_value(header, field))
             if plain:
                 return plain[1].lower()
-            for _, address in getaddresses([field_value(header, field)], **_LENIENT):
+            try:
+                found = getaddresses([field_value(header, field)], **_LENIENT)
+            except RecursionError:  # comments in comments
+                continue
+            for _, address in found:
                 try:
                     return domain_of(normalise(address))
                 except AddressError:
