@@ -3,8 +3,10 @@
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +14,23 @@ from tests.intake.dialogue import BEGIN, connected
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import listening
 from tests.kit.queue import everything, opened, problems
+from tests.kit.smtp_client import RawClient
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import ListenerSettings
 from zonemta_py.config.units import Size
 from zonemta_py.core import clock
 from zonemta_py.core.codec import replace
-from zonemta_py.intake.message import MessageReceiver
+from zonemta_py.intake.message import MessageReceiver, _both
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
 from zonemta_py.intake.submission_key import SubmissionKeyClaim
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.commands import Rcpt
+
+SLOW_S = 1.5  # of a commit, beside an idle_timeout of 500ms
 
 each_queue_client = pytest.mark.usefixtures("queue_client")
 
@@ -209,3 +215,56 @@ async def test_an_abort(tmp_path: Path) -> None:
         await future
         assert handed_over.result is not None
         assert queue.lease("default", "d.example", 1) is not None
+
+
+@each_queue_client
+async def test_a_commit_may_be_slower_than_the_client_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would hear that it was too slow, and send again what is stored."""
+    async with (
+        listening(tmp_path, "    idle_timeout: 500ms") as relay,
+        await RawClient.connect(relay.address.port) as client,
+    ):
+        await client.ehlo()
+        assert (await client.envelope()).startswith("354")
+        write = relay.queue.store.write
+
+        def slow(writes: Any) -> None:
+            time.sleep(SLOW_S)  # in the thread of the writer: a disk that stalls
+            write(writes)
+
+        monkeypatch.setattr(relay.queue.store, "write", slow)
+        assert (await client.command("Subject: x\r\n\r\nx\r\n.")).startswith("250")
+
+
+@each_queue_client
+async def test_a_defect_refuses_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is met after the end of the data, in a callback, too: the client gets a reply, and may go on."""
+
+    def defect(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    extra = "    submission_key: {headers: [[X-Key]]}"
+    async with (
+        listening(tmp_path, extra) as relay,
+        await RawClient.connect(relay.address.port) as client,
+    ):
+        await client.ehlo()
+        with monkeypatch.context() as patched:
+            patched.setattr("zonemta_py.intake.message.stamp", defect)
+            for key in (b"", b"X-Key: 1\r\n"):
+                reply = await client.message(key + b"Subject: x\r\n\r\nx\r\n.\r\n")
+                assert reply == "451 4.3.0 Internal error"
+        assert (await client.message(b"X-Key: 1\r\n\r\nx\r\n.\r\n")).startswith("250")
+
+
+def test_both_are_waited_for() -> None:
+    """A write and the scanner: the client is read again when neither has too much."""
+    for order in (0, 1):
+        waited = [CommitFuture(), CommitFuture()]
+        both = _both(*waited)
+        waited[order].set_result()
+        assert not both.done
+        waited[1 - order].set_result()
+        assert both.done

@@ -64,6 +64,7 @@ def test_it_expires_from_the_time_when_it_is_sent() -> None:
         ("=?unknown-9?q?x?=", "=?unknown-9?q?x?="),
         ("=?utf-8?b?not base64?=", "=?utf-8?b?not base64?="),
         ("=?", "=?"),
+        ("=?\u00e9?q?abc?=", "=?\u00e9?q?abc?="),
     ],
 )
 def test_encoded_words_of_a_campaign(text: str, campaign: str) -> None:
@@ -94,6 +95,10 @@ def test_any_text_is_a_campaign_or_refused(text: str) -> None:
         ("X-Expire: 500d", "or too far away"),
         ("X-Expire: 6h; quietly", "X-Expire: '; silent' may follow the time"),
         ("X-Expire: ", "X-Expire is neither"),
+        (
+            "X-Not-Before: " + "9" * 60_000,
+            "X-Not-Before is neither a duration",
+        ),  # at once, not in minutes
         ("X-Priority-Class: high", "X-Priority-Class is not one of urgent, normal, nonurgent"),
         ("X-Tags: " + ",".join("abcdefghijk"), "X-Tags has more than 10 tags"),
     ],

@@ -69,3 +69,20 @@ def test_not_before_tls(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="proxies: do not work with"):
         parse_config(text, tmp_path / "z.yaml")
+
+
+async def test_strangers_behind_a_proxy_are_limited_as_others(tmp_path: Path) -> None:
+    """The proxy is trusted, not its clients: one of them gets a quarter of the sessions."""
+    extra = "    proxies: [127.0.0.0/8]\n    trusted_networks: []\n    max_sessions: 8"
+    async with listening(tmp_path, extra) as relay:
+        clients, replies = [], []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay.address.port)
+            writer.write(proxy_header("203.0.113.9", 1))
+            replies.append(await asyncio.wait_for(reader.readline(), scaled(20)))
+            clients.append(writer)
+        assert [reply[:3] for reply in replies] == [b"220", b"220", b"421", b"421"]
+        other = await dialogue(relay, proxy_header("198.51.100.1", 1) + b"QUIT\r\n")
+        assert other.startswith(b"220")
+        for writer in clients:
+            writer.close()

@@ -177,3 +177,11 @@ def test_other_names_and_none() -> None:
     assert (new.campaign, new.tags) == ("c", ())
     assert b"X-Mailing" not in new.header
     assert b"X-Campaign: other\r\nX-Tags: a\r\n" in new.header
+
+
+def test_an_empty_message_id_is_replaced() -> None:
+    """A header has one at most (RFC 5322 section 3.6)."""
+    new = stamped(b"Subject: x\r\nMessage-ID:\r\nDate: then\r\n")
+    assert new.header.lower().count(b"message-id:") == 1
+    assert new.message_id == "<id1@relay.example>"
+    assert new.header.endswith(b"Subject: x\r\nDate: then\r\n")

@@ -2,6 +2,8 @@
 
 import asyncio
 import smtplib
+from base64 import b64encode
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.listener import certificate, listening, users_file
 from tests.kit.queue import everything
+from tests.kit.smtp_client import RawClient
+from zonemta_py.intake.authentication import FAILURES_MAX
 
 pytestmark = pytest.mark.usefixtures("queue_client")
 
@@ -89,3 +93,61 @@ async def test_what_follows_starttls_is_not_believed(tmp_path: Path) -> None:
         writer.write(b"this is no handshake\r\n" * 50)
         await until(lambda: not relay.listener.context.sessions, "the session to end")
         writer.close()
+
+
+def plain(password: str) -> str:
+    return "AUTH PLAIN " + b64encode(f"\0news\0{password}".encode()).decode()
+
+
+def with_users(directory: Path) -> str:
+    return f"    trusted_networks: []\n    auth: {{users_file: {users_file(directory)}, require_tls: false}}"
+
+
+async def test_what_is_no_line_ends_the_exchange(tmp_path: Path) -> None:
+    """What follows is a command, and no name or password."""
+    async with (
+        listening(tmp_path, with_users(tmp_path)) as relay,
+        await RawClient.connect(relay.address.port) as client,
+    ):
+        await client.ehlo()
+        assert (await client.command("AUTH LOGIN")).startswith("334")
+        assert (await client.command("A" * 5_000)).startswith("500")
+        assert (await client.command("NOOP")).startswith("250")
+
+
+@pytest.mark.parametrize("right", [True, False])
+async def test_guesses_at_once(tmp_path: Path, right: bool) -> None:
+    """No more passwords of a network are tried than may be wrong; many sessions with the right one are one check."""
+    async with AsyncExitStack() as stack:
+        relay = await stack.enter_async_context(listening(tmp_path, with_users(tmp_path)))
+        clients = [
+            await stack.enter_async_context(await RawClient.connect(relay.address.port))
+            for _ in range(3 * FAILURES_MAX)
+        ]
+        for client in clients:
+            await client.ehlo()
+        passwords = ["secret" if right else f"guess{number}" for number in range(len(clients))]
+        replies = await asyncio.gather(
+            *(client.command(plain(each)) for client, each in zip(clients, passwords, strict=True))
+        )
+        codes = [reply[:3] for reply in replies]
+        if right:
+            assert codes == ["235"] * len(clients)
+        else:
+            assert codes.count("535") <= FAILURES_MAX
+            assert set(codes) <= {"535", "454", "421"}
+
+
+async def test_a_login_that_is_not_valid_any_more(tmp_path: Path) -> None:
+    """A user who was disabled, or has another password, sends nothing more in a session that is open."""
+    async with (
+        listening(tmp_path, with_users(tmp_path)) as relay,
+        await RawClient.connect(relay.address.port) as client,
+    ):
+        await client.ehlo()
+        assert (await client.command(plain("secret"))).startswith("235")
+        assert (await client.message(MESSAGE + b".\r\n")).startswith("250")
+        context = relay.listener.context
+        assert context.users is not None
+        context.users._hashes["news"] = "!" + context.users.hash_of("news")
+        assert (await client.command("MAIL FROM:<a@b.example>")).startswith("421 4.7.0 Your login")

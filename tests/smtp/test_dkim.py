@@ -90,3 +90,8 @@ def test_headers_as_dkimpy_has_them(values: list[str]) -> None:
         ((name, theirs),) = Relaxed.canonicalize_headers([(b"Subject", folded + b"\r\n")])
         assert ours == name + b":" + theirs
     assert dkimpy
+
+
+def test_comments_without_end_name_no_author() -> None:
+    header = b"From: " + b"(" * 5_000 + b" a@b.example\r\n"
+    assert dkim.author_domain(header, scan(header)[0]) == ""
