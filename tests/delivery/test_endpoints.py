@@ -27,6 +27,8 @@ RECORDS: Records = {
     "a.example": {"MX": ["10 mx1.a.example.", "20 mx2.a.example."]},
     "mx1.a.example": {"A": ["127.0.0.11"]},
     "mx2.a.example": {"A": ["127.0.0.12"]},
+    "alias.example": {"MX": ["10 mx3.alias.example."]},
+    "mx3.alias.example": {"A": ["127.0.0.11"]},
     "one.example": {"MX": ["10 mx1.a.example."]},
     "loop.example": {"MX": ["10 mx1.a.example.", "20 relay.example.", "30 mx2.a.example."]},
     "halfloop.example": {"MX": ["10 broken.example.", "20 relay.example."]},
@@ -82,6 +84,22 @@ async def test_only_hosts_preferred_to_this_one() -> None:
         ) as failed:
             await found(resolver, "halfloop.example")
         assert not failed.value.permanent, "the one that is preferred may be found later"
+
+
+@pytest.mark.parametrize(
+    ("tls", "shared"), [("opportunistic", True), ("required", False), ("implicit", False)]
+)
+async def test_hosts_of_one_address_share_a_session_unless_their_names_are_verified(
+    tls: str, shared: bool
+) -> None:
+    """The certificate of one name says nothing of another one, which may be of an attacker's choice."""
+    async with resolving() as (resolver, _):
+        zone = Zone(tls=tls)
+        ends = [
+            (await resolver.find(zone, domain, "message"))[0][0] for domain in ("one.example", "alias.example")
+        ]  # fmt: skip
+        assert {each.ip for each in ends} == {"127.0.0.11"}
+        assert (ends[0].security == ends[1].security) == shared
 
 
 async def test_private_addresses_are_refused_by_default() -> None:

@@ -17,7 +17,7 @@ from zonemta_py.smtp.transparency import DotDecoder, DotEncoder, LineCheck
 def reply(data: bytes) -> None:
     """Printable, bounded replies, or SessionLost; the split does not matter."""
     try:
-        whole = ReplyReader().feed(data)
+        whole = list(ReplyReader().feed(data))
     except SessionLost:
         return
     reader = ReplyReader()

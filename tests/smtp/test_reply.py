@@ -22,7 +22,7 @@ from zonemta_py.smtp.reply import LINE_MAX, Reply, ReplyReader, make_reply
 )
 def test_whole_and_byte_by_byte(wire: bytes, expected: list[Reply]) -> None:
     """The same replies, however the network cuts them."""
-    assert ReplyReader().feed(wire) == expected
+    assert list(ReplyReader().feed(wire)) == expected
 
     reader, got = ReplyReader(), []
     for i in range(len(wire)):
@@ -37,7 +37,15 @@ def test_whole_and_byte_by_byte(wire: bytes, expected: list[Reply]) -> None:
 def test_not_smtp(wire: bytes) -> None:
     """Data that are not a reply, or never end, end the session."""
     with pytest.raises(SessionLost):
-        ReplyReader().feed(wire)
+        list(ReplyReader().feed(wire))
+
+
+def test_replies_before_other_data_count() -> None:
+    """The 250 to a message, and then an empty line: the message was delivered."""
+    replies, reader = list[Reply](), ReplyReader()
+    with pytest.raises(SessionLost):
+        replies.extend(reader.feed(b"250 2.0.0 queued\r\n\r\n"))
+    assert replies == [Reply(250, "2.0.0", "queued")]
 
 
 @given(st.binary(max_size=300), st.data())

@@ -19,6 +19,7 @@ from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best
 
 SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
 SOLE_ENDPOINTS_MAX = 10_000
+VERIFIED = ("required", "implicit")  # policies under which the certificate must be one of the host
 NO_SOURCE = PoolAddress()  # of a session over a Unix socket
 
 
@@ -97,9 +98,11 @@ class EndpointResolver:
     async def _ordered(self, zone: Zone, domain: str, order: EgressOrder) -> Candidates:
         """Endpoints with the source of ``order``, and hosts of the family that it asks for."""
         source = PoolAddress(order.source, order.ehlo)
-        security = f"{_security(zone)} {order.ehlo or ''}"
         endpoints = [
-            (Endpoint(host, ip, port, order.source, security), source)
+            (
+                Endpoint(host, ip, port, order.source, f"{_security(zone, host)} {order.ehlo or ''}"),
+                source,
+            )
             for host, ip, port in await self._hosts(zone, domain)
             if _fits(ip, order)
         ]
@@ -122,12 +125,11 @@ class EndpointResolver:
         self, zone: Zone, domain: str, choice: tuple[str, str], pool_name: str
     ) -> Candidates:
         found = await self._hosts(zone, domain)
-        pool, security = self._config.pools[pool_name], _security(zone)
-        endpoints = []
+        pool, endpoints = self._config.pools[pool_name], []
         for host, ip, port in found:
-            source = choose_source(pool, *choice, ip)
+            source, security = choose_source(pool, *choice, ip), _security(zone, host)
             if source is not None and pool_name != zone.pool:  # a session has one EHLO name
-                security = f"{_security(zone)} {source.ehlo or ''}"
+                security = f"{security} {source.ehlo or ''}"
             if source is not None:
                 endpoints.append((Endpoint(host, ip, port, source.address, security), source))
         if not endpoints:
@@ -202,10 +204,12 @@ def _fits(ip: str, order: EgressOrder) -> bool:
     return order.family not in ("ipv4", "ipv6") or order.family == f"ipv{version}"
 
 
-def _security(zone: Zone) -> str:
+def _security(zone: Zone, host: str = "") -> str:
+    """What sessions must have in common; where a certificate was verified, that is of the name of ``host``."""
+    verified = host if zone.tls in VERIFIED else ""
     if not zone.destinations:
-        return ""
-    return f"{zone.tls} {zone.tls_ca_file} {zone.smarthost_auth.username}"
+        return verified
+    return f"{zone.tls} {zone.tls_ca_file} {zone.smarthost_auth.username} {verified}"
 
 
 def _listens_on(host: str, ip: str) -> bool:

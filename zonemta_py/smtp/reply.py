@@ -4,6 +4,7 @@ Source: RFC 5321 section 4.2 (replies), RFC 2034 and 3463 (enhanced status codes
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -74,17 +75,17 @@ class ReplyReader:
         self._buffer = b""
         self._lines: list[str] = []
 
-    def feed(self, data: bytes) -> list[Reply]:
-        """The replies that are now complete, in order. Raises SessionLost for data that are not replies."""
+    def feed(self, data: bytes) -> Iterator[Reply]:
+        """The replies that are now complete, in order; then raises SessionLost for data that are not replies.
+
+        What precedes such data counts: it may be the 250 to a message.
+        """
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > LINE_MAX:
-            raise SessionLost("the peer's reply line is too long")
-        replies = []
         for line in lines:
             if len(line) < COMMON_MAX and not self._lines:
                 common = _single(line)
                 if common is not None:
-                    replies.append(common)
+                    yield common
                     continue
             match = _LINE.match(line.rstrip(b"\r"))
             if match is None or len(line) > LINE_MAX:
@@ -94,9 +95,10 @@ class ReplyReader:
                 if len(self._lines) > REPLY_LINES_MAX:
                     raise SessionLost("the peer's reply has too many lines")
                 continue
-            replies.append(make_reply(int(match[1]), _join(self._lines)))
-            self._lines = []
-        return replies
+            text, self._lines = _join(self._lines), []
+            yield make_reply(int(match[1]), text)
+        if len(self._buffer) > LINE_MAX:
+            raise SessionLost("the peer's reply line is too long")
 
     @property
     def midway(self) -> bool:

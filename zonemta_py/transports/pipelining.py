@@ -166,7 +166,10 @@ class SmtpSession(Dialogue):
             data = self._next() if self._replies else await self._reply(self._timeouts.command)
             return answers, accepted, data
         except SessionLost as exc:
-            self.broke_pipelining = pipelined and bool(replies) and replies[-1].code != 421
+            # One that has refused something may close the connection whatever else it was sent.
+            self.broke_pipelining = (
+                pipelined and bool(replies) and all(each.completed for each in replies)
+            )
             return self._cut_short(mail, replies, exc), [], None
 
     def _cut_short(self, mail: Transaction, replies: Sequence[Reply], lost: SessionLost) -> _Answers:
