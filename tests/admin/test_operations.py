@@ -35,6 +35,7 @@ from zonemta_py.admin.requests import (
     SummaryRequest,
     SuspendRequest,
     TenantsRequest,
+    UnreachableClearRequest,
     UnreachableRequest,
     WhyRequest,
     name_of,
@@ -343,8 +344,8 @@ async def test_unreachable(queue: Queue) -> None:
     assert [(row["ip"], row["timeouts"]) for row in listed] == [
         ("192.0.2.1", 1), ("192.0.2.2", 1), ("192.0.2.3", 1),
     ]  # fmt: skip
-    assert await rows(queue, UnreachableRequest("192.0.2.1"), unreachable=hosts) == [{"cleared": 1}]
-    assert await rows(queue, UnreachableRequest("all"), unreachable=hosts) == [{"cleared": 2}]
+    assert await rows(queue, UnreachableClearRequest("192.0.2.1"), unreachable=hosts) == [{"cleared": 1}]
+    assert await rows(queue, UnreachableClearRequest("all"), unreachable=hosts) == [{"cleared": 2}]
     assert await rows(queue, UnreachableRequest()) == [], "no relay, no addresses"
 
 
@@ -397,7 +398,7 @@ def test_every_operation_is_a_command() -> None:
     """The name of an operation is that of its command: of ``zonemta``, or of a group.
 
     ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits; ``zonemta
-    status`` prints a login; ``warmup`` and ``shaping`` are the commands ``status`` of their groups.
+    status`` prints a login; ``queue unreachable --clear`` is an operation of its own; ``warmup`` and ``shaping`` are the commands ``status`` of their groups.
     """
     names = {
         *QUEUE_COMMANDS,
@@ -415,6 +416,7 @@ def test_every_operation_is_a_command() -> None:
         "usage",
         "login",
         "trace",
+        "unreachableclear",
         "warmup",
         "shaping",
         *(f"warmup{name}" for name in warmup_commands.commands),

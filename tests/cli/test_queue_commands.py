@@ -94,6 +94,13 @@ def test_stats_need_a_running_relay(run: Any, message: str) -> None:
     assert "no relay is running" in result.stderr
 
 
+def test_only_a_running_relay_has_addresses_to_clear(run: Any, message: str) -> None:
+    """Silence would be taken for success."""
+    result = run("unreachable", "--clear", "192.0.2.1")
+    assert result.exit_code == 1
+    assert "no relay is running" in result.stderr
+
+
 def test_an_unknown_zone_is_wrong_usage(run: Any, message: str) -> None:
     result = run("list", "--zone", "nowhere")
     assert result.exit_code == 2
@@ -104,3 +111,10 @@ def test_a_state_in_words(run: Any, message: str) -> None:
     result = run("state", message)
     assert result.stdout.startswith("S4  ")
     assert "0  <a@x.example> queued" in result.stdout
+
+
+def test_arguments_that_are_no_utf_8(run: Any, message: str) -> None:
+    """As the shell passes bytes of another encoding; said before a relay is asked."""
+    result = run("hold", "\udcff")
+    assert (result.exit_code, "Traceback" in result.output) == (1, False)
+    assert "expected arguments in UTF-8" in result.stderr

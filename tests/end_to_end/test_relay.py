@@ -22,6 +22,7 @@ from zonemta_py.admin.requests import (
     HoldRequest,
     ListRequest,
     ReleaseRequest,
+    UnreachableClearRequest,
     UnreachableRequest,
 )
 from zonemta_py.core.clock import monotonic_s
@@ -566,7 +567,8 @@ async def test_dead_addresses_are_skipped(directory: Path) -> None:
             cleared = [
                 row
                 async for row in run_operation(
-                    Operations(relay.queue, RunningRelay(unreachable=dead)), UnreachableRequest("all")
+                    Operations(relay.queue, RunningRelay(unreachable=dead)),
+                    UnreachableClearRequest("all"),
                 )
             ]
             assert cleared == [{"cleared": 1}]

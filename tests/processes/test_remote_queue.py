@@ -14,7 +14,7 @@ class _NoLink:
 
 
 def test_a_queue_that_has_failed_stays_so() -> None:
-    """A write that began before the failure may succeed after it; a client is not told to send its message meanwhile."""
+    """A write that began before the failure may succeed after it; clients are refused at MAIL all the same."""
     queue = RemoteQueue(cast(Link, _NoLink()), protocol.Welcome("000001", 1, "", 1))
     for _ in range(2):
         queue.write("m", WriteBatch())

@@ -40,6 +40,10 @@ def ask(directory: Path, request: Request) -> Iterator[Row]:
     Raises ConnectionRefusedError when no relay runs; LocalError when it refuses the request, when the
     operation fails, or when the relay stops before the end of its answer.
     """
+    try:
+        asked = to_json({"operation": name_of(request), "arguments": request}) + b"\n"
+    except UnicodeEncodeError as exc:  # bytes of the command line that are no UTF-8
+        raise LocalError("expected arguments in UTF-8") from exc
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_path(directory) as short:
@@ -56,7 +60,7 @@ def ask(directory: Path, request: Request) -> Iterator[Row]:
         sock.close()
         raise
     with sock, sock.makefile("rwb") as stream:
-        stream.write(to_json({"operation": name_of(request), "arguments": request}) + b"\n")
+        stream.write(asked)
         stream.flush()
         for line in stream:
             row: Row = from_json(line)

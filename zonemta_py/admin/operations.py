@@ -28,6 +28,7 @@ from zonemta_py.admin.requests import (
     Row,
     StatsRequest,
     TraceRequest,
+    UnreachableClearRequest,
     UnreachableRequest,
 )
 from zonemta_py.admin.suspension_operations import SuspensionOperations
@@ -152,15 +153,17 @@ class Operations(
             raise no_message(message)
 
     async def unreachable(self, request: UnreachableRequest) -> AsyncIterator[Row]:
-        """A row for each address; with ``clear`` one row with ``cleared``. No row when no relay runs."""
+        """A row for each address. No row when no relay runs."""
+        if self._relay.unreachable is not None:
+            for row in self._relay.unreachable.rows(monotonic_s()):
+                yield row
+
+    async def clear_unreachable(self, request: UnreachableClearRequest) -> AsyncIterator[Row]:
+        """One row with ``cleared``, how many were removed. Raises LocalError when no relay runs: only it has the list."""
         if self._relay.unreachable is None:
-            return
-        if request.clear is not None:
-            ip = None if request.clear == ALL else request.clear
-            yield {"cleared": self._relay.unreachable.clear(ip)}
-            return
-        for row in self._relay.unreachable.rows(monotonic_s()):
-            yield row
+            raise LocalError("no relay is running")
+        ip = None if request.address == ALL else request.address
+        yield {"cleared": self._relay.unreachable.clear(ip)}
 
     async def login(self, request: LoginRequest) -> AsyncIterator[Row]:
         """One row with ``urls``, and ``valid_s`` for which they are. Raises LocalError without a page."""

@@ -244,9 +244,13 @@ class VerifyRequest(Request, frozen=True):
 
 
 class UnreachableRequest(Request, frozen=True):
-    """List addresses whose connections timed out; ``clear`` removes one, or ``all``, from the list."""
+    """List addresses whose connections timed out."""
 
-    clear: str | None = None
+
+class UnreachableClearRequest(ChangeRequest, frozen=True):
+    """Remove an address, or ``all``, from the list of those whose connections timed out: it is tried again at once."""
+
+    address: str
 
 
 class LoginRequest(Request, frozen=True):

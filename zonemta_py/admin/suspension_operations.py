@@ -85,6 +85,8 @@ class SuspensionOperations:
         until_ms = request.until_ms
         if until_ms and until_ms <= clock.now_ms():
             raise LocalError("until_ms: that time is over")
+        if until_ms > clock.TIME_MAX_MS:
+            raise LocalError("until_ms: expected unix milliseconds, before the year 10000")
         reason = request.reason.strip()
         if not reason or not reason.isprintable() or len(reason) > NAME_MAX:
             raise LocalError(f"reason: expected 1 to {NAME_MAX} printable characters")

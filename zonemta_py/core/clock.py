@@ -24,9 +24,14 @@ def now_ms() -> int:
 monotonic_s = time.monotonic
 
 
+TIME_MAX_MS = (
+    253_402_300_799_000  # the end of the year 9999, the last that ``datetime`` and ISO 8601 have
+)
+
+
 def utc(ms: int) -> datetime:
-    """Unix milliseconds as an aware UTC time."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
+    """Unix milliseconds as an aware UTC time; what is later than TIME_MAX_MS is that."""
+    return datetime.fromtimestamp(min(ms, TIME_MAX_MS) / 1000, UTC)
 
 
 _MS = re.compile(r"\b\d{13}\b")

@@ -38,7 +38,7 @@ class PasswordChecks:
     def __init__(self, failure_delay_s: float = FAILURE_DELAY_S) -> None:
         self._failure_delay_s = failure_delay_s
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="password")
-        # Whom each check under way is for: the addresses, and what is called with the answer.
+        # For each check under way the clients' addresses, and what is called with the answer.
         self._underway: dict[bytes, list[tuple[str, Callable[[str], None]]]] = {}
         self._guesses: Counter[str] = (
             Counter()

@@ -117,9 +117,8 @@ def stamp(
     """
     header, fields = content.header, content.fields
     _check_hops(rules, fields)
-    removed = [field for field in fields if field.name in rules.removed_fields]
+    removed = [field for field in fields if _is_removed(rules, header, field)]
     message_id = first_value(header, fields, b"message-id")
-    replaced = [] if message_id else [field for field in fields if field.name == b"message-id"]
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
     date = clock.mail_date(now_ms)
     block = [
@@ -138,8 +137,7 @@ def stamp(
         block.append(f"Message-ID: {message_id}\r\n".encode())
     if not any(field.name == b"date" for field in fields):
         block.append(f"Date: {date}\r\n".encode())
-    unwanted = removed + replaced
-    block += content.verdict.fields, fold(without(header, unwanted) if unwanted else header)
+    block += content.verdict.fields, fold(without(header, removed) if removed else header)
     # Reversed: of several fields with one name the first counts.
     values = {field.name.decode(): field_value(header, field) for field in reversed(removed)}
     labels = of_header(rules.options, values, envelope.options, now_ms)
@@ -160,6 +158,13 @@ def stamp(
         options=labels.delivery,
         hold=content.verdict.hold,
     )
+
+
+def _is_removed(rules: MessageRules, header: bytes, field: Field) -> bool:
+    """Whether the recipients do not get a field; an empty Message-ID is replaced."""
+    if field.name == b"message-id" and not field_value(header, field):
+        return True
+    return field.name in rules.removed_fields
 
 
 def _check_hops(rules: MessageRules, fields: Sequence[Field]) -> None:

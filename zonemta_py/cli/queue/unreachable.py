@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from zonemta_py.admin.requests import UnreachableRequest
+from zonemta_py.admin.requests import Request, UnreachableClearRequest, UnreachableRequest
 from zonemta_py.cli.common import config_option, json_option, print_json, reports_errors
 from zonemta_py.cli.queue.access import rows_of
 
@@ -27,7 +27,8 @@ def unreachable(config_path: Path, clear: str | None, as_json: bool) -> None:
       zonemta queue unreachable -c config/zonemta.yaml
       zonemta queue unreachable -c config/zonemta.yaml --clear 192.0.2.1
     """
-    for row in rows_of(config_path, UnreachableRequest(clear)):
+    request: Request = UnreachableRequest() if clear is None else UnreachableClearRequest(clear)
+    for row in rows_of(config_path, request, relay_only=clear is not None):
         if as_json:
             print_json(row)
         elif "cleared" in row:
