@@ -1,5 +1,8 @@
 """A driver is killed at a named moment; the same command, run again, completes the work."""
 
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ from tests.kit.deadlines import until
 from tests.pipeline.campaigns import LETTER, PERSONAL, relay_and_sinks, write_list
 from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
+from zonemta_py.bench.process import process_tree
 
 pytest.importorskip("pyspark")
 from zonemta_py.pipeline.spark.interrupts import INTERRUPTED, MESSAGE
@@ -49,6 +53,24 @@ async def test_ctrl_c(directory: Path) -> None:
     assert job.child.process.returncode == INTERRUPTED
     lines = [line for line in job.said().splitlines() if "incubator modules" not in line]
     assert lines == [MESSAGE.decode().strip()]
+    await job.kill()
+    assert (await Job(directory, *arguments).result())["planned"] == COUNT
+
+
+async def test_java_ends(directory: Path) -> None:
+    """As after an OutOfMemoryError: one line, and the same command completes the work."""
+    arguments = plan_arguments(directory, LETTER)
+    job = Job(directory, *arguments)
+    await until((directory / "plan").exists, "the output", DONE_S)
+    for pid in process_tree(job.child.pid)[1:]:
+        with suppress(OSError):  # a worker that has ended
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
+                os.kill(pid, signal.SIGKILL)
+    await until(job.ended, "the end of the job", DONE_S)
+    assert job.child.process.returncode == 1
+    assert "Traceback" not in job.said()
+    assert job.said().splitlines()[-1].startswith("error: ")
+    assert "Java has ended" in job.said()
     await job.kill()
     assert (await Job(directory, *arguments).result())["planned"] == COUNT
 
