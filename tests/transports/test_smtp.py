@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -399,3 +400,31 @@ async def test_auth() -> None:
     async with peer(*offer, "535 5.7.8 no\r\n") as (port, _):
         with pytest.raises(DestinationFailed, match=r"535 5\.7\.8"):
             await open_to(port, tls="off", credentials=("me", "secret"))
+
+
+@pytest.mark.parametrize(
+    ("said", "broken"),
+    [
+        ("250 ok\r\n", True),
+        ("451 4.7.1 go away\r\n", False),
+        ("250 ok\r\n550 5.1.1 no\r\n", False),
+        ("421 4.7.0 bye\r\n", False),
+    ],
+)
+async def test_a_peer_that_closes_behind_pipelined_commands(said: str, broken: bool) -> None:
+    """One that has accepted what it answered may not know pipelining; one that has refused something is not tried again at once."""
+    async with peer("220 hi\r\n", *EHLO, *DATA, said) as (port, _):
+        session = await open_to(port)
+        with suppress(SessionLost):
+            await session.transact(transaction(), no_wait())
+        assert session.broke_pipelining == broken
+
+
+async def test_what_follows_the_last_reply_at_once_does_not_undo_it() -> None:
+    """An empty line behind the 250: the message is delivered, and the session is not used again."""
+    async with peer(
+        "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", "250 2.0.0 taken\r\n\r\n"
+    ) as (port, _):
+        session, result = await transact(port, transaction())
+        assert result.answers == [(Phase.DOT, Reply(250, "2.0.0", "taken"))]
+        assert not session.usable
