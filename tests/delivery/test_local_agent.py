@@ -1,10 +1,13 @@
 """The agent of zones without sessions: recipient by recipient, through real transports."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from tests.delivery.agents import HEADER, Context, request
+from tests.kit.deadlines import until
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
@@ -83,6 +86,37 @@ async def test_a_damaged_body_defers(directory: Path, caplog: pytest.LogCaptureF
     assert attempt is not None
     assert (attempt.code, attempt.status) == (0, "4.3.0")
     assert "message is not delivered: chunk 1 is missing" in caplog.text
+
+
+async def test_a_reload_does_not_abort_requests(directory: Path) -> None:
+    """The old agent is closed in the middle of a lease: every recipient is posted once, over the same session."""
+    posts = 0
+    go_on = asyncio.Event()
+
+    async def post(received: web.Request) -> web.Response:
+        nonlocal posts
+        await received.read()
+        posts += 1
+        await go_on.wait()
+        return web.Response(status=204)
+
+    application = web.Application()
+    application.router.add_post("/in", post)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/in"
+    agent = LocalAgent(zone_of(directory, f"transport: http, http: {{url: '{url}'}}"), "relay.example")
+    delivery = asyncio.create_task(agent.deliver(request("x@a.example", "y@a.example"), Context()))
+    await until(lambda: posts == 1, "the first request")
+    agent.close()
+    go_on.set()
+    result = await delivery
+    assert [attempt.code for attempt in result.attempts if attempt] == [250, 250]
+    assert posts == 2
+    assert runner.server is not None
+    await until(lambda: not runner.server.connections, "the end of the connection")  # type: ignore[union-attr]
+    await runner.cleanup()
 
 
 def test_a_function_that_cannot_be_loaded() -> None:

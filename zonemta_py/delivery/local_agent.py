@@ -48,9 +48,20 @@ class LocalAgent:
     def __init__(self, zone: Zone, hostname: str) -> None:
         """Raises ConfigError. See ``make_transport``."""
         self._transport = make_transport(zone, hostname)
+        self._running = 0  # requests
+        self._closed = False
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         """Deliver to each recipient, one after the other. Raises QueueUnavailable."""
+        self._running += 1
+        try:
+            return await self._deliver(request, context)
+        finally:
+            self._running -= 1
+            if self._closed and not self._running:
+                self._transport.close()
+
+    async def _deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         context.session_opened(0)
         attempts = []
         for recipient in request.recipients:
@@ -87,8 +98,13 @@ class LocalAgent:
         return NO_MX_ANSWER
 
     def close(self) -> None:
-        """Close idle connections."""
-        self._transport.close()
+        """Release the connections: now, or when the last running request has ended.
+
+        A reload must not abort what is under way: it would be sent again.
+        """
+        self._closed = True
+        if not self._running:
+            self._transport.close()
 
 
 def make_transport(zone: Zone, hostname: str) -> LocalTransport:

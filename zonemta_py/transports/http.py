@@ -79,6 +79,7 @@ class HttpTransport:
         """See ``LocalTransport``; idle connections are closed in a task."""
         if self._session is not None:
             self._closing = asyncio.ensure_future(self._session.close())
+            self._session = None
 
 
 def _reason(exc: aiohttp.ClientError) -> str:
