@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 from aiohttp import web
@@ -10,7 +11,7 @@ from tests.delivery.agents import HEADER, Context, request
 from tests.kit.deadlines import until
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.errors import ConfigError, QueueCorrupt
+from zonemta_py.core.errors import ConfigError, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.local_agent import LocalAgent, is_local, make_transport
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.interface import LocalMessage
@@ -86,6 +87,40 @@ async def test_a_damaged_body_defers(directory: Path, caplog: pytest.LogCaptureF
     assert attempt is not None
     assert (attempt.code, attempt.status) == (0, "4.3.0")
     assert "message is not delivered: chunk 1 is missing" in caplog.text
+
+
+class Defective:
+    """A transport with a defect: it fails on ``no@``, and has no text for ``odd@``."""
+
+    async def deliver(self, message: LocalMessage) -> Reply:
+        await message.begin()
+        if message.recipient.startswith("no@"):
+            raise LookupError("a defect")
+        odd = message.recipient.startswith("odd@")
+        return Reply(451, cast(str, None), "x") if odd else Reply(250, "2.0.0", "stored")
+
+    def close(self) -> None:
+        pass
+
+
+async def test_an_exception_concerns_one_recipient(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those delivered before it stay delivered, and those behind it are tried."""
+    agent = LocalAgent(zone_of(directory, "transport: blackhole"), "relay.example")
+    agent._transport = Defective()
+    addresses = ("x@a.example", "no@a.example", "odd@a.example", "y@a.example")
+    result = await agent.deliver(request(*addresses), Context())
+    assert [(a.code, a.status) for a in result.attempts if a] == [
+        (250, "2.0.0"), (451, "4.3.0"), (451, "4.3.0"), (250, "2.0.0"),
+    ]  # fmt: skip
+    assert "LookupError: a defect" in caplog.text
+
+
+async def test_a_queue_that_cannot_start_ends_the_request(directory: Path) -> None:
+    agent = LocalAgent(zone_of(directory, "transport: blackhole"), "relay.example")
+    with pytest.raises(QueueUnavailable):
+        await agent.deliver(request("x@a.example"), Context(QueueUnavailable("no disk")))
 
 
 async def test_a_reload_does_not_abort_requests(directory: Path) -> None:

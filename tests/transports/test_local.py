@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -192,11 +193,15 @@ def odd(found: LocalMessage) -> str:
     return "done"
 
 
+def malformed(found: LocalMessage) -> Reply:
+    return Reply(cast(int, "250"), "2.0.0", "done")
+
+
 async def test_functions() -> None:
     assert (await delivered(PythonTransport(f"{__name__}.in_a_thread", 5.0), b"x")).code == 250
     assert calls == ["joe@b.example"]
     assert await delivered(PythonTransport(f"{__name__}.on_the_loop", 5.0), b"xy") == Reply(550, "5.3.4", "2 are too many")  # fmt: skip
-    for name in ("fails", "odd"):
+    for name in ("fails", "odd", "malformed"):
         reply = await delivered(PythonTransport(f"{__name__}.{name}", 5.0), b"x")
         assert reply.code == 451
     with pytest.raises(ConfigError, match="no function"):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from zonemta_py.config.references import read_token
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
-from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.smtp.classify import Phase
@@ -75,23 +75,25 @@ class LocalAgent:
                 _start_waiter(context),
                 request.size_bytes,
             )
-            try:
-                reply = await self._transport.deliver(message)
-            except QueueCorrupt as exc:
-                log.critical("%s is not delivered: %s", request.message, exc)
-                reply = Reply(0, "4.3.0", "the stored message is damaged; see the log of the relay")
-            faults.reach("dot.answered")
-            attempts.append(
-                Attempt(
-                    phase=Phase.DOT.value,
-                    code=reply.code,
-                    status=printable(reply.status),
-                    text=printable(reply.text),
-                    duration_ms=int((clock.monotonic_s() - began_s) * 1000),
-                    final=True,
-                )
-            )
+            attempts.append(await self._attempt(message, began_s))
         return DeliveryResult(attempts)
+
+    async def _attempt(self, message: LocalMessage, began_s: float) -> Attempt:
+        """Raises QueueUnavailable. Any other exception is this recipient's: others were delivered before it."""
+        try:
+            reply = await self._transport.deliver(message)
+            faults.reach("dot.answered")
+            return _attempt_of(reply, began_s)
+        except QueueUnavailable:
+            raise
+        except QueueCorrupt as exc:
+            log.critical("%s is not delivered: %s", message.message, exc)
+            text = "the stored message is damaged; see the log of the relay"
+            return _attempt_of(Reply(0, "4.3.0", text), began_s)
+        except Exception as exc:
+            log.exception("the delivery of %s failed", message.message)
+            text = f"the delivery failed: {type(exc).__name__}; see the log of the relay"
+            return _attempt_of(Reply(451, "4.3.0", text), began_s)
 
     async def resolve(self, domain: str) -> MxAnswer:
         """See ``DeliveryAgent``: nothing is looked up."""
@@ -115,6 +117,17 @@ def make_transport(zone: Zone, hostname: str) -> LocalTransport:
 def is_local(zone: Zone) -> bool:
     """Whether the zone is delivered without SMTP sessions."""
     return zone.transport in _MAKERS
+
+
+def _attempt_of(reply: Reply, began_s: float) -> Attempt:
+    return Attempt(
+        phase=Phase.DOT.value,
+        code=reply.code,
+        status=printable(reply.status),
+        text=printable(reply.text),
+        duration_ms=int((clock.monotonic_s() - began_s) * 1000),
+        final=True,
+    )
 
 
 def _body_reader(context: RequestContext) -> Callable[[], AsyncIterator[bytes]]:

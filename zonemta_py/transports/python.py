@@ -40,11 +40,12 @@ class PythonTransport:
             return Reply(451, "4.3.0", f"{self._name} failed: {type(exc).__name__}")
         if returned is None:
             return DELIVERED
-        if isinstance(returned, Reply):
-            return returned
-        return Reply(
-            451, "4.3.5", f"{self._name} returned {type(returned).__name__}, expected a Reply or None"
-        )
+        if not isinstance(returned, Reply):
+            text = f"{self._name} returned {type(returned).__name__}, expected a Reply or None"
+            return Reply(451, "4.3.5", text)
+        if list(map(type, returned)) != [int, str, str]:  # it could not be stored
+            return Reply(451, "4.3.5", f"{self._name} returned a malformed Reply: {tuple(returned)}")
+        return returned
 
     async def _call(self, message: LocalMessage) -> object:
         if inspect.iscoroutinefunction(self._function):
