@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
@@ -195,6 +197,33 @@ def odd(found: LocalMessage) -> str:
 
 def malformed(found: LocalMessage) -> Reply:
     return Reply(cast(int, "250"), "2.0.0", "done")
+
+
+go_on = threading.Event()
+names: list[str] = []
+
+
+def hangs(found: LocalMessage) -> None:
+    names.append(threading.current_thread().name)
+    go_on.wait()
+
+
+async def test_functions_that_hang_do_not_take_the_threads_of_others() -> None:
+    """The loop's only thread is free for maildirs and the queue; the transport is closed without waiting."""
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    transport = PythonTransport(f"{__name__}.hangs", 60.0)
+    delivery = asyncio.create_task(delivered(transport, b"x"))
+    try:
+        await until(lambda: names, "the function")
+        assert names[0].startswith(f"{__name__}.hangs")
+        async with asyncio.timeout(scaled(5.0)):
+            await asyncio.to_thread(int)
+        transport.close()
+        assert not delivery.done()
+    finally:
+        go_on.set()
+        await delivery
 
 
 async def test_functions() -> None:

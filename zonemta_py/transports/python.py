@@ -5,13 +5,17 @@ on the event loop, any other function in a thread. When it raises, the recipient
 """
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
 
 from zonemta_py.config.references import named_function
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.interface import DELIVERED, LocalMessage
+
+THREADS = 32  # of functions that are not coroutines, in a zone
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +27,14 @@ class PythonTransport:
         self._name = name
         self._function = named_function(name)
         self._timeout_s = timeout_s
+        # Not the threads of the loop: functions that hang keep theirs, and the queue needs those.
+        self._threads: ThreadPoolExecutor | None = None
 
     def close(self) -> None:
-        """See ``LocalTransport``; there is nothing to release."""
+        """See ``LocalTransport``; a function that hangs is not waited for."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
 
     async def deliver(self, message: LocalMessage) -> Reply:
         """See ``LocalTransport``."""
@@ -51,4 +60,9 @@ class PythonTransport:
         if inspect.iscoroutinefunction(self._function):
             returned: Awaitable[object] = self._function(message)
             return await returned
-        return await asyncio.to_thread(self._function, message)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=self._name)
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, run, self._function, message
+        )
