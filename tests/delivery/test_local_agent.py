@@ -14,7 +14,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.local_agent import LocalAgent, is_local, make_transport
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import LocalMessage
+from zonemta_py.transports.interface import LocalMessage, Unanswered
 
 seen: list[LocalMessage] = []
 
@@ -87,6 +87,25 @@ async def test_a_damaged_body_defers(directory: Path, caplog: pytest.LogCaptureF
     assert attempt is not None
     assert (attempt.code, attempt.status) == (0, "4.3.0")
     assert "message is not delivered: chunk 1 is missing" in caplog.text
+
+
+class Silent:
+    """A transport that gets no answer."""
+
+    async def deliver(self, message: LocalMessage) -> Reply:
+        await message.begin()
+        return Unanswered(451, "4.4.7", "no answer")
+
+    def close(self) -> None:
+        pass
+
+
+async def test_without_an_answer_an_attempt_is_uncertain(directory: Path) -> None:
+    agent = LocalAgent(zone_of(directory, "transport: blackhole"), "relay.example")
+    agent._transport = Silent()
+    [attempt] = (await agent.deliver(request("x@a.example"), Context())).attempts
+    assert attempt is not None
+    assert attempt.uncertain
 
 
 class Defective:

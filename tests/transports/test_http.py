@@ -1,14 +1,18 @@
 """HTTP POST against a scripted server."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
+from tests.kit.deadlines import scaled
 from tests.kit.local_transport import HEADER, delivered, local_message
 from zonemta_py.smtp.http_mapping import decode_address
+from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.http import HttpTransport
+from zonemta_py.transports.interface import Unanswered
 
 Answer = Callable[[web.Request, bytes], web.Response]
 
@@ -84,8 +88,6 @@ async def test_answers(status: int, field: str, code: int) -> None:
 
 async def test_no_response() -> None:
     """A closed port, and a server that reads and does not respond: temporary failures without a reply."""
-    import asyncio
-
     closed = HttpTransport("http://127.0.0.1:9/in", 5, "relay.example")
     assert (await delivered_or_not(closed)).startswith("4.4.1")
     writers: list[asyncio.StreamWriter] = []
@@ -104,6 +106,34 @@ async def test_no_response() -> None:
     silent.close()
 
 
+@pytest.mark.parametrize("end", ["silent", "closed"])
+async def test_a_message_without_a_response_may_have_been_taken(end: str) -> None:
+    """The whole message was read. A server that reads no more than its beginning has not taken it."""
+    wanted = b"whole"
+    ends = asyncio.Event()
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(wanted)
+        if end == "silent":
+            await ends.wait()
+        writer.close()
+
+    silent = await asyncio.start_server(read, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/in"
+    transport = HttpTransport(url, scaled(0.5), "relay.example")
+    reply = await transport.deliver(local_message(b"whole"))
+    assert (reply.code, type(reply)) == (0, Unanswered)
+    wanted = b"\r\n\r\n"
+    reply = await transport.deliver(local_message(*[b"x" * 1_000_000] * 32))
+    assert (reply.code, type(reply)) == (0, Reply)
+    ends.set()
+    transport.close()
+    assert transport._closing is not None
+    await transport._closing
+    silent.close()
+    await silent.wait_closed()
+
+
 async def delivered_or_not(transport: HttpTransport) -> str:
     reply = await transport.deliver(local_message(b"x"))
     assert reply.code == 0
@@ -112,7 +142,6 @@ async def delivered_or_not(transport: HttpTransport) -> str:
 
 async def test_a_reason_that_is_not_text() -> None:
     """It is cleaned: the queue could not store it, and the message would be sent again and again."""
-    import asyncio
 
     async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(HEADER + b"\r\nx")

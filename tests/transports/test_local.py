@@ -20,8 +20,9 @@ from tests.kit.local_transport import STORED, delivered, local_message
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports import python
 from zonemta_py.transports.blackhole import BlackholeTransport
-from zonemta_py.transports.interface import LocalMessage, lines, parts
+from zonemta_py.transports.interface import LocalMessage, Unanswered, lines, parts
 from zonemta_py.transports.maildir import MaildirTransport
 from zonemta_py.transports.pipe import TEMPORARY, PipeTransport, verdict_of
 from zonemta_py.transports.python import PythonTransport
@@ -134,6 +135,7 @@ async def test_a_program_that_takes_too_long(tmp_path: Path) -> None:
     code = f"import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {waits!r}]); pathlib.Path(sys.argv[1]).write_text(str(child.pid)); {waits}"
     reply = await delivered(program(code, str(tmp_path / "pid"), timeout_s=2.0), b"x")
     assert (reply.code, reply.status) == (451, "4.4.7")
+    assert isinstance(reply, Unanswered)
     child = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
     await until(lambda: not child.exists() or ") Z " in child.read_text(), "the end of its child")
 
@@ -162,6 +164,7 @@ async def test_a_program_that_is_not_there() -> None:
     reply = await delivered(PipeTransport(("/nowhere/deliver",), scaled(5.0)), b"x")
     assert (reply.code, reply.status) == (451, "4.3.5")
     assert "No such file" in reply.text
+    assert not isinstance(reply, Unanswered)
 
 
 @given(st.integers(-64, 255), st.text(max_size=100))
@@ -210,7 +213,6 @@ def hangs(found: LocalMessage) -> None:
 
 async def test_functions_that_hang_do_not_take_the_threads_of_others() -> None:
     """The loop's only thread is free for maildirs and the queue; the transport is closed without waiting."""
-
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     transport = PythonTransport(f"{__name__}.hangs", 60.0)
     delivery = asyncio.create_task(delivered(transport, b"x"))
@@ -224,6 +226,26 @@ async def test_functions_that_hang_do_not_take_the_threads_of_others() -> None:
     finally:
         go_on.set()
         await delivery
+
+
+async def never(found: LocalMessage) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_function_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have delivered the message, unless it was not called: the threads of others are all there are."""
+    reply = await delivered(PythonTransport(f"{__name__}.never", 0.05), b"x")
+    assert isinstance(reply, Unanswered)
+    monkeypatch.setattr(python, "THREADS", 1)
+    go_on.clear()
+    transport = PythonTransport(f"{__name__}.hangs", 0.05)
+    try:
+        assert isinstance(await delivered(transport, b"x"), Unanswered)
+        reply = await delivered(transport, b"x")
+        assert (reply.code, type(reply)) == (451, Reply)
+    finally:
+        go_on.set()
+        transport.close()
 
 
 async def test_functions() -> None:

@@ -13,7 +13,7 @@ from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.blackhole import BlackholeTransport
-from zonemta_py.transports.interface import LocalMessage, LocalTransport
+from zonemta_py.transports.interface import LocalMessage, LocalTransport, Unanswered
 from zonemta_py.transports.maildir import MaildirTransport
 from zonemta_py.transports.pipe import PRESETS, PipeTransport
 from zonemta_py.transports.python import PythonTransport
@@ -126,6 +126,7 @@ def _attempt_of(reply: Reply, began_s: float) -> Attempt:
         status=printable(reply.status),
         text=printable(reply.text),
         duration_ms=int((clock.monotonic_s() - began_s) * 1000),
+        uncertain=isinstance(reply, Unanswered),
         final=True,
     )
 

@@ -140,7 +140,7 @@ class Delivered(_OfAttempt, frozen=True, kw_only=True):
 class Deferred(_OfAttempt, frozen=True, kw_only=True):
     """The recipient will be tried again at ``due_ms``; 0: when it is released, see ``held``.
 
-    ``uncertain``: the final dot was sent and its reply lost, so the peer may have the message.
+    ``uncertain``: the final dot was sent, or the message handed over, and the reply lost: the peer may have it.
     """
 
     name: ClassVar[str] = "deferred"

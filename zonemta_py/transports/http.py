@@ -23,7 +23,7 @@ from zonemta_py.smtp.http_mapping import (
     reply_of,
 )
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import LocalMessage
+from zonemta_py.transports.interface import LocalMessage, Unanswered
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,10 @@ class HttpTransport:
                 timeout=aiohttp.ClientTimeout(total=self._timeout_s),
                 headers={"User-Agent": "zonemta_py"},
             )
+        content = _Content(message)
         try:
             async with self._session.post(
-                self._url, data=_content(message), headers=self._fields(message), allow_redirects=False
+                self._url, data=content.chunks(), headers=self._fields(message), allow_redirects=False
             ) as response:
                 reply = read_reply(response.headers.get(FIELD, ""))
                 if reply is None or response.status in UNUSABLE:
@@ -57,10 +58,12 @@ class HttpTransport:
                 return reply
         # A report quotes the reply to the sender, who must not learn where this relay delivers.
         except TimeoutError:
-            return Reply(0, "4.4.2", f"the HTTP server did not respond within {self._timeout_s:g} s")
+            text = f"the HTTP server did not respond within {self._timeout_s:g} s"
+            return content.failure(Reply(0, "4.4.2", text))
         except aiohttp.ClientError as exc:
             log.warning("%s: %s", without_user_info(self._url), exc or type(exc).__name__)
-            return Reply(0, "4.4.1", f"the HTTP server cannot be used: {_reason(exc)}")
+            text = f"the HTTP server cannot be used: {_reason(exc)}"
+            return content.failure(Reply(0, "4.4.1", text))
 
     def _fields(self, message: LocalMessage) -> dict[str, str]:
         fields = {
@@ -88,7 +91,23 @@ def _reason(exc: aiohttp.ClientError) -> str:
     return os.strerror(number) if number else type(exc).__name__
 
 
-async def _content(message: LocalMessage) -> AsyncIterator[bytes]:
-    yield message.header + b"\r\n"
-    async for chunk in message.body():
-        yield chunk
+class _Content:
+    """The bytes of a message, and whether the server may have all of them."""
+
+    def __init__(self, message: LocalMessage) -> None:
+        self._message = message
+        self._left = message.size_bytes
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See ``LocalMessage.body``, with the header."""
+        yield self._passed(self._message.header + b"\r\n")
+        async for chunk in self._message.body():
+            yield self._passed(chunk)
+
+    def _passed(self, chunk: bytes) -> bytes:
+        self._left -= len(chunk)
+        return chunk
+
+    def failure(self, reply: Reply) -> Reply:
+        """``reply``, to a request without a response."""
+        return reply if self._left > 0 else Unanswered(*reply)

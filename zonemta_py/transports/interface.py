@@ -11,6 +11,12 @@ from zonemta_py.smtp.reply import Reply
 DELIVERED = Reply(250, "2.0.0", "delivered")
 
 
+class Unanswered(Reply):
+    """The message was handed over and no answer received: the recipient may have it."""
+
+    __slots__ = ()
+
+
 class LocalMessage(NamedTuple):
     """A message for one recipient. ``message`` is the queue id of the message.
 
@@ -34,7 +40,10 @@ class LocalTransport(Protocol):
     """Delivers messages without a session."""
 
     async def deliver(self, message: LocalMessage) -> Reply:
-        """Deliver ``message`` and return the result. Raises only what ``body`` and ``begin`` raise."""
+        """Deliver ``message`` and return the result, ``Unanswered`` if that is not known.
+
+        Raises only what ``body`` and ``begin`` raise.
+        """
 
     def close(self) -> None:
         """Release connections; no delivery follows."""

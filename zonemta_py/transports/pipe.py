@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from zonemta_py.config.zones import PipeSettings
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.interface import DELIVERED, LocalMessage, lines, parts
+from zonemta_py.transports.interface import DELIVERED, LocalMessage, Unanswered, lines, parts
 
 OUTPUT_MAX = 4096  # bytes kept of the output of a program
 OUTPUT_AFTER_S = 1.0  # for the output to arrive that was written before the end of a program
@@ -77,7 +77,8 @@ class PipeTransport:
                     writing.result()
                 await asyncio.wait([program.exited])  # which the time limit must not cancel
         except TimeoutError:
-            return Reply(451, "4.4.7", f"{self._command[0]} did not end within {self._timeout_s:g} s")
+            text = f"{self._command[0]} did not end within {self._timeout_s:g} s"
+            return Unanswered(451, "4.4.7", text)
         finally:
             writing.cancel()
             if transport.get_returncode() is None:

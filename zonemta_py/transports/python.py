@@ -8,12 +8,11 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Awaitable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from zonemta_py.config.references import named_function
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import DELIVERED, LocalMessage
+from zonemta_py.transports.interface import DELIVERED, LocalMessage, Unanswered
 
 THREADS = 32  # of functions that are not coroutines, in a zone
 
@@ -39,11 +38,18 @@ class PythonTransport:
     async def deliver(self, message: LocalMessage) -> Reply:
         """See ``LocalTransport``."""
         await message.begin()
+        in_thread = None if inspect.iscoroutinefunction(self._function) else self._submit(message)
         try:
             async with asyncio.timeout(self._timeout_s):
-                returned = await self._call(message)
+                if in_thread is None:
+                    returned = await self._function(message)
+                else:
+                    returned = await asyncio.wrap_future(in_thread)
         except TimeoutError:
-            return Reply(451, "4.4.7", f"{self._name} did not return within {self._timeout_s:g} s")
+            if in_thread is not None and in_thread.cancel():
+                return Reply(451, "4.4.7", f"{self._name} was not called: its earlier calls all hang")
+            text = f"{self._name} did not return within {self._timeout_s:g} s"
+            return Unanswered(451, "4.4.7", text)
         except Exception as exc:
             log.exception("%s failed on %s", self._name, message.message)
             return Reply(451, "4.3.0", f"{self._name} failed: {type(exc).__name__}")
@@ -56,13 +62,8 @@ class PythonTransport:
             return Reply(451, "4.3.5", f"{self._name} returned a malformed Reply: {tuple(returned)}")
         return returned
 
-    async def _call(self, message: LocalMessage) -> object:
-        if inspect.iscoroutinefunction(self._function):
-            returned: Awaitable[object] = self._function(message)
-            return await returned
+    def _submit(self, message: LocalMessage) -> Future[object]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=self._name)
         run = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, run, self._function, message
-        )
+        return self._threads.submit(run, self._function, message)
