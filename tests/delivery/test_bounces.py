@@ -23,6 +23,7 @@ from zonemta_py.queue.format.keys import WAITING, end_of
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router, make_router
+from zonemta_py.smtp.qsbmf import STRIPPED
 
 
 class Reporting:
@@ -251,6 +252,16 @@ async def test_a_large_message_is_cut(reporting: Reporting, form: str) -> None:
     assert b"Subject: test" in report
     assert b"line 00999" not in report
     assert len(report) < 6000
+
+
+@pytest.mark.parametrize("max_bytes", range(1024, 1030))
+async def test_a_message_is_cut_behind_a_line(reporting: Reporting, max_bytes: int) -> None:
+    """Not between CR and LF: a report with a bare CR is refused."""
+    reporting.with_bounce(BounceSettings(format="qsbmf", max_bytes=Size(max_bytes)))
+    held = await reporting.lease("no1@a.example", body=b"line\r\n" * 1000)
+    report = text(only((await reporting.effects(held, BOUNCED)).reports))
+    assert b"line\r\n" + STRIPPED in report
+    assert b"\r" not in report.replace(b"\r\n", b"")
 
 
 async def test_a_damaged_body_is_left_out(reporting: Reporting) -> None:

@@ -65,7 +65,8 @@ def test_8_bit_text_is_declared() -> None:
         HEAD, [failed()], sender="s@x.example", original=ORIGINAL, stripped=False
     )
     assert b"8bit" not in ascii_report.header
-    utf8 = bounce_report(
-        HEAD, [failed(recipient="zoë@b.example")], sender="", original=ORIGINAL, stripped=False
-    )
-    assert b"Content-Transfer-Encoding: 8bit\r\n" in utf8.header
+    for changed in (
+        failed(recipient="zoë@b.example"), failed(diagnostic="550 Empfänger"), failed(explanation="ä"),
+    ):  # fmt: skip
+        utf8 = bounce_report(HEAD, [changed], sender="", original=ORIGINAL, stripped=False)
+        assert b"Content-Transfer-Encoding: 8bit\r\n" in utf8.header

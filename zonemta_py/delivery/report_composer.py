@@ -119,7 +119,7 @@ class ReportComposer:
         message = ReportedMessage(
             message_id=active.id,
             arrival_date=clock.mail_date(born(active.meta, active.id)),
-            header=_header(active.meta.header, bounce.max_bytes),
+            header=_cut(active.meta.header, bounce.max_bytes),
             body=original,
             envelope_id=decode_xtext(active.meta.envid),
         )
@@ -130,13 +130,13 @@ class ReportComposer:
         copy = active.meta.header + b"\r\n"
         if not is_headers_only(active, bounce):
             copy += _beginning(self._context.queue, active, bounce.max_bytes)
-        stripped = len(copy) > bounce.max_bytes
+        returned = _cut(copy, bounce.max_bytes)
         return qsbmf.bounce_report(
             self._head(report_id, to),
             recipients,
             sender=verp.base(active.meta.sender),
-            original=copy[: bounce.max_bytes],
-            stripped=stripped,
+            original=returned,
+            stripped=len(returned) < len(copy),
         )
 
     def _head(self, report_id: str, to: str) -> ReportHead:
@@ -148,11 +148,12 @@ def is_headers_only(active: ActiveMessage, bounce: BounceSettings) -> bool:
     return active.meta.ret == "HDRS" or (bounce.return_ == "headers" and active.meta.ret != "FULL")
 
 
-def _header(block: bytes, max_bytes: int) -> bytes:
-    """The header block, cut at the end of a line when it is longer than ``max_bytes``."""
-    if len(block) <= max_bytes:
-        return block
-    return block[: block.rfind(b"\r\n", 0, max_bytes) + 2]
+def _cut(data: bytes, max_bytes: int) -> bytes:
+    """The beginning of a header block or a message: whole lines, at most ``max_bytes``."""
+    if len(data) <= max_bytes:
+        return data
+    end = data.rfind(b"\r\n", 0, max_bytes)
+    return data[: end + 2] if end >= 0 else b""
 
 
 def _original(queue: Queue, active: ActiveMessage, bounce: BounceSettings) -> bytes | None:

@@ -29,9 +29,6 @@ def bounce_report(
 
     ``sender`` is the envelope sender of the original, empty if the original is a report.
     """
-    header = plain_header(head, "failure notice")
-    if not original.isascii() or not all(each.recipient.isascii() for each in recipients):
-        header += "MIME-Version: 1.0\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n"
     intro = INTRO if sender else DOUBLE_INTRO
     lines = [f"Hi. This is the zonemta program at {head.hostname}.", *intro.splitlines(), ""]
     for each in recipients:
@@ -40,6 +37,9 @@ def bounce_report(
     body = "".join(line + "\r\n" for line in lines).encode() + original
     if stripped:
         body += STRIPPED
+    header = plain_header(head, "failure notice")
+    if not body.isascii():  # the copy, an address or what a server said
+        header += "MIME-Version: 1.0\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n"
     return Report(header.encode(), body if body.endswith(b"\r\n") else body + b"\r\n")
 
 
