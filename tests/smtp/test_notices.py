@@ -128,7 +128,7 @@ def test_any_bytes(data: bytes) -> None:
     )
 
 
-locals_ = st.text("abcxyz0123456789.-_+", min_size=1, max_size=12)
+locals_ = st.from_regex(r"[a-c0-9_+\-]{1,6}(\.[x-z0-9_+\-]{1,6})?", fullmatch=True)
 
 
 @given(locals_, locals_, st.booleans())

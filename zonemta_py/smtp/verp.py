@@ -3,6 +3,8 @@
 Source: qmail's addresses(5) (``owner-@host-@[]``) and its double bounce sender ``#@[]``.
 """
 
+from zonemta_py.smtp.address import AddressError, normalise
+
 DOUBLE_BOUNCE = "#@[]"  # the sender of a report about a report; mail is never sent to it
 _SUFFIX = "-@[]"
 
@@ -22,13 +24,21 @@ def expand(sender: str, recipient: str) -> str:
 
     ``owner-@host-@[]`` becomes ``owner-user=domain@host``; any other address ``local@host``
     becomes ``local+user=domain@host``. The null sender and DOUBLE_BOUNCE are not changed.
+
+    What would be no address (quoted local parts, over 64 bytes) is not expanded: ``owner-@host`` or ``local@host``.
+    A report to that comes back, but does not name the recipient.
     """
     if sender in ("", DOUBLE_BOUNCE):
         return sender
     local, _, host = base(sender).rpartition("@")
     user, _, domain = recipient.rpartition("@")
     between = "" if is_verp(sender) else "+"
-    return f"{local}{between}{user}={domain}@{host}"
+    expanded = f"{local}{between}{user}={domain}@{host}"
+    try:
+        normalise(expanded)
+    except AddressError:
+        return base(sender)
+    return expanded
 
 
 def contract(address: str, sender: str) -> str:
