@@ -46,6 +46,15 @@ def test_one_attempt_for_each_answer(kind: type[SmtpSession], final: bool) -> No
     assert (made[1].phase, made[1].status) == ("rcpt", "5.1.1")
 
 
+def test_a_recipient_with_a_reply_is_not_uncertain() -> None:
+    """LMTP: the peer answers for one recipient after the dot, then leaves."""
+    session = cast(SmtpSession, Session(LmtpSession))
+    full, lost = (Phase.DOT, Reply(452, "4.2.2", "full")), (Phase.DOT, Reply(0, "4.4.2", "no answer"))
+    result = TransactionResult([OK, full, lost, NO], uncertain=True)
+    made = attempts_of(result, ENDPOINT, session, 0.0)
+    assert [each.uncertain for each in made if each] == [False, False, True, False]
+
+
 @pytest.mark.parametrize(
     ("failure", "status"),
     [

@@ -35,7 +35,8 @@ def attempts_of(
                 source_ip=endpoint.source or "",
                 tls=session.secure,
                 duration_ms=duration_ms,
-                uncertain=result.uncertain and phase is Phase.DOT,
+                # By LMTP some may have a reply of their own when the peer leaves.
+                uncertain=result.uncertain and phase is Phase.DOT and not reply.code,
                 dsn=session.offers("dsn"),
                 final=session.delivers,
             )
