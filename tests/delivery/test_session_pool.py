@@ -131,6 +131,18 @@ async def test_a_session_is_closed_when_its_time_is_over() -> None:
         assert closed[1:] == [("b.example", 0)]
 
 
+async def test_a_session_with_a_shorter_time_ends_before_those_that_were_idle_first() -> None:
+    """Destinations of a zone may have an idle time of their own."""
+    async with peering() as peer:
+        pool = SessionPool()
+        long, short = await peer.open(), await peer.open()
+        pool.put(peer.endpoint(), "a.example", long, LONG_S)
+        pool.put(peer.endpoint(), "b.example", short, 0.05)
+        await until(lambda: not short.usable, "the end of the second", LONG_S / 12)
+        assert long.usable
+        pool.close()
+
+
 async def test_a_taken_session_is_not_reported_as_closed() -> None:
     """Its user counts it; the pool reports the sessions that it closes itself."""
     closed: list[tuple[str, int]] = []

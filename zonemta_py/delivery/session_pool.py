@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.endpoints import Endpoint
@@ -180,6 +181,8 @@ class SessionPool:
         self._whole = _Group()  # under None
         self.together = together if together is not None else SessionsByPath()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = inf  # loop time of the timer
+        self._not_before_s = 0.0  # so that all are not looked at more often than every EXPIRY_S
         self._on_closed = on_closed
 
     def count(self, destination: str) -> int:
@@ -237,8 +240,16 @@ class SessionPool:
         self._by_key.add(_key(endpoint), entry)
         self._by_destination.add(destination, entry)
         self._whole.add(None, entry)
-        if self._timer is None:
-            self._timer = self._loop.call_later(idle_s, self._close_expired)
+        self._wake_at(expires_s)
+
+    def _wake_at(self, expires_s: float) -> None:
+        """Have the timer end in time for a session that ends at ``expires_s``: sessions have different limits."""
+        due_s = max(expires_s, self._not_before_s)
+        if due_s < self._due_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due_s = due_s
+            self._timer = self._loop.call_at(due_s, self._close_expired)
 
     def trim(self, destination: str, zone_limit: int, destination_limit: int) -> None:
         """Close the sessions that have been idle longest, beyond ``destination_limit``, then ``zone_limit``.
@@ -251,20 +262,20 @@ class SessionPool:
             self.close_idle(self._whole.oldest(None))
 
     def _close_expired(self) -> None:
-        self._timer = None
+        self._timer, self._due_s = None, inf
         now_s = self._loop.time()
+        self._not_before_s = now_s + EXPIRY_S
         for entry in self._whole.all(None):
             if entry.expires_s <= now_s or not entry.session.usable:
                 self.close_idle(entry)
         remaining = [entry.expires_s for entry in self._whole.all(None)]
         if remaining:
-            due_s = max(min(remaining), now_s + EXPIRY_S)
-            self._timer = self._loop.call_at(due_s, self._close_expired)
+            self._wake_at(min(remaining))
 
     def close(self) -> None:
         """Close every idle session."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._due_s = None, inf
         for entry in self._whole.all(None):
             self.close_idle(entry)
