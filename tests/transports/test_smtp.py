@@ -1,6 +1,8 @@
 """Opening sessions and transactions, against servers that read their lines from a script."""
 
 import asyncio
+import errno
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -310,6 +312,19 @@ async def test_a_closed_port() -> None:
         await open_to(port)
     with pytest.raises(DestinationFailed, match="not on this machine"):
         await open_to(port, source="192.0.2.1")
+
+
+async def test_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a failure of this destination for now, as every other one to connect."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("zonemta_py.transports.connect.socket.socket", full)
+        with pytest.raises(DestinationFailed, match="Too many open files") as caught:
+            await open_to(25)
+    assert (caught.value.status, caught.value.permanent) == ("4.4.1", False)
 
 
 async def test_starttls(directory: Path) -> None:

@@ -193,8 +193,9 @@ async def _connect(
     loop: asyncio.AbstractEventLoop, target: Target, options: SessionOptions
 ) -> socket.socket:
     family, address = socket.AF_INET6 if ":" in target.ip else socket.AF_INET, (target.ip, target.port)
-    sock = socket.socket(family if target.port else socket.AF_UNIX, socket.SOCK_STREAM)
+    sock: socket.socket | None = None
     try:
+        sock = socket.socket(family if target.port else socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         if target.port:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -204,20 +205,23 @@ async def _connect(
             sock.bind((options.source, 0))
         async with asyncio.timeout(options.timeouts.connect):
             await loop.sock_connect(sock, address if target.port else target.ip)
-    except TimeoutError as exc:
-        sock.close()
-        text = f"{_where(target)}: connection timed out"
-        raise DestinationFailed(0, "4.4.1", text, timed_out=True) from exc
-    except OSError as exc:
-        sock.close()
-        text = os.strerror(exc.errno) if exc.errno else str(exc)
-        if options.source is not None and exc.errno == errno.EADDRNOTAVAIL:
-            text = f"source address {options.source} is not on this machine"
-        raise DestinationFailed(0, "4.4.1", f"{_where(target)}: {text}") from exc
-    except BaseException:
-        sock.close()
+    except BaseException as exc:
+        if sock is not None:
+            sock.close()
+        if isinstance(exc, OSError):  # TimeoutError is one
+            raise _unreachable(target, options, exc) from exc
         raise
     return sock
+
+
+def _unreachable(target: Target, options: SessionOptions, exc: OSError) -> DestinationFailed:
+    if isinstance(exc, TimeoutError):
+        text = f"{_where(target)}: connection timed out"
+        return DestinationFailed(0, "4.4.1", text, timed_out=True)
+    text = os.strerror(exc.errno) if exc.errno else str(exc)
+    if options.source is not None and exc.errno == errno.EADDRNOTAVAIL:
+        text = f"source address {options.source} is not on this machine"
+    return DestinationFailed(0, "4.4.1", f"{_where(target)}: {text}")
 
 
 def _show(trace: SessionTrace | None, command: str, response: aiosmtplib.SMTPResponse | None) -> None:
