@@ -24,7 +24,7 @@ def test_whole_and_byte_by_byte(wire: bytes, expected: list[Reply]) -> None:
     """The same replies, however the network cuts them."""
     assert list(ReplyReader().feed(wire)) == expected
 
-    reader, got = ReplyReader(), []
+    reader, got = ReplyReader(), list[Reply]()
     for i in range(len(wire)):
         got += reader.feed(wire[i : i + 1])
     assert got == expected
