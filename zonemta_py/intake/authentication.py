@@ -40,9 +40,8 @@ class PasswordChecks:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="password")
         # For each check under way the clients' addresses, and what is called with the answer.
         self._underway: dict[bytes, list[tuple[str, Callable[[str], None]]]] = {}
-        self._guesses: Counter[str] = (
-            Counter()
-        )  # checks under way by network, each counts as wrong until it has ended
+        # Checks under way by network: each counts as a wrong one until it has ended.
+        self._guesses = Counter[str]()
         self._key = secrets.token_bytes(32)
         self._remembered: OrderedDict[bytes, float] = OrderedDict()  # to the end of its time, monotonic
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()  # by network
