@@ -126,6 +126,7 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
             "one of zone, provider and domain is expected",
         ),
         ("suspend", {"zone": "default", "until_ms": 1}, "until_ms: that time is over"),
+        ("rates", {"limit": -1}, "limit: expected 1 or more"),
         ("suspend", {"tenant": "acme", "until_ms": 10**18}, "until_ms: expected unix milliseconds"),
         (
             "suspend",

@@ -78,11 +78,27 @@ async def test_guessing_is_blocked_by_network() -> None:
 
 
 async def test_the_number_of_checks_is_bounded() -> None:
-    checks, users = PasswordChecks(0), Counted({"u": HASH})
+    """Of different logins; many sessions with the same one at once are one check."""
+    count = WAITING_MAX + 5
+    checks, users = PasswordChecks(0), Counted({f"u{n}": HASH for n in range(count)})
     replies = await asyncio.gather(
-        *(checked(checks, users, "right", f"192.0.2.{n}") for n in range(WAITING_MAX + 5))
+        *(checked(checks, users, "right", f"192.0.2.{n}", f"u{n}") for n in range(count))
     )
     assert sorted(replies) == [""] * WAITING_MAX + [BUSY] * 5
+    same = Counted({"u": HASH})
+    replies = await asyncio.gather(
+        *(checked(checks, same, "right", f"198.51.100.{n}") for n in range(count))
+    )
+    assert (replies, same.computed) == ([""] * count, 1)
+    checks.close()
+
+
+async def test_guesses_count_while_they_are_under_way() -> None:
+    """Of one network as many as may be wrong, whatever comes at once."""
+    checks, users = PasswordChecks(0), Counted({"u": HASH})
+    replies = await asyncio.gather(*(checked(checks, users, f"wrong{n}") for n in range(WAITING_MAX)))
+    assert (replies.count(WRONG), users.computed) == (FAILURES_MAX, FAILURES_MAX)
+    assert replies.count(BUSY) == WAITING_MAX - FAILURES_MAX
     checks.close()
 
 

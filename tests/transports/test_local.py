@@ -74,6 +74,7 @@ async def test_a_maildir_that_is_not_there(tmp_path: Path) -> None:
     """Its mail is tried again later: the disk may not be mounted."""
     reply = await delivered(MaildirTransport(str(tmp_path / "no"), create=False, hostname="h"), b"x")
     assert (reply.code, reply.status) == (451, "4.3.0")
+    assert str(tmp_path) not in reply.text, "a report quotes it to the sender"
 
 
 async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:

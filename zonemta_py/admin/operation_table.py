@@ -127,7 +127,10 @@ _BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()
 
 
 def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row]:
-    """The rows of the answer. They raise LocalError when the operation fails."""
+    """The rows of the answer. They raise LocalError when the operation fails; a ``limit`` below 1 does at once."""
+    limit: int | None = getattr(request, "limit", None)
+    if limit is not None and limit < 1:
+        raise LocalError("limit: expected 1 or more")
     rows: AsyncIterator[Row] = operation_of(request).handler(operations, request)
     return rows
 

@@ -146,8 +146,6 @@ class ViewOperations:
 
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
-        if request.limit is not None and request.limit < 1:
-            raise LocalError("limit: expected 1 or more")
         found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
         for number, row in enumerate(self._rows_after(request)):
             record = row.pop("record")

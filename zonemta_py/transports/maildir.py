@@ -5,6 +5,7 @@ recipient, so a message that is delivered again after a crash replaces its first
 """
 
 import asyncio
+import logging
 import os
 from contextlib import suppress
 from hashlib import blake2b
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.interface import DELIVERED, LocalMessage, lines, parts
+
+log = logging.getLogger(__name__)
 
 DIRECTORIES = ("tmp", "new", "cur")
 
@@ -42,7 +45,9 @@ class MaildirTransport:
             await asyncio.to_thread(self._prepare, maildir)
             return await self._write(message, maildir, name)
         except OSError as exc:
-            return Reply(451, "4.3.0", f"{maildir}: {exc.strerror or exc}")
+            # A report quotes the reply to the sender, who must not learn paths of this machine.
+            log.warning("%s: %s", maildir, exc.strerror or exc)
+            return Reply(451, "4.3.0", f"the mail directory cannot be used: {exc.strerror or exc}")
 
     def _prepare(self, maildir: Path) -> None:
         if self._create:

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from zonemta_py.config.zones import PipeSettings
@@ -45,6 +46,9 @@ class PipeTransport:
     ) -> None:
         """``temporary``: the exit codes after which delivery is tried again."""
         self._command = command
+        self._name = Path(
+            command[0]
+        ).name  # replies are quoted to senders, who must not learn paths of this machine
         self._timeout_s = timeout_s
         self._temporary = temporary
 
@@ -67,7 +71,7 @@ class PipeTransport:
                 partial(_Program, loop), *arguments, stderr=subprocess.STDOUT, start_new_session=True
             )
         except OSError as exc:
-            return Reply(451, "4.3.5", f"{self._command[0]} cannot be started: {exc.strerror or exc}")
+            return Reply(451, "4.3.5", f"{self._name} cannot be started: {exc.strerror or exc}")
         writing = asyncio.ensure_future(program.write(transport, message))
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -77,7 +81,7 @@ class PipeTransport:
                     writing.result()
                 await asyncio.wait([program.exited])  # which the time limit must not cancel
         except TimeoutError:
-            text = f"{self._command[0]} did not end within {self._timeout_s:g} s"
+            text = f"{self._name} did not end within {self._timeout_s:g} s"
             return Unanswered(451, "4.4.7", text)
         finally:
             writing.cancel()
