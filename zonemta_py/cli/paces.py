@@ -182,11 +182,12 @@ def replay(
         "attempts": found.attempts, "changes": len(found.changes), "recorded": len(found.recorded),
         "missing": len(missing), "extra": len(extra),
     }  # fmt: skip
+    uses = found.uses()
     if as_json:
-        print_json({**counts, "rules": [each._asdict() for each in found.uses()]})
+        print_json({**counts, "rules": [each._asdict() for each in uses]})
     else:
-        if found.uses() and not compare:
-            _print_uses(found.uses())
+        if uses and not compare:
+            _print_uses(uses)
         echo(
             f"{counts['attempts']:,} replies, {counts['changes']:,} changes; of {counts['recorded']:,} that were recorded "
             f"{counts['missing']:,} are not among them, and {counts['extra']:,} are new"
