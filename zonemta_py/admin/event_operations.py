@@ -14,7 +14,6 @@ from zonemta_py.events.schema import EVENT_NAMES
 from zonemta_py.queue.format.keys import OUTBOX, end_of
 from zonemta_py.queue.queue import Queue
 
-LIMIT_MAX = 10_000  # events
 SEARCHES_MAX = 2  # at the same time
 LINES_AT_ONCE = 500
 
@@ -32,8 +31,6 @@ class EventOperations:
         """A row for each event, in the order of their time. Raises LocalError."""
         if self._directory is None:
             raise LocalError("there is no event log")
-        if not 1 <= request.limit <= LIMIT_MAX:
-            raise LocalError(f"limit: expected 1 to {LIMIT_MAX}")
         make_queries(request.key, request.since_ms)  # raises for what nothing can be found by
         outbox = [lines for _, lines in self._queue.store.scan(OUTBOX, end_of(OUTBOX))]  # before the log
         async with self._searches:

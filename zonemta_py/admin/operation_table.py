@@ -56,6 +56,7 @@ class Operation(NamedTuple):
     """An entry of the table. ``least``: the role that it needs, if not that of its kind.
 
     ``in_body``: its arguments hold addresses, which do not belong into a URL.
+    ``limit_max``: the largest ``limit`` that it takes, if it takes one; None: any from 1 on.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Operation(NamedTuple):
     handler: Callable[[Operations, Any], AsyncIterator[Row]]
     least: Role | None = None
     in_body: bool = False
+    limit_max: int | None = None
 
     @property
     def changes(self) -> bool:
@@ -114,7 +116,7 @@ OPERATIONS = {
         Operation("login", LoginRequest, Operations.login, Role.ADMIN),
         Operation("reload", ReloadRequest, Operations.reload, Role.ADMIN),
         Operation("loglevel", LogLevelRequest, Operations.log_level, Role.ADMIN),
-        Operation("history", HistoryRequest, Operations.history),
+        Operation("history", HistoryRequest, Operations.history, limit_max=10_000),
         Operation("tail", TailRequest, Operations.tail),
         Operation("trace", TraceRequest, Operations.trace),
         Operation("check", CheckRequest, Operations.check),
@@ -127,11 +129,12 @@ _BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()
 
 
 def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row]:
-    """The rows of the answer. They raise LocalError when the operation fails; a ``limit`` below 1 does at once."""
+    """The rows of the answer. They raise LocalError when the operation fails; a wrong ``limit`` does at once."""
+    operation = operation_of(request)
     limit: int | None = getattr(request, "limit", None)
-    if limit is not None and limit < 1:
-        raise LocalError("limit: expected 1 or more")
-    rows: AsyncIterator[Row] = operation_of(request).handler(operations, request)
+    if limit is not None and not 1 <= limit <= (operation.limit_max or limit):
+        raise LocalError(f"limit: expected 1 {f'to {operation.limit_max}' if operation.limit_max else 'or more'}")
+    rows: AsyncIterator[Row] = operation.handler(operations, request)
     return rows
 
 
