@@ -156,7 +156,7 @@ class MxResolver:
         if not records:
             return [], TTL_MAX_S
         found = sorted((record.data.priority, record.data.exchange.lower()) for record in records)
-        if len(found) == 1 and not found[0][1]:
+        if not any(name for _, name in found):
             raise DestinationFailed(556, "5.1.10", f"{domain} accepts no mail (null MX)", permanent=True)
         return [(preference, name) for preference, name in found if name], _ttl_s(records)
 
