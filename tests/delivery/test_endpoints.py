@@ -21,6 +21,7 @@ from zonemta_py.config.zones import SmarthostAuth, Zone
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.endpoints import EndpointResolver, choose_source, credentials, read_password
 from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.sink.nameserver import SERVFAIL, NameServer, Records
 
 RECORDS: Records = {
@@ -52,7 +53,10 @@ async def resolving(config: Config | None = None) -> AsyncIterator[tuple[Endpoin
     port = await server.start()
     mx = MxResolver(Resolver((Server(HostPort("127.0.0.1", port)),), Seconds(5)))
     try:
-        yield EndpointResolver(config or settings(), "Relay.Example", mx, Random(1)), server
+        yield (
+            EndpointResolver(config or settings(), "Relay.Example", mx, StsPolicies(mx), Random(1)),
+            server,
+        )
     finally:
         server.close()
 

@@ -30,6 +30,7 @@ from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.delivery.session_opener import SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent
+from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.delivery.transaction import MessageForm, MessageForms
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.nameserver import SERVFAIL, Records
@@ -49,7 +50,7 @@ class Sending:
         self.stage = stage
         self.unreachable = UnreachableHosts()
         resolver = MxResolver(config.resolver)
-        endpoints = EndpointResolver(config, "relay.example", resolver, Random(1))
+        endpoints = EndpointResolver(config, "relay.example", resolver, StsPolicies(resolver), Random(1))
         self.closed: list[str] = []
         self.pool = SessionPool(lambda destination, idle, *_: self.closed.append(destination))
         resources = SmtpResources(

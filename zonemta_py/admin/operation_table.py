@@ -133,7 +133,9 @@ def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row
     operation = operation_of(request)
     limit: int | None = getattr(request, "limit", None)
     if limit is not None and not 1 <= limit <= (operation.limit_max or limit):
-        raise LocalError(f"limit: expected 1 {f'to {operation.limit_max}' if operation.limit_max else 'or more'}")
+        raise LocalError(
+            f"limit: expected 1 {f'to {operation.limit_max}' if operation.limit_max else 'or more'}"
+        )
     rows: AsyncIterator[Row] = operation.handler(operations, request)
     return rows
 

@@ -77,10 +77,12 @@ def _delivery(
         complain(f"{prefix}smarthost", "a Unix socket needs transport: lmtp")
     if lmtp and not settings.smarthost:
         complain(f"{prefix}smarthost", "transport: lmtp needs a smarthost: host:port or unix:/path")
-    if settings.tls_ca_file is not None and settings.tls not in ("required", "implicit"):
+    if settings.tls_ca_file is not None and settings.tls in ("off", "opportunistic"):
         complain(f"{prefix}tls_ca_file", "no certificate is verified with tls: " + settings.tls)
     if settings.tls == "implicit" and not settings.smarthost:
         complain(f"{prefix}tls", "implicit needs a smarthost: mail hosts on the Internet offer STARTTLS")
+    if settings.tls == "mta-sts" and settings.smarthost:
+        complain(f"{prefix}tls", "mta-sts is for MX hosts; for a smarthost use required")
     if auth.username is not None and settings.tls == "opportunistic":
         complain(
             f"{prefix}tls",

@@ -161,7 +161,7 @@ class DeliverySettings:
     smarthost: tuple[Smarthost, ...] = ()
     smarthost_auth: SmarthostAuth = SmarthostAuth()
     port: int = number(25, 1, 65535)
-    tls: str = choice("opportunistic", "off", "required", "implicit", later=("dane", "mta-sts"))
+    tls: str = choice("opportunistic", "off", "required", "implicit", "mta-sts", later=("dane",))
     tls_ca_file: Path | None = None
     retry: Retry = Retry()
     timeouts: Timeouts = Timeouts()

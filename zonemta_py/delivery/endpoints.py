@@ -4,6 +4,7 @@ import socket
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
+from typing import NamedTuple
 
 from zonemta_py.config.endpoints import Smarthost
 from zonemta_py.config.schema import Config
@@ -14,6 +15,7 @@ from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.request import EgressOrder
+from zonemta_py.delivery.sts_policies import StsPolicies, Trust
 from zonemta_py.schedule.sources import ranked
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best, order
 
@@ -27,7 +29,7 @@ class Endpoint(Struct, frozen=True):
     """Both ends of a session. ``ip`` is the path of a Unix socket if ``port`` is 0.
 
     ``source`` None: the system chooses the local address. ``security`` differs where a session of one destination
-    must not serve another one: another TLS policy, or other credentials.
+    must not serve another one: another TLS policy, or other credentials. ``tls``: as in ``SessionOptions``.
     """
 
     host: str
@@ -35,6 +37,16 @@ class Endpoint(Struct, frozen=True):
     port: int
     source: str | None
     security: str = ""
+    tls: str = "opportunistic"
+
+
+class _Peer(NamedTuple):
+    """The other end of a session."""
+
+    host: str
+    ip: str
+    port: int
+    tls: str
 
 
 Candidates = Sequence[tuple[Endpoint, PoolAddress]]
@@ -43,10 +55,18 @@ Candidates = Sequence[tuple[Endpoint, PoolAddress]]
 class EndpointResolver:
     """Finds endpoints by one configuration. A sole endpoint, the same for every message, is cached."""
 
-    def __init__(self, config: Config, hostname: str, resolver: MxResolver, rng: Random) -> None:
+    def __init__(
+        self,
+        config: Config,
+        hostname: str,
+        resolver: MxResolver,
+        policies: StsPolicies,
+        rng: Random,
+    ) -> None:
         self._config = config
         self._hostname = hostname
         self._resolver = resolver
+        self._policies = policies
         self._rng = rng
         self._sole: dict[tuple[object, ...], tuple[float, Candidates]] = {}
         self._listening = [listener.address for listener in config.listeners]
@@ -99,42 +119,43 @@ class EndpointResolver:
         """Endpoints with the source of ``order``, and hosts of the family that it asks for."""
         source = PoolAddress(order.source, order.ehlo)
         endpoints = [
-            (
-                Endpoint(host, ip, port, order.source, f"{_security(zone, host)} {order.ehlo or ''}"),
-                source,
-            )
-            for host, ip, port in await self._hosts(zone, domain)
-            if _fits(ip, order)
+            (_endpoint(zone, peer, order.source, f" {order.ehlo or ''}"), source)
+            for peer in await self._peers(zone, domain)
+            if _fits(peer.ip, order)
         ]
         if not endpoints:
             way = f"from {order.source}" if order.source else f"over {order.family}"
             raise DestinationFailed(0, "4.4.4", f"no host of {domain} can be reached {way}")
         return endpoints
 
-    async def _hosts(self, zone: Zone, domain: str) -> list[tuple[str, str, int]]:
-        """(host, IP, port) of the hosts for ``domain``, in the order to try them. Raises DestinationFailed."""
+    async def _peers(self, zone: Zone, domain: str) -> list[_Peer]:
+        """The hosts for ``domain``, in the order to try them. Raises DestinationFailed."""
         if zone.smarthost:
-            return await self._smarthosts(zone.smarthost)
+            return [_Peer(*found, zone.tls) for found in await self._smarthosts(zone.smarthost)]
         hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
         if not any(host.ips for host in hosts):
             names = ", ".join(host.name for host in hosts)
             raise DestinationFailed(0, "4.4.3", f"looking up the addresses of {names} failed")
-        return [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
+        tls = zone.tls
+        if tls == "mta-sts":
+            trust = Trust(zone.tls_ca_file, self._config.allow_private_destinations)
+            hosts, tls = await self._policies.permitted(domain, hosts, trust)
+        pairs = self._permitted(domain, order(hosts, self._rng))
+        return [_Peer(*pair, zone.port, tls) for pair in pairs]
 
     async def _look_up(
         self, zone: Zone, domain: str, choice: tuple[str, str], pool_name: str
     ) -> Candidates:
-        found = await self._hosts(zone, domain)
+        found = await self._peers(zone, domain)
         pool, endpoints = self._config.pools[pool_name], []
-        for host, ip, port in found:
-            source, security = choose_source(pool, *choice, ip), _security(zone, host)
-            if source is not None and pool_name != zone.pool:  # a session has one EHLO name
-                security = f"{security} {source.ehlo or ''}"
-            if source is not None:
-                endpoints.append((Endpoint(host, ip, port, source.address, security), source))
+        for peer in found:
+            source = choose_source(pool, *choice, peer.ip)
+            if source is not None:  # a session has one EHLO name
+                name = f" {source.ehlo or ''}" if pool_name != zone.pool else ""
+                endpoints.append((_endpoint(zone, peer, source.address, name), source))
         if not endpoints:
             raise DestinationFailed(
-                0, "4.4.4", f"no address of pool '{pool_name}' can reach {found[0][1]}"
+                0, "4.4.4", f"no address of pool '{pool_name}' can reach {found[0].ip}"
             )
         return endpoints
 
@@ -204,12 +225,16 @@ def _fits(ip: str, order: EgressOrder) -> bool:
     return order.family not in ("ipv4", "ipv6") or order.family == f"ipv{version}"
 
 
-def _security(zone: Zone, host: str = "") -> str:
-    """What sessions must have in common; where a certificate was verified, that is of the name of ``host``."""
-    verified = host if zone.tls in VERIFIED else ""
-    if not zone.destinations:
-        return verified
-    return f"{zone.tls} {zone.tls_ca_file} {zone.smarthost_auth.username} {verified}"
+def _endpoint(zone: Zone, peer: _Peer, source: str | None, name: str) -> Endpoint:
+    """The endpoint at ``peer``; ``name`` is what else sessions must have in common: that in EHLO."""
+    verified = peer.host if peer.tls in VERIFIED else ""  # a certificate is that of a name
+    security = f"{_security(zone)} {verified}{name}" if zone.destinations else f"{verified}{name}"
+    return Endpoint(peer.host, peer.ip, peer.port, source, security, peer.tls)
+
+
+def _security(zone: Zone) -> str:
+    """What differs between the destinations of a zone."""
+    return f"{zone.tls} {zone.tls_ca_file} {zone.smarthost_auth.username}" if zone.destinations else ""
 
 
 def _listens_on(host: str, ip: str) -> bool:

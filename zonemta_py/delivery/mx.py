@@ -86,6 +86,12 @@ class MxResolver:
             raise DestinationFailed(0, "4.4.4", f"{host} has no address")
         return (Host(0, host, ips),)
 
+    async def texts(self, name: str) -> tuple[list[bytes], float]:
+        """The TXT records of ``name``, if any, and how long they are used, in seconds. Raises DestinationFailed."""
+        records = await self._query(name, "TXT", missing_domain_ok=True)
+        ttl_s = _ttl_s(records) if records else NEGATIVE_TTL_S
+        return [bytes(record.data.data) for record in records], min(max(ttl_s, TTL_MIN_S), TTL_MAX_S)
+
     def _cached(self, domain: str) -> Answer | None:
         entry = self._cache.get(domain)
         if entry is None:

@@ -161,7 +161,7 @@ class SessionOpener:
             endpoint.host, endpoint.ip, now_s, repeats=repeats
         )
         options = SessionOptions(
-            ehlo, endpoint.source, zone.tls if starttls or zone.tls != "opportunistic" else "off",
+            ehlo, endpoint.source, endpoint.tls if starttls or endpoint.tls != "opportunistic" else "off",
             zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
             detects_loop=not zone.smarthost,
             pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, now_s),

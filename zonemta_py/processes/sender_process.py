@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.schema import Config, Dkim
+from zonemta_py.config.schema import Config, Dkim, Resolver
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
@@ -27,6 +27,7 @@ from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.session_opener import SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath, path_of
 from zonemta_py.delivery.smtp_agent import SmtpAgent
+from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
@@ -50,7 +51,13 @@ class SenderProcess:
         self._idle = SessionsByPath()
         self._rng = Random()
         self._signer = Signer(Dkim(), {}, Tenants({}))
-        self.look_ups: MxResolver | None = None
+        self._look_ups = MxResolver(Resolver())
+        self._sts = StsPolicies(self._look_ups)
+
+    def close(self) -> None:
+        """End what is looked up."""
+        self._sts.close()
+        self._look_ups.close()
 
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
@@ -107,11 +114,8 @@ class SenderProcess:
         for old in self._agents.values():
             old.close()
         self._signer.configure(config.dkim, load_keys(config.dkim), Tenants(config.tenants))
-        if self.look_ups is None:
-            self.look_ups = MxResolver(config.resolver)
-        else:
-            self.look_ups.configure(config.resolver)
-        endpoints = EndpointResolver(config, frame.hostname, self.look_ups, self._rng)
+        self._look_ups.configure(config.resolver)
+        endpoints = EndpointResolver(config, frame.hostname, self._look_ups, self._sts, self._rng)
         resources = SmtpResources(
             frame.hostname, endpoints, Peers(config.peers), self._signer, self._unreachable, self._rng
         )
@@ -237,8 +241,7 @@ async def run(beat_s: float, link_fd: int) -> None:
     process = SenderProcess()
     await process.link.connect(link_fd, beat_s)
     await process.link_lost.wait()
-    if process.look_ups is not None:
-        process.look_ups.close()
+    process.close()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from zonemta_py.delivery.session_opener import SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath
 from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.delivery.smtp_agent import SmtpAgent
+from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
@@ -71,6 +72,7 @@ class DeliveryService:
         self.unreachable = UnreachableHosts(self._clear_unreachable)
         self._signer = Signer(config.dkim, load_keys(config.dkim), Tenants(config.tenants))
         self._look_ups = MxResolver(config.resolver)
+        self._sts = StsPolicies(self._look_ups)
         self._endpoints = self._resolver(config, hostname)
         self._peers = Peers(config.peers)
         self.senders: SenderPool | None = None
@@ -121,6 +123,7 @@ class DeliveryService:
     async def _close(self) -> None:
         self._context.egress.close()
         self._signer.close()
+        self._sts.close()
         self._look_ups.close()
 
     async def _start_workers(self) -> None:
@@ -168,7 +171,7 @@ class DeliveryService:
         return SmtpAgent(zone, resources, SessionPool(together=self._idle))
 
     def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
-        return EndpointResolver(config, hostname, self._look_ups, self._context.rng)
+        return EndpointResolver(config, hostname, self._look_ups, self._sts, self._context.rng)
 
     def _clear_unreachable(self, ip: str | None, destination: str | None) -> None:
         if self.senders is not None:
