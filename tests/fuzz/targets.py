@@ -10,6 +10,7 @@ from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.dsn_params import decode_xtext, parse_notify, valid_envid, valid_orcpt
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge
+from zonemta_py.smtp.mta_sts import parse_policy, policy_id
 from zonemta_py.smtp.reply import TEXT_MAX, ReplyReader
 from zonemta_py.smtp.transparency import DotDecoder, DotEncoder, LineCheck
 
@@ -110,7 +111,17 @@ def stored(data: bytes) -> None:
             pass
 
 
+def policy(data: bytes) -> None:
+    """An MTA-STS policy whose own hosts it permits, or ValueError."""
+    policy_id([data])
+    try:
+        found = parse_policy(data)
+    except ValueError:
+        return
+    assert all(found.permits(host.replace("*", "a")) for host in found.hosts)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (reply, address, commands, options, header, dots, config, stored)
+    for target in (reply, address, commands, options, header, dots, config, stored, policy)
 }

@@ -68,10 +68,8 @@ class StsPolicies:
         permitted = tuple(host for host in hosts if policy.permits(host.name))
         if any(host.ips for host in permitted):
             return permitted, "required"
-        names = ", ".join(host.name for host in hosts)
-        text = (
-            f"the MTA-STS policy of {domain} permits none of its MX hosts that have an address ({names})"
-        )
+        names = ", ".join(host.name for host in hosts if host.ips)
+        text = f"the MTA-STS policy of {domain} does not permit its MX hosts: {names}"
         raise DestinationFailed(0, "4.7.5", text)
 
     async def of(self, domain: str, trust: Trust) -> StsPolicy | None:
