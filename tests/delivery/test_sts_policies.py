@@ -1,7 +1,7 @@
 """MTA-STS policies from a real name server and a real web server: found, kept, renewed, missing, hostile."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,10 +106,9 @@ async def test_a_policy_stays_until_its_age(directory: Path, monkeypatch: pytest
         found.publish(policy("enforce", "mx.a.example", max_age_s=10_000), "1")
         kept = await found.of()
         assert kept is not None
-        for number, change in enumerate(
-            ({"_mta-sts.a.example": SERVFAIL}, {"_mta-sts.a.example": {}}), start=2
-        ):
-            found.names.records |= change
+        changes: list[Mapping[str, Sequence[str]] | str] = [SERVFAIL, {}]
+        for number, change in enumerate(changes):
+            found.names.records |= {"_mta-sts.a.example": change}
             found.later(RETRY_S + 1)
             assert await found.of() == kept, number
         found.publish("nothing", "2")
