@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,32 @@ async def test_stop_in_the_middle_of_large_mail(directory: Path, grace_s: float)
         wanted = hashlib.sha256(body).digest()
         for message in sink.messages:
             assert hashlib.sha256(message.data.partition(b"\r\n\r\n")[2]).digest() == wanted
+
+
+@pytest.mark.parametrize("store", ["leveldb", "filesystem"])
+async def test_a_running_relay_is_left_alone(directory: Path, store: str) -> None:
+    """LevelDB's own repair takes no lock: it would move the files that the relay writes to."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        queue = {"directory": "queue", "min_free_disk": "1MiB", "store": store}
+        served = Served(directory, stage, queue=queue, zones={"default": {"retry": {"delays": ["1h"]}}})
+        try:
+            await served.send("x@a.example")
+            await until(lambda: [r["state"] for r in served.rows()] == ["deferred"], "a deferral")
+            command = [sys.executable, "-m", "zonemta_py", "queue", "repair", "-c"]
+            found = await asyncio.to_thread(
+                subprocess.run,
+                [*command, str(directory / "zonemta.yaml")],
+                capture_output=True,
+                text=True,
+            )
+            assert found.returncode == 111
+            assert found.stderr.endswith(f"in use by process {served.relay.pid}\n")
+            assert "copy" not in found.stderr
+            names = {path.name for path in (directory / "queue").rglob("*")}
+            assert not [name for name in names if name == "lost" or "before-repair" in name]
+            assert served.relay.stop() == 0
+            served.relay = served.start()
+            assert [row["state"] for row in served.rows()] == ["deferred"]
+        finally:
+            served.relay.kill()
