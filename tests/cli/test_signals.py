@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.relay import Stage, staged
@@ -16,6 +17,7 @@ from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
+from zonemta_py.cli.main import main
 from zonemta_py.sink.script import Rule, Step
 
 LARGE = b"x" * 70 + b"\r\n"
@@ -157,3 +159,26 @@ async def test_a_running_relay_is_left_alone(directory: Path, store: str) -> Non
             assert [row["state"] for row in served.rows()] == ["deferred"]
         finally:
             served.relay.kill()
+
+
+async def test_a_mistake_in_the_file_is_no_obstacle(directory: Path) -> None:
+    """Commands ask the running relay; without one the mistake is the answer."""
+    file = directory / "zonemta.yaml"
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        served = Served(directory, stage, zones={"default": {"retry": {"delays": ["1h"]}}})
+        try:
+            file.write_text(f"{file.read_text()}zoness: {{}}\n")
+            for command in (["status"], ["suspend", "--zone", "default"], ["suspend", "--list"]):
+                found = await asyncio.to_thread(CliRunner().invoke, main, [*command, "-c", str(file)])
+                assert found.exit_code == 0, found.output
+                assert "zonemta.yaml:" in found.stderr
+                assert "zoness: unknown key" in found.stderr
+                assert "the running relay has an earlier configuration" in found.stderr
+                assert "default" in found.stdout
+            assert served.relay.stop() == 0
+        finally:
+            served.relay.kill()
+        found = await asyncio.to_thread(CliRunner().invoke, main, ["status", "-c", str(file)])
+        assert found.exit_code == 2
+        assert found.stdout == ""
