@@ -27,7 +27,8 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.changes import Selected
 from zonemta_py.queue.upkeep.inspect import MessageLabels, recipient_rows
 
-PAGE = 500  # recipients
+PAGE = 500  # recipients that are looked at in one turn of the loop
+TOGETHER = 20  # messages whose changes are computed in one turn, and written in one group
 log = logging.getLogger(__name__)
 
 NEEDS = "name a message, or what to select: zone, domain, state, tenant, user, campaign or tag"
@@ -83,14 +84,16 @@ class MailOperations:
                 yield await self._change_page(request, page, done, change)
 
     async def _change_page(self, request: MailRequest, page: Page, done: str, change: Change) -> Row:
-        # Of a whole message there is one report, and what a scanner had held is free again when it is released.
-        whole = request.selects_messages
-        results = await asyncio.gather(
-            *(change(message, None if whole else found) for message, found in page.items()),
-            return_exceptions=True,
-        )
+        found, messages = list(page.items()), list(page)
+        results: list[tuple[int, int] | BaseException] = []
+        for at in range(0, len(found), TOGETHER):
+            changes = (
+                change(message, self._selected(message, recipients, request))
+                for message, recipients in found[at : at + TOGETHER]
+            )
+            results += await asyncio.gather(*changes, return_exceptions=True)
         row = {done: 0, "in_flight": 0}
-        for message, result in zip(page, results, strict=True):
+        for message, result in zip(messages, results, strict=True):
             if isinstance(result, QueueCorrupt):  # it is no obstacle to the others
                 log.critical("message %s is not changed: %s", message, result)
                 row["damaged"] = row.get("damaged", 0) + 1
@@ -100,6 +103,22 @@ class MailOperations:
                 row[done] += result[0]
                 row["in_flight"] += result[1]
         return row
+
+    def _selected(self, message: str, found: list[bytes], request: MailRequest) -> Selected:
+        """What to change of a message: ``found``, or all of it where whole messages are selected.
+
+        Of a whole message there is one report, and what a scanner had held is free again when it is released. Keys
+        save a search for what is known.
+        """
+        if not request.selects_messages:
+            return found
+        try:
+            active = self._queue.acquire_message(message)
+        except QueueCorrupt:
+            return None  # the change says so
+        is_all = len(found) == active.remaining and not active.meta.options.quarantined
+        self._queue.release_message(active)
+        return found if is_all else None
 
     async def _pages(self, request: MailRequest) -> AsyncIterator[Page]:
         """What matches, a page at least. A message that is changed as a whole is in one page."""

@@ -160,7 +160,6 @@ class Acceptor:
         body = b"".join(new.tail) if new.mark.chunks <= 1 else None
         active = ActiveMessage(new.message, new.meta, new.mark, body, len(new.recipients))
         active.leases = 1  # until the commit has ended
-        active.is_new = True
         self._active.add(active)
         return partial(self._committed, new, active, reservation, due_keys)
 

@@ -20,7 +20,7 @@ from zonemta_py.storage.interface import Store, View
 
 OVERHEAD_BYTES = 600  # of one entry, without its header and body
 EVICT_LOOK = 16  # old entries examined to make room for one
-COUNTS_MAX = 50_000  # of messages that no worker has had, and that are not in memory
+COUNTS_MAX = 200_000  # of messages that are not in memory, 180 bytes each
 UNCOUNTED = 1 << 40  # ``remaining`` of a message whose recipients cannot all be read
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,10 @@ class ActiveMessage:
     """A message in memory.
 
     ``remaining`` counts the recipients that no decision has settled; ``leases`` keep the entry;
-    ``body`` is the whole body or None; ``notes`` are the failures for the report at the end. ``is_new``: since it was
-    accepted nothing has changed.
+    ``body`` is the whole body or None; ``notes`` are the failures for the report at the end.
     """
 
-    __slots__ = ("body", "id", "is_new", "leases", "mark", "meta", "notes", "remaining")
+    __slots__ = ("body", "id", "leases", "mark", "meta", "notes", "remaining")
 
     def __init__(
         self,
@@ -52,7 +51,6 @@ class ActiveMessage:
         self.remaining = remaining
         self.notes = list(notes)
         self.leases = 0
-        self.is_new = False
 
     @property
     def size_bytes(self) -> int:
@@ -67,7 +65,9 @@ class ActiveMessages:
         self._limit = limit_bytes
         self._entries: OrderedDict[str, ActiveMessage] = OrderedDict()
         self._size_bytes = 0
-        self._counts: dict[str, int] = {}  # of the recipients of new messages that were evicted
+        # Of the recipients of evicted messages without notes. To count them again takes three ranges of the store, which may be
+        # full of tombstones: of mail that was deferred and is due again, all of ``deferred/`` behind it.
+        self._counts: dict[str, int] = {}
 
     def add(self, entry: ActiveMessage) -> None:
         """Keep ``entry`` if the limit allows or it is leased; old entries without leases make room."""
@@ -91,7 +91,8 @@ class ActiveMessages:
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
             self._size_bytes -= entry.size_bytes
-            if entry.is_new and entry.remaining and len(self._counts) < COUNTS_MAX:
+            is_known = 0 < entry.remaining < UNCOUNTED and not entry.notes
+            if is_known and len(self._counts) < COUNTS_MAX:
                 self._counts[entry.id] = entry.remaining
 
     def acquire(self, store: Store, message: str) -> ActiveMessage:
@@ -103,7 +104,6 @@ class ActiveMessages:
             self.add(entry)
         else:
             entry.leases += 1
-            entry.is_new = False
         return entry
 
     def _read(self, store: Store, message: str) -> ActiveMessage:
@@ -174,12 +174,23 @@ def count_remaining(view: View, message: str, zones: Sequence[str]) -> tuple[int
         return UNCOUNTED, []
 
 
-def recipient_keys(view: View, message: str, zones: Sequence[str]) -> Iterator[bytes]:
-    """Keys of the recipients a message still has, waiting and deferred."""
-    for zone in zones:
-        for space in (keys.WAITING, keys.DEFERRED):
-            prefix = keys.zone_prefix(space, zone, message)
-            yield from view.keys(prefix, keys.end_of(prefix))
+def recipient_keys(
+    view: View, active: ActiveMessage, spaces: Sequence[bytes] = (keys.WAITING, keys.DEFERRED)
+) -> Iterator[bytes]:
+    """Keys of the recipients a message still has, of the first of ``spaces`` first.
+
+    No range is read behind the last of them: the store would go through all tombstones there. While another lease may
+    have settled some whose keys are still there, their number is not known.
+    """
+    left = active.remaining if active.leases == 1 else UNCOUNTED
+    for space in spaces:
+        for zone in active.meta.zones:
+            prefix = keys.zone_prefix(space, zone, active.id)
+            for key in view.keys(prefix, keys.end_of(prefix)) if left > 0 else ():
+                yield key
+                left -= 1
+                if left <= 0:
+                    return
 
 
 def recipients_of(view: View, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:

@@ -175,6 +175,13 @@ class Deferral:
         for due_ms in unused:
             batch.delete(keys.due_key(due_ms, zone, message))
 
+    def delete_due_keys(self, batch: WriteBatch, zone: str, message: str, times: Set[int]) -> None:
+        """As ``delete_unused_due_keys``, of a message that has no other recipients."""
+        for due_ms in times:
+            due = keys.due_key(due_ms, zone, message)
+            if due not in self._expected:
+                batch.delete(due)
+
     def commit(self, batch: WriteBatch, woken: Sequence[QueuedRecipient]) -> CommitFuture:
         """Write ``batch``, which wakes ``woken``, and offer them to their windows; from now on nothing else moves them."""
         reservation = self._windows.reserve(woken)

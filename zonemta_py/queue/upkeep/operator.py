@@ -35,14 +35,17 @@ _Step = list[tuple[bytes, RecipientRecord]]
 class _Removed:
     """Places that recipients have left: their ``due/`` and ``spill/`` keys may lead to no recipient any more."""
 
-    def __init__(self, queue: "Queue", message: str) -> None:
+    def __init__(self, queue: "Queue", active: ActiveMessage) -> None:
         self._queue = queue
-        self._message = message
+        self._message = active.id
+        self._others = active.remaining  # recipients that have not left theirs
         self._times: dict[str, set[int]] = {}  # by zone
         self._destinations: set[tuple[str, str]] = set()
 
     def add(self, waiting: Iterable[bytes], deferred: Mapping[bytes, int]) -> None:
         """These keys are removed; ``deferred`` with their due times."""
+        waiting = list(waiting)
+        self._others -= len(waiting) + len(deferred)
         self._destinations.update(self._queue.windows.destination_of_key(key) for key in waiting)
         for key, due_ms in deferred.items():
             self._times.setdefault(keys.parse_recipient(key)[0], set()).add(due_ms)
@@ -52,7 +55,10 @@ class _Removed:
         queue = self._queue
         queue.windows.delete_unused_spills(batch, self._message, self._destinations, removed)
         for zone, times in self._times.items():
-            queue.deferral.delete_unused_due_keys(batch, zone, self._message, times, removed)
+            if self._others:
+                queue.deferral.delete_unused_due_keys(batch, zone, self._message, times, removed)
+            else:  # the range of a message without recipients ends at the next one, behind all tombstones
+                queue.deferral.delete_due_keys(batch, zone, self._message, times)
 
 
 class Operator:
@@ -104,8 +110,8 @@ class Operator:
             return 0
         active = queue.acquire_message(message)
         try:
-            gone = _Removed(queue, message)
-            for step, is_last in self._steps(active, selected):
+            gone = _Removed(queue, active)
+            for step, is_last in self._steps(active, selected, (keys.DEFERRED, keys.WAITING)):
                 if suspension and suspension in queue.suspended:
                     break
                 batch, woken, held = WriteBatch(), list[QueuedRecipient](), dict[bytes, int]()
@@ -141,15 +147,20 @@ class Operator:
     def _exists(self, message: str) -> bool:
         return self._queue.store.get(keys.meta_key(message)) is not None
 
-    def _steps(self, active: ActiveMessage, selected: Selected) -> Iterator[tuple[_Step, bool]]:
-        """Recipients of a message by key, STEP at a time, and whether they are the last.
+    def _steps(
+        self,
+        active: ActiveMessage,
+        selected: Selected,
+        spaces: Sequence[bytes] = (keys.WAITING, keys.DEFERRED),
+    ) -> Iterator[tuple[_Step, bool]]:
+        """Recipients of a message by key, STEP at a time, and whether they are the last. ``spaces``: where to look first.
 
         Between two steps the loop may turn: what has moved since is found at its present place.
         """
         store, zones = self._queue.store, active.meta.zones
         if selected is None:
             with store.frozen() as view:
-                found = list(recipient_keys(view, active.id, zones))
+                found = list(recipient_keys(view, active, spaces))
         elif not isinstance(selected, str):
             found = list(selected)
         else:
@@ -180,7 +191,7 @@ class Operator:
         queue, changed, busy = self._queue, 0, 0
         active = queue.acquire_message(message)
         try:
-            gone = _Removed(queue, message)
+            gone = _Removed(queue, active)
             for found, is_last in self._steps(active, selected):
                 withdrawal = self._withdraw(active.id, found, change, gone, is_last=is_last)
                 await self._submit(withdrawal)
