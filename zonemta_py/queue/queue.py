@@ -10,7 +10,7 @@ the batch is on disk. All that must survive a crash is in the store.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
@@ -43,7 +43,7 @@ from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
-from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_to_scan
+from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk, zones_to_scan
 from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.smtp.classification import NO_RULES
@@ -170,6 +170,14 @@ class Queue:
         accepted = compose(upload.id, new, upload.mark(self.now()), [last] if last else [])
         batch.future.add_done_callback(self._acceptor.add(batch, accepted))
         return self.commits.submit(batch)
+
+    def set_zones(self, zones: Set[str]) -> None:
+        """Accept mail for other zones, to which it was routed before they were removed, into the zone ``default``."""
+        self._acceptor.zones = zones
+
+    def zones_with_mail(self) -> set[str]:
+        """The zones that have recipients, or will have: what they are accepted with is being written."""
+        return zones_on_disk(self.store) | {z for z, n in self._acceptor.zones_entered.items() if n}
 
     def is_open(self, message: str) -> bool:
         """Whether a body of several chunks is being received, or accepted."""
