@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import eventually, time_limit, until
+from tests.kit.listener import certificate
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.endpoints import HostPort
@@ -215,6 +216,53 @@ async def test_a_failed_write_is_reported_and_final(
         assert (await client.message(b"\r\nx\r\n.\r\n")).startswith("451 4.3.0")
         assert (await client.command("MAIL FROM:<s@sender.example>")).startswith("451 4.3.0")
         client.close()
+
+
+async def test_a_receiver_that_cannot_use_its_configuration(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends with one line in the log, clients come to the other one, and it is back once the file is."""
+    cert, key, _ = certificate(directory)
+    tls = {"mode": "starttls", "certificate_file": str(cert), "key_file": str(key)}
+    config = {"listeners": [{"address": "127.0.0.1:0", "tls": tls}], "processes": TWO}
+    async with staged(directory) as stage, relaying(stage.config(**config)) as relay:
+        assert relay._intake.receivers is not None
+        key.rename(directory / "moved")
+        os.kill(pids(relay)[0], signal.SIGKILL)
+        await until(lambda: "did not become ready" in caplog.text, "a start that failed")
+        assert relay._intake.receivers.missing() in ("receiver 0", "receiver 1")
+        for _ in range(20):
+            (await RawClient.connect(relay.addresses[0].port)).close()
+        (directory / "moved").rename(key)
+        await until(lambda: len(pids(relay)) == 2, "the receiver to be back")
+        assert sum(await sessions(relay, 30)) == 30
+
+
+async def test_one_that_restarts_during_a_stop(directory: Path) -> None:
+    """It is ended, and takes no client."""
+    async with staged(directory) as stage:
+        relay = Relay(stage.config(processes=TWO, shutdown_grace=time_limit(20)))
+        await relay.start()
+        port = relay.addresses[0].port
+        one = await client_of(relay)
+        assert (await one.envelope("x@a.example")).startswith("354")
+        receivers = relay._intake.receivers
+        assert receivers is not None
+        await until(lambda: receivers.sessions == 1, "its number of sessions")
+        busy = next(child for child in receivers._supervisor.children if child.sessions)
+        [other] = set(pids(relay)) - {busy.pid}
+        os.kill(other, signal.SIGKILL)
+        await until(lambda: other not in pids(relay), "its end")
+        stop = asyncio.ensure_future(relay.stop())
+        await until(lambda: receivers._sockets[0][0][0].fileno() < 0, "closed sockets")
+        with pytest.raises(ConnectionRefusedError):
+            while True:  # the busy one closes its own a moment later
+                (await RawClient.connect(port, greeting=False)).reset()
+        await one.send(b"\r\nhello\r\n.\r\n")
+        assert (await one.reply()).startswith("250")
+        await stop
+        one.close()
+        assert pids(relay) == []
 
 
 async def test_another_relay_on_the_same_address(directory: Path) -> None:

@@ -59,7 +59,7 @@ async def test_accepted_and_delivered_leaves_nothing(directory: Path) -> None:
 async def test_mail_for_a_zone_that_is_gone_by_then(directory: Path) -> None:
     """It was routed before a reload: it is accepted into the default zone, also when it is for later."""
     async with opened(directory) as queue:
-        queue.set_zones({"default", "kept"})
+        queue.set_zones(frozenset(("default", "kept")))
         writer = queue.open_message()
         new = NewMessage(
             "s@sender.example", HEADER,

@@ -40,6 +40,7 @@ class Listener:
         """Accept connections."""
         context = self.context
         for sock in self._sockets:
+            sock.listen(BACKLOG)  # one of a process before, which could not start, does not
             if context.implicit_context is not None:
                 self._acceptors.append(asyncio.create_task(self._accept(sock)))
             else:

@@ -18,10 +18,12 @@ from typing import Any
 
 from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import pack
+from zonemta_py.core.errors import LocalError
 from zonemta_py.core.logs import configure_logs, parse_target
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.processes.link import Link
 
+READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
 EXIT_TIMEOUT_S = 5.0  # from the end of the link to the end of the process
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class ChildProcess(ABC):
     """The parent's side of one process. A subclass handles its frames.
 
     ``slot`` is its 0-based number among the processes of its kind. ``on_lost`` is called once with the
-    child when the link has ended.
+    child when the link has ended. ``ready``: whether it could use its configuration.
     """
 
     kind = "child"  # in log lines
@@ -45,6 +47,7 @@ class ChildProcess(ABC):
         self.slot = slot
         self.started_s = clock.monotonic_s()
         self.gone = False
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._was_silent = False
         self._on_lost = on_lost
         self._link = Link(pack, decode, self._handle, self._link_ended)
@@ -73,6 +76,22 @@ class ChildProcess(ABC):
         except BaseException:
             self._process.kill()
             raise
+
+    async def wait_ready(self) -> None:
+        """Return when it is ready. Raises OSError when it is not in time, or ends."""
+        try:
+            await asyncio.wait([self.ready], timeout=READY_TIMEOUT_S)
+        except BaseException:
+            self.end()
+            raise
+        if not self.ready.done() or not self.ready.result():
+            await self.close()
+            raise OSError(f"process {self.pid} did not become ready")
+
+    def is_ready(self) -> None:
+        """The process has sent Ready."""
+        if not self.ready.done():
+            self.ready.set_result(True)
 
     def send(self, frame: Any) -> None:
         """Send a frame; without effect once the process is gone."""
@@ -110,6 +129,8 @@ class ChildProcess(ABC):
 
     def _link_ended(self) -> None:
         self.gone = True
+        if not self.ready.done():
+            self.ready.set_result(False)
         self._abandon_work()
         asyncio.get_running_loop().run_in_executor(None, self._reap)
         self._on_lost(self)
@@ -133,6 +154,17 @@ class ChildProcess(ABC):
 
 
 # ---- in the child
+
+
+def not_configured(link: Link, exc: Exception, *, has_other: bool) -> None:
+    """A configuration cannot be used. Without another one this process ends: the queue's process starts one that reads it again."""
+    what = "the one before stays in use" if has_other else "this process ends"
+    is_defect = not isinstance(exc, LocalError | OSError)
+    log.critical(
+        "the configuration cannot be used, %s: %s", what, exc, exc_info=exc if is_defect else None
+    )
+    if not has_other:
+        link.close()
 
 
 def child_main(serve: Callable[..., Awaitable[None]]) -> None:

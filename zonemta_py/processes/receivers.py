@@ -1,13 +1,15 @@
 """The receiver processes as the queue's process sees them: the pool, and one receiver.
 
 The listening sockets stay open here, a set for each slot: a client that connects while a receiver
-restarts waits in the socket's backlog and is not refused.
+restarts waits in the socket's backlog and is not refused. Those of a slot whose receiver cannot start
+do not listen until one can.
 """
 
 import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
@@ -21,7 +23,6 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.storage.disk_space import CHECK_INTERVAL_S
 from zonemta_py.transports.tracing import TRACER
 
-READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
 DRAIN_MARGIN_S = 1.0  # for Drained, after the grace that sessions have
 
 log = logging.getLogger(__name__)
@@ -95,13 +96,10 @@ class ReceiverPool:
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         child.send(self._configuration(slot))
         try:
-            await asyncio.wait([child.ready], timeout=READY_TIMEOUT_S)
-        except BaseException:
-            child.end()
+            await child.wait_ready()
+        except OSError:
+            self._take_no_clients(slot)
             raise
-        if not child.ready.done() or not child.ready.result():
-            await child.close()
-            raise OSError(f"process {child.pid} did not become ready")
         if self._config is not config:  # a reload happened before it was one of the children
             child.send(self._configuration(slot))
         child.send(
@@ -110,6 +108,16 @@ class ReceiverPool:
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         child.send(SetTraces(sorted(TRACER.targets)))
         return child
+
+    def _take_no_clients(self, slot: int) -> None:
+        """Leave new clients to other receivers, or refuse them, until a receiver of ``slot`` listens again.
+
+        A port that the system has chosen for a socket alone would be lost.
+        """
+        for settings, group in zip(self._config.listeners, self._sockets[slot], strict=True):
+            for sock in group if settings.address.port or len(self._sockets) > 1 else ():
+                with suppress(OSError):  # it does so already
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def _configuration(self, slot: int) -> protocol.Configure:
         config, sockets = self._config, self._sockets
@@ -134,6 +142,10 @@ class ReceiverPool:
         """Trace ``targets`` in all processes; ``_launch`` sends them to those that are started later."""
         for child in self._supervisor.children:
             child.send(SetTraces(targets))
+
+    def missing(self) -> str:
+        """Which processes do not run, for an operator; empty when all do."""
+        return self._supervisor.missing()
 
     @property
     def pids(self) -> list[int]:
@@ -174,7 +186,6 @@ class ReceiverChild(ChildProcess):
 
     def __init__(self, slot: int, queue: Queue, on_lost: Callable[["ReceiverChild"], None]) -> None:
         super().__init__(slot, protocol.decode, on_lost)
-        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.drained = asyncio.Event()
         self._queue = queue
         self._uploads: dict[str, RemoteUpload] = {}
@@ -209,8 +220,7 @@ class ReceiverChild(ChildProcess):
                 charge = self._queue.limits.charge(frame.client, frame.use)
                 self.send(protocol.ChargeResult(frame.number, charge.refusal, charge.closed_ms))
             case protocol.Ready():
-                if not self.ready.done():
-                    self.ready.set_result(True)
+                self.is_ready()
             case protocol.Drained():
                 self.drained.set()
 
@@ -272,8 +282,6 @@ class ReceiverChild(ChildProcess):
             self._queue.submission_keys.release(digest)
         self._acquired.clear()
         self.drained.set()
-        if not self.ready.done():
-            self.ready.set_result(False)
 
 
 class RemoteUpload:

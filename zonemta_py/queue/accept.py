@@ -152,7 +152,7 @@ class Acceptor:
         self._active = active
         self._submission_keys = submission_keys
         self._now = now
-        self.zones: Set[str] | None = None
+        self.zones: frozenset[str] | None = None
         self.zones_entered: Counter[str] = Counter()
 
     def add(self, batch: WriteBatch, new: AcceptedMessage) -> DoneCallback:

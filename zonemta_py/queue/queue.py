@@ -10,7 +10,7 @@ the batch is on disk. All that must survive a crash is in the store.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
@@ -171,7 +171,7 @@ class Queue:
         batch.future.add_done_callback(self._acceptor.add(batch, accepted))
         return self.commits.submit(batch)
 
-    def set_zones(self, zones: Set[str]) -> None:
+    def set_zones(self, zones: frozenset[str]) -> None:
         """Accept mail for other zones, to which it was routed before they were removed, into the zone ``default``."""
         self._acceptor.zones = zones
 
