@@ -32,7 +32,9 @@ class RemoteQueue:
         self._commits: dict[int, CommitFuture] = {}
         self._lookups: dict[int, KeyLookup] = {}
         self._charges: dict[int, tuple[LimitedClient, Charge]] = {}
-        self._closed: dict[LimitedClient, tuple[int, str]] = {}  # until when (unix ms), and the reply
+        self._closed: dict[
+            LimitedClient, tuple[float, str]
+        ] = {}  # until when (monotonic), and the reply
         self._writers: WeakValueDictionary[str, Upload] = WeakValueDictionary()
 
     @property
@@ -52,7 +54,8 @@ class RemoteQueue:
             if frame.closed_ms:
                 if len(self._closed) >= CLOSED_MAX:
                     self._closed.clear()
-                self._closed[client] = frame.closed_ms, frame.refusal
+                left_s = (frame.closed_ms - clock.now_ms()) / 1000
+                self._closed[client] = clock.monotonic_s() + left_s, frame.refusal
             charge.answer(frame.refusal, frame.closed_ms)
             return
         if isinstance(frame, protocol.KeyState):
@@ -108,8 +111,8 @@ class RemoteQueue:
 
     def closed(self, client: LimitedClient) -> str:
         """The reply to any message of ``client``, as far as it is known here."""
-        until_ms, refusal = self._closed.get(client, (0, ""))
-        if until_ms > clock.now_ms():
+        until_s, refusal = self._closed.get(client, (0.0, ""))
+        if until_s > clock.monotonic_s():
             return refusal
         self._closed.pop(client, None)
         return ""
