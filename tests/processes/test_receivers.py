@@ -255,6 +255,8 @@ async def test_one_that_restarts_during_a_stop(directory: Path) -> None:
         await until(lambda: other not in pids(relay), "its end")
         stop = asyncio.ensure_future(relay.stop())
         await until(lambda: receivers._sockets[0][0][0].fileno() < 0, "closed sockets")
+        with pytest.raises(ConfigError, match="the relay is stopping"):
+            relay.reload()
         with pytest.raises(ConnectionRefusedError):
             while True:  # the busy one closes its own a moment later
                 (await RawClient.connect(port, greeting=False)).reset()

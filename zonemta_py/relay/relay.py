@@ -294,6 +294,8 @@ class Relay:
         """
         if config is None and not self._config.path:
             raise ConfigError("the configuration was not read from a file")
+        if self._stopped:
+            raise ConfigError("the relay is stopping, no configuration is read")
         try:
             config = self._hooks.apply(config or load_config(self._config.path))
             check_reloadable(self._config, config, self._queue.zones_with_mail())
