@@ -13,7 +13,7 @@ from tests.kit.relay import Stage, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
-from zonemta_py.bench.process import CommandProcess, free_port
+from zonemta_py.bench.process import CommandProcess, free_port, process_tree
 from zonemta_py.sink.script import Rule, Step
 
 LARGE = b"x" * 70 + b"\r\n"
@@ -126,3 +126,21 @@ async def test_stop_in_the_middle_of_large_mail(directory: Path, grace_s: float)
         wanted = hashlib.sha256(body).digest()
         for message in sink.messages:
             assert hashlib.sha256(message.data.partition(b"\r\n\r\n")[2]).digest() == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_of_the_process_group_during_the_start(directory: Path, number: int) -> None:
+    """Ctrl-C and systemd signal every process, also one that is being started: the relay stops in order."""
+    async with staged(directory) as stage:
+        stage.config(processes={"receivers": 1, "senders": 1})
+        command, log = ["serve", "-c", str(directory / "zonemta.yaml")], directory / "log"
+        relay = CommandProcess(command, log)
+        try:
+            await until(lambda: len(process_tree(relay.pid)) > 1, "the first child process")
+            for pid in process_tree(relay.pid):
+                os.kill(pid, number)
+            assert await asyncio.to_thread(relay.process.wait, scaled(40)) == 0
+        finally:
+            relay.kill()
+        assert "Traceback" not in log.read_text()
+        assert "stopped in" in log.read_text()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kit.deadlines import scaled, until
+from zonemta_py.core import signals
 from zonemta_py.core.codec import unpacker
 from zonemta_py.processes.child import ChildProcess
 
@@ -106,6 +107,20 @@ async def test_signals_are_ignored() -> None:
     child.send(b"running")
     await until(lambda: child.frames[-1] == b"running", "an answer after the signals")
     await child.close()
+
+
+async def test_signals_before_it_has_handlers() -> None:
+    """While it imports its modules, they wait."""
+    child = await start([])
+    for number in signals.HANDLED:
+        os.kill(child.pid, number)
+    child.send(b"started")
+    await until(lambda: child.frames or child.gone, "an answer")
+    assert not child.gone
+    await child.close()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.HANDLED), (
+        "handled here as before"
+    )
 
 
 async def test_a_killed_process_is_lost_once() -> None:

@@ -8,7 +8,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from zonemta_py.core import clock, faults
+from zonemta_py.core import clock, faults, signals
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.logs import configure_logs, parse_target
@@ -61,11 +60,20 @@ class ChildProcess(ABC):
         with theirs:
             numbers = [str(fd) for fd in (theirs.fileno(), *fds)]
             try:
-                self._process = subprocess.Popen(  # noqa: ASYNC220 - short, and waited for in a thread
-                    [sys.executable, "-P", "-m", self.module, log_target, str(self.beat_s), *numbers],
-                    pass_fds=[theirs.fileno(), *fds],
-                    stdin=subprocess.DEVNULL,
-                )
+                with signals.blocked():
+                    self._process = subprocess.Popen(  # noqa: ASYNC220 - short, and waited for in a thread
+                        [
+                            sys.executable,
+                            "-P",
+                            "-m",
+                            self.module,
+                            log_target,
+                            str(self.beat_s),
+                            *numbers,
+                        ],
+                        pass_fds=[theirs.fileno(), *fds],
+                        stdin=subprocess.DEVNULL,
+                    )
             except BaseException:
                 ours.close()
                 raise
@@ -179,8 +187,9 @@ def child_main(serve: Callable[..., Awaitable[None]]) -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        for number in signals.HANDLED:
             loop.add_signal_handler(number, lambda: None)
+        signals.unblock()
         gc.collect()
         gc.freeze()  # the objects of start-up are never garbage
         gc.set_threshold(50_000, 20, 100)
