@@ -42,6 +42,24 @@ def test_a_task_that_ignores_cancellation() -> None:
     assert done.returncode == 0
 
 
+PAUSED = STUBBORN.replace("await asyncio.sleep(0)", "os.kill(os.getpid(), signal.SIGSTOP)")
+KILLED_BEFORE_IT = f"""
+import os, signal, subprocess, sys
+started = subprocess.Popen([sys.executable, "-c", "import os, signal" + {PAUSED!r}])
+os.waitid(os.P_PID, started.pid, os.WSTOPPED)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_process_that_hangs_ends_with_its_parent() -> None:
+    """A receiver would keep its port, and the next start of the relay would be refused."""
+    command = [sys.executable, "-c", KILLED_BEFORE_IT]
+    done = subprocess.run(command, timeout=scaled(30), check=False, stdout=subprocess.PIPE)
+    # The output has ended: no process has it open.
+    assert done.returncode == -signal.SIGKILL
+
+
 def test_a_defect_ends_the_process_with_a_log_line() -> None:
     command = [sys.executable, "-c", FAILING]
     done = subprocess.run(command, timeout=scaled(30), check=False, capture_output=True)

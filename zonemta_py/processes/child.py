@@ -5,9 +5,11 @@ link, then inherited sockets.
 """
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from zonemta_py.core.loop import loop_factory
 from zonemta_py.processes.link import Link
 
 READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 EXIT_TIMEOUT_S = 5.0  # from the end of the link to the end of the process
 
 log = logging.getLogger(__name__)
@@ -180,6 +183,7 @@ def child_main(serve: Callable[..., Awaitable[None]]) -> None:
 
     A child ignores signals: the queue's process receives them too, and decides. It ends when its link does.
     """
+    _die_with_parent()
     configure_logs(parse_target(sys.argv[1]))
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
@@ -203,3 +207,12 @@ def child_main(serve: Callable[..., Awaitable[None]]) -> None:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
+
+
+def _die_with_parent() -> None:
+    """Also a process that hangs, or is stopped, is killed with the thread that started it: the loop of the queue's process.
+
+    It would keep the port of its listeners. Only Linux has this; elsewhere the end of the link must do.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
