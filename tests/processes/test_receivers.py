@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import eventually, time_limit, until
-from tests.kit.listener import certificate
+from tests.kit.listener import certificate, users_file
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
 from zonemta_py.intake.sockets import listening_sockets
+from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.receivers import ReceiverChild
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.wrong_passwords import FAILURES_MAX
 from zonemta_py.relay.relay import Relay
 
 TWO = {"receivers": 2}
@@ -265,6 +267,37 @@ async def test_one_that_restarts_during_a_stop(directory: Path) -> None:
         await stop
         one.close()
         assert pids(relay) == []
+
+
+async def test_wrong_passwords_are_counted_over_all(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With two receivers a client has as many guesses as with one."""
+    auth = {"users_file": str(users_file(directory)), "require_tls": False}
+    listener = {"address": "127.0.0.1:0", "senders": "any", "auth": auth}
+    async with staged(directory) as stage:
+        async with relaying(stage.config(listeners=[listener], processes=TWO)) as relay:
+            assert relay._intake.receivers is not None
+            children, wrong = relay._intake.receivers._supervisor.children, relay.queue.wrong_passwords
+            for _ in range(FAILURES_MAX - 1):
+                for child in children:
+                    child.send(protocol.WrongPassword("127.0.0.1"))
+                wrong.learn("127.0.0.1")
+            client = await client_of(relay)
+            assert (await client.command("AUTH PLAIN AG5ld3MAd3Jvbmc=")).startswith("535")
+            client.close()
+            await until(lambda: wrong.count("127.0.0.1") == FAILURES_MAX, "the last one")
+
+            async def refused() -> bool:
+                """The right password, over so many sessions that both processes have some."""
+                again = [await client_of(relay) for _ in range(8)]
+                replies = [await client.command("AUTH PLAIN AG5ld3MAc2VjcmV0") for client in again]
+                for client in again:
+                    client.close()
+                return all(reply.startswith("421") for reply in replies)
+
+            await eventually(refused, "both to refuse the client")
+        assert caplog.text.count("too many wrong passwords") == 1
 
 
 async def test_another_relay_on_the_same_address(directory: Path) -> None:

@@ -138,7 +138,7 @@ class Intake:
         self._sockets = sockets
         self._index = index
         self._processes = processes
-        self._passwords = PasswordChecks()
+        self._passwords = PasswordChecks(wrong=queue.wrong_passwords)
         self.listeners: list[Listener] = []
 
     @property

@@ -61,6 +61,9 @@ class ReceiverProcess:
             case protocol.VerifiedDomains():
                 assert self.queue is not None
                 self.queue.verified = frozenset(frame.domains)
+            case protocol.WrongPassword():
+                assert self.queue is not None
+                self.queue.wrong_passwords.learn(frame.network)
             case protocol.SpaceLeft():
                 self._space = Space(frame.free, frame.total)
             case protocol.Stop():

@@ -76,6 +76,11 @@ class ReceiverPool:
             for child in self._supervisor.children:
                 child.send_now(protocol.VerifiedDomains(verified.verified()))
 
+    def _share_wrong_password(self, frame: protocol.WrongPassword, source: "ReceiverChild") -> None:
+        for child in self._supervisor.children:
+            if child is not source:
+                child.send(frame)
+
     async def _report_space(self) -> None:
         """Tell the receivers, which have no store, how much space it has."""
         while True:
@@ -87,7 +92,7 @@ class ReceiverPool:
 
     async def _launch(self, slot: int) -> "ReceiverChild":
         """Start the receiver of ``slot``. Raises OSError when it does not become ready."""
-        child = ReceiverChild(slot, self._queue, self._supervisor.on_lost)
+        child = ReceiverChild(slot, self._queue, self._supervisor.on_lost, self._share_wrong_password)
         descriptors = [sock.fileno() for group in self._sockets[slot] for sock in group]
         await child.start(self._log_target, descriptors)
         child.welcome()
@@ -184,8 +189,15 @@ class ReceiverChild(ChildProcess):
     kind = "receiver"
     module = "zonemta_py.processes.receiver_process"
 
-    def __init__(self, slot: int, queue: Queue, on_lost: Callable[["ReceiverChild"], None]) -> None:
+    def __init__(
+        self,
+        slot: int,
+        queue: Queue,
+        on_lost: Callable[["ReceiverChild"], None],
+        on_wrong_password: Callable[[protocol.WrongPassword, "ReceiverChild"], None],
+    ) -> None:
         super().__init__(slot, protocol.decode, on_lost)
+        self._on_wrong_password = on_wrong_password
         self.drained = asyncio.Event()
         self._queue = queue
         self._uploads: dict[str, RemoteUpload] = {}
@@ -219,6 +231,9 @@ class ReceiverChild(ChildProcess):
             case protocol.ChargeUse():
                 charge = self._queue.limits.charge(frame.client, frame.use)
                 self.send(protocol.ChargeResult(frame.number, charge.refusal, charge.closed_ms))
+            case protocol.WrongPassword():
+                self._queue.wrong_passwords.learn(frame.network)
+                self._on_wrong_password(frame, self)
             case protocol.Ready():
                 self.is_ready()
             case protocol.Drained():

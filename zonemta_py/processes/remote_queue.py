@@ -14,6 +14,7 @@ from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
 from zonemta_py.queue.submission_keys import KeyLookup
+from zonemta_py.queue.wrong_passwords import WrongPasswords
 
 CLOSED_MAX = 10_000  # clients whose limits are known to be reached
 
@@ -25,6 +26,7 @@ class RemoteQueue:
         self.failure: QueueUnavailable | None = None
         self.suspended: frozenset[str] = frozenset()
         self.verified: frozenset[tuple[str, str]] = frozenset()
+        self.wrong_passwords = WrongPasswords(lambda network: link.send(protocol.WrongPassword(network)))
         self._link = link
         self._boot = welcome.boot
         self._ids = MessageIds(welcome.node, welcome.last_id, welcome.worker)

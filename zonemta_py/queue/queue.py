@@ -46,6 +46,7 @@ from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk, zones_to_scan
 from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
+from zonemta_py.queue.wrong_passwords import WrongPasswords
 from zonemta_py.smtp.classification import NO_RULES
 from zonemta_py.storage.interface import Store
 
@@ -95,6 +96,7 @@ class Queue:
         self.suspended = Suspensions(store, self.commits, now)
         self.verified = Verifications(store, self.commits, now)
         self.limits = IntakeLimiter(store, self.commits, now)
+        self.wrong_passwords = WrongPasswords()
         self.reporting = ReportWriter(self, reports, self._acceptor)
         self._settlement = Settlement(self)
         self.operator = Operator(self)
