@@ -90,5 +90,5 @@ def test_the_wire_format() -> None:
     assert tags[sender_protocol] == {
         "Configure": 1, "Deliver": 2, "Durable": 3, "Chunk": 4, "Trim": 5, "Cancel": 6,
         "HostStatus": 7, "ClearUnreachable": 8, "LogLevel": 10, "SessionOpened": 11, "FetchChunk": 12, "Done": 13,
-        "IdleSessions": 14, "Trimmed": 15, "Resolve": 9, "Resolved": 16, "Ready": 17, "SetTraces": 21, "Traced": 22,
+        "IdleSessions": 14, "Trimmed": 15, "Resolve": 9, "Resolved": 16, "Configured": 17, "SetTraces": 21, "Traced": 22,
     }  # fmt: skip

@@ -289,7 +289,7 @@ async def test_wrong_passwords_are_counted_over_all(
             await until(lambda: wrong.count("127.0.0.1") == FAILURES_MAX, "the last one")
 
             async def refused() -> bool:
-                """The right password, over so many sessions that both processes have some."""
+                """The right password, in enough sessions for both processes to have some."""
                 again = [await client_of(relay) for _ in range(8)]
                 replies = [await client.command("AUTH PLAIN AG5ld3MAc2VjcmV0") for client in again]
                 for client in again:

@@ -24,7 +24,7 @@ from zonemta_py.core.logs import configure_logs, parse_target
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.processes.link import Link
 
-READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
+READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready or Configured
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 EXIT_TIMEOUT_S = 5.0  # from the end of the link to the end of the process
 
@@ -100,7 +100,7 @@ class ChildProcess(ABC):
             raise OSError(f"process {self.pid} did not become ready")
 
     def is_ready(self) -> None:
-        """The process has sent Ready."""
+        """The process has its configuration."""
         if not self.ready.done():
             self.ready.set_result(True)
 

@@ -114,7 +114,7 @@ class SenderChild(ChildProcess):
         match frame:
             case Traced():
                 TRACER.hand_on(frame.line)
-            case protocol.Ready():
+            case protocol.Configured():
                 self.is_ready()
             case protocol.SessionOpened():
                 self._session_opened(frame)

@@ -115,7 +115,7 @@ class SenderProcess:
         except Exception as exc:
             not_configured(self.link, exc, has_other=bool(self._agents))
         else:
-            self.link.send(protocol.Ready())
+            self.link.send(protocol.Configured())
 
     def _use(self, frame: protocol.Configure) -> None:
         config: Config = parse_config(frame.text, Path(frame.path), frame.included)
