@@ -16,7 +16,7 @@ from tests.kit.relay import Stage, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
-from zonemta_py.bench.process import CommandProcess, free_port
+from zonemta_py.bench.process import CommandProcess, free_port, process_tree
 from zonemta_py.cli.main import main
 from zonemta_py.sink.script import Rule, Step
 
@@ -186,3 +186,21 @@ async def test_a_mistake_in_the_file_is_no_obstacle(directory: Path) -> None:
         found = await asyncio.to_thread(CliRunner().invoke, main, ["status", "-c", str(file)])
         assert found.exit_code == 2
         assert found.stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_of_the_process_group_during_the_start(directory: Path, number: int) -> None:
+    """Ctrl-C and systemd signal every process, also one that is being started: the relay stops in order."""
+    async with staged(directory) as stage:
+        stage.config(processes={"receivers": 1, "senders": 1})
+        command, log = ["serve", "-c", str(directory / "zonemta.yaml")], directory / "log"
+        relay = CommandProcess(command, log)
+        try:
+            await until(lambda: len(process_tree(relay.pid)) > 1, "the first child process")
+            for pid in process_tree(relay.pid):
+                os.kill(pid, number)
+            assert await asyncio.to_thread(relay.process.wait, scaled(40)) == 0
+        finally:
+            relay.kill()
+        assert "Traceback" not in log.read_text()
+        assert "stopped in" in log.read_text()

@@ -27,7 +27,7 @@ from zonemta_py.delivery.open_queue import configure_queue
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.queue.upkeep.flush import flush
-from zonemta_py.relay.reload import weights_of
+from zonemta_py.relay.reload import use_in_queue
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.mx_order import MxAnswer
 
@@ -159,7 +159,7 @@ class RandomZone:
     async def reload(self) -> None:
         config = configuration(self.random, self.directory)
         configure_queue(self.queue, config)
-        self.queue.windows.set_weights(weights_of(config))
+        use_in_queue(self.queue, config)
         self.context.config = config
         self.context.egress.configure(config, read_egress(config))
         self.workers.configure(config.zones["default"])

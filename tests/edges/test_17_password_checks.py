@@ -15,12 +15,12 @@ from zonemta_py.intake import authentication
 from zonemta_py.intake.authentication import (
     BLOCKED,
     BUSY,
-    FAILURES_MAX,
     WAITING_MAX,
     WRONG,
     PasswordChecks,
 )
 from zonemta_py.intake.users import Users, hash_password
+from zonemta_py.queue.wrong_passwords import FAILURES_MAX
 
 HASH = hash_password("right")
 

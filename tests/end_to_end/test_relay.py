@@ -14,6 +14,7 @@ from tests.kit.deadlines import time_limit, until
 from tests.kit.queue import everything
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
+from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.mail_requests import HoldRequest, ReleaseRequest
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
@@ -519,6 +520,27 @@ async def test_reload(directory: Path) -> None:
             await send(relay, ["2@a.example"])
             await received(sink, 2)
             assert [m.peer for m in sink.messages] == ["127.0.0.1", "127.0.0.2"]
+
+
+async def test_a_reload_removes_the_zone_of_a_message_that_arrives(directory: Path) -> None:
+    """It was routed by the rules at DATA: it is sent by the default zone, and no start or reload is refused for it."""
+    async with staged(directory) as stage:
+        sink = await stage.receiver("a.example")
+        routing = [{"header": "X-Sending-Zone"}]
+        async with relaying(stage.config(zones={"old": {}}, routing=routing)) as relay:
+            client = await RawClient.connect(relay.addresses[0].port)
+            await client.ehlo()
+            assert (await client.envelope("x@a.example")).startswith("354")
+            relay.reload(stage.config(routing=routing))
+            await client.send(b"X-Sending-Zone: old\r\n\r\nhello\r\n.\r\n")
+            assert (await client.reply()).startswith("250")
+            client.close()
+            await received(sink, 1)
+            await empty(relay)
+        [moved] = logged_events(directory, "moved")
+        assert (moved["zone"], moved["new_zone"], moved["recipients"]) == ("old", "default", [0])
+        account = ledger(directory)
+        assert account.queued("old") == account.queued("default") == 0
 
 
 async def test_many_at_once(directory: Path) -> None:

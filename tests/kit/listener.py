@@ -105,7 +105,7 @@ async def queue_client_for(queue: Queue) -> AsyncIterator[QueueClient]:
         yield queue
         return
     ours, theirs = socket.socketpair()
-    there = Receiver(0, queue, lambda _: None)
+    there = Receiver(0, queue, lambda _: None, lambda *_: None)
     await there.attach(ours)
     process = ReceiverProcess([])
     await process.link.connect(theirs.detach(), 60)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kit.deadlines import scaled, until
+from zonemta_py.core import signals
 from zonemta_py.core.codec import unpacker
 from zonemta_py.processes.child import ChildProcess
 
@@ -39,6 +40,24 @@ def test_a_task_that_ignores_cancellation() -> None:
     """It once kept a sender running for hours after its relay was killed."""
     done = subprocess.run([sys.executable, "-c", STUBBORN], timeout=scaled(30), check=False)
     assert done.returncode == 0
+
+
+PAUSED = STUBBORN.replace("await asyncio.sleep(0)", "os.kill(os.getpid(), signal.SIGSTOP)")
+KILLED_BEFORE_IT = f"""
+import os, signal, subprocess, sys
+started = subprocess.Popen([sys.executable, "-c", "import os, signal" + {PAUSED!r}])
+os.waitid(os.P_PID, started.pid, os.WSTOPPED)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_process_that_hangs_ends_with_its_parent() -> None:
+    """A receiver would keep its port, and the next start of the relay would be refused."""
+    command = [sys.executable, "-c", KILLED_BEFORE_IT]
+    done = subprocess.run(command, timeout=scaled(30), check=False, stdout=subprocess.PIPE)
+    # The output has ended: no process has it open.
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_a_defect_ends_the_process_with_a_log_line() -> None:
@@ -106,6 +125,20 @@ async def test_signals_are_ignored() -> None:
     child.send(b"running")
     await until(lambda: child.frames[-1] == b"running", "an answer after the signals")
     await child.close()
+
+
+async def test_signals_before_it_has_handlers() -> None:
+    """While it imports its modules, they wait."""
+    child = await start([])
+    for number in signals.HANDLED:
+        os.kill(child.pid, number)
+    child.send(b"started")
+    await until(lambda: child.frames or child.gone, "an answer")
+    assert not child.gone
+    await child.close()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.HANDLED), (
+        "handled here as before"
+    )
 
 
 async def test_a_killed_process_is_lost_once() -> None:

@@ -85,10 +85,10 @@ def test_the_wire_format() -> None:
         "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "SpaceLeft": 6,
         "SuspendedTenants": 7, "ChargeResult": 8, "VerifiedDomains": 9, "LogLevel": 10, "Ready": 11,
         "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
-        "Drained": 18, "ChargeUse": 19, "OpenSessions": 20, "SetTraces": 21, "Traced": 22,
+        "Drained": 18, "ChargeUse": 19, "OpenSessions": 20, "SetTraces": 21, "Traced": 22, "WrongPassword": 23,
     }  # fmt: skip
     assert tags[sender_protocol] == {
         "Configure": 1, "Deliver": 2, "Durable": 3, "Chunk": 4, "Trim": 5, "Cancel": 6,
         "HostStatus": 7, "ClearUnreachable": 8, "LogLevel": 10, "SessionOpened": 11, "FetchChunk": 12, "Done": 13,
-        "IdleSessions": 14, "Trimmed": 15, "Resolve": 9, "Resolved": 16, "SetTraces": 21, "Traced": 22,
+        "IdleSessions": 14, "Trimmed": 15, "Resolve": 9, "Resolved": 16, "Configured": 17, "SetTraces": 21, "Traced": 22,
     }  # fmt: skip

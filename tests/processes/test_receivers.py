@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import eventually, time_limit, until
+from tests.kit.listener import certificate, users_file
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
 from zonemta_py.intake.sockets import listening_sockets
+from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.receivers import ReceiverChild
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.wrong_passwords import FAILURES_MAX
 from zonemta_py.relay.relay import Relay
 
 TWO = {"receivers": 2}
@@ -215,6 +218,86 @@ async def test_a_failed_write_is_reported_and_final(
         assert (await client.message(b"\r\nx\r\n.\r\n")).startswith("451 4.3.0")
         assert (await client.command("MAIL FROM:<s@sender.example>")).startswith("451 4.3.0")
         client.close()
+
+
+async def test_a_receiver_that_cannot_use_its_configuration(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends with one line in the log, clients come to the other one, and it is back once the file is."""
+    cert, key, _ = certificate(directory)
+    tls = {"mode": "starttls", "certificate_file": str(cert), "key_file": str(key)}
+    config = {"listeners": [{"address": "127.0.0.1:0", "tls": tls}], "processes": TWO}
+    async with staged(directory) as stage, relaying(stage.config(**config)) as relay:
+        assert relay._intake.receivers is not None
+        key.rename(directory / "moved")
+        os.kill(pids(relay)[0], signal.SIGKILL)
+        await until(lambda: "did not become ready" in caplog.text, "a start that failed")
+        assert relay._intake.receivers.missing() in ("receiver 0", "receiver 1")
+        for _ in range(20):
+            (await RawClient.connect(relay.addresses[0].port)).close()
+        (directory / "moved").rename(key)
+        await until(lambda: len(pids(relay)) == 2, "the receiver to be back")
+        assert sum(await sessions(relay, 30)) == 30
+
+
+async def test_one_that_restarts_during_a_stop(directory: Path) -> None:
+    """It is ended, and takes no client."""
+    async with staged(directory) as stage:
+        relay = Relay(stage.config(processes=TWO, shutdown_grace=time_limit(20)))
+        await relay.start()
+        port = relay.addresses[0].port
+        one = await client_of(relay)
+        assert (await one.envelope("x@a.example")).startswith("354")
+        receivers = relay._intake.receivers
+        assert receivers is not None
+        await until(lambda: receivers.sessions == 1, "its number of sessions")
+        busy = next(child for child in receivers._supervisor.children if child.sessions)
+        [other] = set(pids(relay)) - {busy.pid}
+        os.kill(other, signal.SIGKILL)
+        await until(lambda: other not in pids(relay), "its end")
+        stop = asyncio.ensure_future(relay.stop())
+        await until(lambda: receivers._sockets[0][0][0].fileno() < 0, "closed sockets")
+        with pytest.raises(ConfigError, match="the relay is stopping"):
+            relay.reload()
+        with pytest.raises(ConnectionRefusedError):
+            while True:  # the busy one closes its own a moment later
+                (await RawClient.connect(port, greeting=False)).reset()
+        await one.send(b"\r\nhello\r\n.\r\n")
+        assert (await one.reply()).startswith("250")
+        await stop
+        one.close()
+        assert pids(relay) == []
+
+
+async def test_wrong_passwords_are_counted_over_all(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With two receivers a client has as many guesses as with one."""
+    auth = {"users_file": str(users_file(directory)), "require_tls": False}
+    listener = {"address": "127.0.0.1:0", "senders": "any", "auth": auth}
+    async with staged(directory) as stage:
+        async with relaying(stage.config(listeners=[listener], processes=TWO)) as relay:
+            assert relay._intake.receivers is not None
+            children, wrong = relay._intake.receivers._supervisor.children, relay.queue.wrong_passwords
+            for _ in range(FAILURES_MAX - 1):
+                for child in children:
+                    child.send(protocol.WrongPassword("127.0.0.1"))
+                wrong.learn("127.0.0.1")
+            client = await client_of(relay)
+            assert (await client.command("AUTH PLAIN AG5ld3MAd3Jvbmc=")).startswith("535")
+            client.close()
+            await until(lambda: wrong.count("127.0.0.1") == FAILURES_MAX, "the last one")
+
+            async def refused() -> bool:
+                """The right password, in enough sessions for both processes to have some."""
+                again = [await client_of(relay) for _ in range(8)]
+                replies = [await client.command("AUTH PLAIN AG5ld3MAc2VjcmV0") for client in again]
+                for client in again:
+                    client.close()
+                return all(reply.startswith("421") for reply in replies)
+
+            await eventually(refused, "both to refuse the client")
+        assert caplog.text.count("too many wrong passwords") == 1
 
 
 async def test_another_relay_on_the_same_address(directory: Path) -> None:

@@ -2,10 +2,14 @@
 
 from typing import cast
 
+import pytest
+
+from zonemta_py.core import clock
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.link import Link
 from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.intake_limits import LimitedClient, Use
 
 
 class _NoLink:
@@ -21,3 +25,15 @@ def test_a_queue_that_has_failed_stays_so() -> None:
     queue.handle(protocol.CommitResult(1, "the disk failed", True))
     queue.handle(protocol.CommitResult(2, "", True))
     assert str(queue.failure) == "the disk failed"
+
+
+def test_a_limit_that_is_reached_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is refused for as long as the queue's process said, not until the clock has that time again."""
+    queue = RemoteQueue(cast(Link, _NoLink()), protocol.Welcome("000001", 1, "", 1))
+    client, now_ms, now_s = LimitedClient("", "", "192.0.2.1"), clock.now_ms(), clock.monotonic_s()
+    queue.charge(client, Use(messages=1))
+    queue.handle(protocol.ChargeResult(1, "450 4.7.1 limit", now_ms + 60_000))
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms - 30 * 86_400_000)
+    assert queue.closed(client) == "450 4.7.1 limit"
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s + 61)
+    assert queue.closed(client) == ""

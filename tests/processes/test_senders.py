@@ -184,6 +184,27 @@ async def test_a_sender_that_cannot_start(
             await until(lambda: len(pids(relay)) == 2, "the second sender")
 
 
+async def test_a_sender_that_cannot_use_its_configuration(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets no mail: that waits for one that can."""
+    key = write_key(directory / "k.pem", "ed25519")
+    dkim = {"keys": [{"domain": "sender.example", "selector": "s", "key_file": str(key)}]}
+    async with staged(directory) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes={"senders": 1}, dkim=dkim)) as relay:
+            key.rename(directory / "moved")
+            os.kill(pids(relay)[0], signal.SIGKILL)
+            await until(lambda: "did not become ready" in caplog.text, "a start that failed")
+            assert relay._delivery.senders is not None
+            assert relay._delivery.senders.missing() == "sender 0"
+            await send(relay, ["x@a.example"])
+            (directory / "moved").rename(key)
+            await received(sink, 1)
+            await empty(relay)
+        assert logged_events(directory, "deferred") == []
+
+
 async def test_a_large_body_is_sent_again_from_its_beginning(directory: Path) -> None:
     """An idle session that fails in the middle of a body: what was fetched ahead for it is dropped."""
     body = b"".join(b"%07d %s\r\n" % (n, b"z" * 60) for n in range(60_000))

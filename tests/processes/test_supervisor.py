@@ -77,13 +77,17 @@ class EchoPool:
     def __init__(self, size: int) -> None:
         self.supervisor = ProcessSupervisor("test", size, self._launch)
         self.failures = 0
+        self.error: Exception = OSError("no more processes")
         self.starts: list[int] = []
+        self.may_start = asyncio.Event()
+        self.may_start.set()
 
     async def _launch(self, slot: int) -> EchoChild:
         self.starts.append(slot)
+        await self.may_start.wait()
         if self.failures:
             self.failures -= 1
-            raise OSError("no more processes")
+            raise self.error
         child = EchoChild(slot, self.supervisor.on_lost)
         await child.start("warning")
         return child
@@ -129,8 +133,11 @@ async def test_a_start_that_fails_is_repeated(caplog: pytest.LogCaptureFixture) 
     pool = EchoPool(2)
     await pool.supervisor.start()
     try:
-        pool.failures = 2
+        assert pool.supervisor.missing() == ""
+        pool.failures, pool.error = 2, ValueError("no more processes")
         pool.kill(0)
+        await until(lambda: pool.failures == 1, "a failed start")
+        assert pool.supervisor.missing() == "test 0"
         await until(lambda: pool.failures == 0 and len(pool.pids()) == 2, "the third start")
         assert pool.starts[2:] == [0, 0, 0]
         assert caplog.text.count("test 0 cannot be started: no more processes") == 2
@@ -154,3 +161,16 @@ async def test_stopped_it_replaces_no_process() -> None:
     await until(lambda: not pool.pids(), "its end")
     await pool.supervisor.close()
     assert pool.starts == [0]
+
+
+async def test_stopped_while_one_is_being_started() -> None:
+    """Its start is given up: what ends the others, such as the sockets that they listen on, is gone by then."""
+    pool = EchoPool(1)
+    await pool.supervisor.start()
+    pool.may_start.clear()
+    pool.kill(0)
+    await until(lambda: pool.starts == [0, 0], "the second start")
+    pool.supervisor.stop_restarting()
+    pool.may_start.set()
+    await pool.supervisor.close()
+    assert pool.pids() == set()

@@ -27,6 +27,7 @@ from tests.kit.queue import (
 )
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.chunks import WRITES_AHEAD
 from zonemta_py.queue.format import keys
@@ -53,6 +54,47 @@ async def test_accepted_and_delivered_leaves_nothing(directory: Path) -> None:
         assert everything(queue.store) == []
         assert [e["event"] for e in events(queue.store)] == ["accepted", "delivered"]
         assert queue.lease("default", "b.example", 1) is None
+
+
+async def test_mail_for_a_zone_that_is_gone_by_then(directory: Path) -> None:
+    """It was routed before a reload: it is accepted into the default zone, also when it is for later."""
+    async with opened(directory) as queue:
+        queue.set_zones(frozenset(("default", "kept")))
+        writer = queue.open_message()
+        new = NewMessage(
+            "s@sender.example", HEADER,
+            [
+                NewRecipient("a@b.example", "b.example", "gone"),
+                NewRecipient("k@b.example", "b.example", "kept"),
+            ],
+            ORIGIN,
+        )  # fmt: skip
+        await queue.accept(writer, new)
+        held = await accept(queue, "h@b.example", zone="gone", hold="a test")
+        found = everything(queue.store)
+        assert keys.waiting_key("default", writer.id, "a@b.example") in found
+        assert keys.waiting_key("kept", writer.id, "k@b.example") in found
+        assert keys.deferred_key("default", held, "h@b.example") in found
+        assert problems(queue.store) == []
+        assert queue.zones_with_mail() == {"default", "kept"}
+        assert lease(queue, "b.example").active.meta.zones == ("default", "kept")
+        logged = events(queue.store)
+        assert [e["event"] for e in logged] == ["accepted", "moved", "accepted", "held", "moved"]
+        history = RecipientHistory(logged)
+        assert [history.queued(zone) for zone in ("default", "kept", "gone")] == [2, 1, 0]
+
+
+async def test_the_zone_of_mail_that_is_being_written(directory: Path) -> None:
+    """A reload that looked at the store alone would remove the zone."""
+    async with opened(directory) as queue:
+        writer = queue.open_message()
+        recipient = NewRecipient("a@b.example", "b.example", "new")
+        written = queue.accept(writer, NewMessage("s@b.example", HEADER, [recipient], ORIGIN))
+        assert queue.zones_with_mail() == {"new"}
+        await written
+        assert queue.zones_with_mail() == {"new"}
+        await settle(queue, lease(queue, "b.example", zone="new"), OutcomeKind.DELIVERED)
+        assert queue.zones_with_mail() == set()
 
 
 async def test_recipients_of_a_message_and_domain_travel_together(directory: Path) -> None:

@@ -12,7 +12,7 @@ import click
 
 from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.config.schema import Config
-from zonemta_py.core import faults
+from zonemta_py.core import faults, signals
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.interpreter import slow_build
 from zonemta_py.core.logs import configure_logs, parse_target
@@ -56,6 +56,7 @@ def serve(config_path: Path, log_level: str | None, log_events: bool, queue_is_o
     Example:
       zonemta serve -c config/zonemta.yaml
     """
+    signals.block()  # until ``_Signals`` handles them: a stop during the start is a stop
     config = read_config(config_path)
     configure_logs(parse_target(config.log.target(log_level)))
     if not config.listeners and not (config.admin.mail and config.admin.address):
@@ -90,6 +91,7 @@ class _Signals:
             loop.add_signal_handler(number, self.stop.set)
         for number in (signal.SIGHUP, signal.SIGALRM):
             loop.add_signal_handler(number, self._received, number)
+        signals.unblock()
 
     def _received(self, number: signal.Signals) -> None:
         relay = self._runner.relay

@@ -242,7 +242,10 @@ class Discarded(Struct, frozen=True, kw_only=True):
 
 
 class Moved(Struct, frozen=True, kw_only=True):
-    """Recipients changed zone because the configuration no longer has theirs."""
+    """Recipients changed zone because the configuration no longer has theirs.
+
+    At a start with ``zone_removed: default``; after ``accepted``, when a reload removed the zone while the message arrived.
+    """
 
     name: ClassVar[str] = "moved"
     time_ms: int

@@ -8,21 +8,19 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from zonemta_py.core import clock
 from zonemta_py.core.networks import network_of
 from zonemta_py.intake.users import Users
+from zonemta_py.queue.wrong_passwords import FAILURES_MAX, WrongPasswords
 
 THREADS = 2
 WAITING_MAX = 50  # different checks under way and waiting; a second of CPU or two
 REMEMBERED_S = 600.0
 REMEMBERED_MAX = 10_000
-FAILURES_MAX = 10  # of one network in FAILURE_WINDOW_S
-FAILURE_WINDOW_S = 600.0
-NETWORKS_MAX = 10_000
 FAILURE_DELAY_S = 1.0
 
 BUSY = "454 4.7.0 Too many password checks at the moment, try again later"
@@ -33,10 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class PasswordChecks:
-    """The password checks of one process."""
+    """The password checks of one process. ``wrong`` counts the wrong ones, of other processes too."""
 
-    def __init__(self, failure_delay_s: float = FAILURE_DELAY_S) -> None:
+    def __init__(
+        self, failure_delay_s: float = FAILURE_DELAY_S, wrong: WrongPasswords | None = None
+    ) -> None:
         self._failure_delay_s = failure_delay_s
+        self._wrong = wrong or WrongPasswords()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="password")
         # For each check under way the clients' addresses, and what is called with the answer.
         self._underway: dict[bytes, list[tuple[str, Callable[[str], None]]]] = {}
@@ -44,7 +45,6 @@ class PasswordChecks:
         self._guesses = Counter[str]()
         self._key = secrets.token_bytes(32)
         self._remembered: OrderedDict[bytes, float] = OrderedDict()  # to the end of its time, monotonic
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()  # by network
 
     def check(
         self, users: Users, name: str, password: str, client_ip: str, done: Callable[[str], None]
@@ -64,7 +64,7 @@ class PasswordChecks:
             return
         elif (
             len(self._underway) >= WAITING_MAX
-            or self._failures_of(network) + self._guesses[network] >= FAILURES_MAX
+            or self._wrong.count(network) + self._guesses[network] >= FAILURES_MAX
         ):
             known = BUSY
         if known is not None:
@@ -92,7 +92,7 @@ class PasswordChecks:
                 done("")
         else:
             for client_ip, done in asked:
-                self._note_failure(client_ip)
+                self._wrong.add(network_of(client_ip))
                 log.warning("authentication failed: user=%r client=%s", name, client_ip)
                 verified.get_loop().call_later(self._failure_delay_s, done, WRONG)
 
@@ -104,29 +104,7 @@ class PasswordChecks:
 
     def is_blocked(self, client_ip: str) -> bool:
         """Whether too many wrong passwords came from the network of ``client_ip`` lately."""
-        return self._failures_of(network_of(client_ip)) >= FAILURES_MAX
-
-    def _failures_of(self, network: str) -> int:
-        times = self._failures.get(network)
-        if times is None:
-            return 0
-        while times and times[0] <= clock.monotonic_s() - FAILURE_WINDOW_S:
-            times.popleft()
-        return len(times)
-
-    def _note_failure(self, client_ip: str) -> None:
-        times = self._failures.setdefault(network_of(client_ip), deque(maxlen=FAILURES_MAX))
-        was_open = len(times) < FAILURES_MAX
-        times.append(clock.monotonic_s())
-        if was_open and len(times) == FAILURES_MAX:
-            log.warning(
-                "too many wrong passwords: the network %s is refused for %d minutes",
-                network_of(client_ip),
-                FAILURE_WINDOW_S / 60,
-            )
-        self._failures.move_to_end(network_of(client_ip))
-        if len(self._failures) > NETWORKS_MAX:
-            self._failures.popitem(last=False)
+        return self._wrong.count(network_of(client_ip)) >= FAILURES_MAX
 
     def close(self) -> None:
         """Start no further check."""

@@ -40,6 +40,7 @@ class Listener:
         """Accept connections."""
         context = self.context
         for sock in self._sockets:
+            sock.listen(BACKLOG)  # one of a process before, which could not start, does not
             if context.implicit_context is not None:
                 self._acceptors.append(asyncio.create_task(self._accept(sock)))
             else:
@@ -137,7 +138,7 @@ class Intake:
         self._sockets = sockets
         self._index = index
         self._processes = processes
-        self._passwords = PasswordChecks()
+        self._passwords = PasswordChecks(wrong=queue.wrong_passwords)
         self.listeners: list[Listener] = []
 
     @property

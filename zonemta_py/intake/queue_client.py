@@ -10,6 +10,7 @@ from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
 from zonemta_py.queue.submission_keys import KeyLookup
+from zonemta_py.queue.wrong_passwords import WrongPasswords
 
 
 class KeysClient(Protocol):
@@ -57,6 +58,10 @@ class QueueClient(Protocol):
     @property
     def limits(self) -> LimitsClient:
         """Its limits of what is submitted."""
+
+    @property
+    def wrong_passwords(self) -> WrongPasswords:
+        """Those that clients have tried."""
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""

@@ -147,7 +147,8 @@ class Link(asyncio.BufferedProtocol):
             try:
                 self._handle(frame)
             except Exception:
-                log.exception("a frame was not handled: %.200r", frame)
+                # Not what is in it: mail, or a configuration with its passwords.
+                log.exception("a frame was not handled: %s", type(frame).__name__)
 
     def close(self) -> None:
         """End the link."""

@@ -18,7 +18,7 @@ from zonemta_py.core.logs import set_log_level
 from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.processes import receiver_protocol as protocol
-from zonemta_py.processes.child import child_main
+from zonemta_py.processes.child import child_main, not_configured
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.routing import make_router
@@ -61,6 +61,9 @@ class ReceiverProcess:
             case protocol.VerifiedDomains():
                 assert self.queue is not None
                 self.queue.verified = frozenset(frame.domains)
+            case protocol.WrongPassword():
+                assert self.queue is not None
+                self.queue.wrong_passwords.learn(frame.network)
             case protocol.SpaceLeft():
                 self._space = Space(frame.free, frame.total)
             case protocol.Stop():
@@ -72,19 +75,26 @@ class ReceiverProcess:
         task.add_done_callback(self._tasks.discard)
 
     def _configure(self, frame: protocol.Configure) -> None:
+        try:
+            self._use(frame)
+        except Exception as exc:
+            not_configured(self.link, exc, has_other=self._intake is not None)
+
+    def _use(self, frame: protocol.Configure) -> None:
         config = parse_config(frame.text, Path(frame.path), frame.included)
         router = make_router(config)
         assert self.queue is not None
         self.queue.forget_closed()
         if self._intake is not None and self._scanner is not None:
+            prepared = self._intake.prepare(config, frame.hostname, router)
             self._scanner.configure(config)
-            self._intake.apply(self._intake.prepare(config, frame.hostname, router))
+            self._intake.apply(prepared)
             return
         sockets = [list(islice(self._sockets, count)) for count in frame.sockets]
         settings = config.queue
         disk_space = DiskSpace(settings.directory, settings.min_free_disk, lambda: self._space)
         self._scanner = MessageScanner(config)
-        self._intake = intake = Intake(
+        intake = Intake(
             self.queue,
             sockets,
             frame.slot,
@@ -93,9 +103,14 @@ class ReceiverProcess:
             scanner=self._scanner,
         )
         contexts = intake.prepare(config, frame.hostname, router)
+        self._intake = intake
 
         async def start() -> None:
-            await intake.start(contexts)
+            try:
+                await intake.start(contexts)
+            except Exception as exc:
+                not_configured(self.link, exc, has_other=False)
+                return
             self.link.send(protocol.Ready())
             await self._report_sessions(intake)
 

@@ -164,13 +164,19 @@ class OpenSessions(Struct, frozen=True, array_like=True, tag=20):
     count: int
 
 
+class WrongPassword(Struct, frozen=True, array_like=True, tag=23):
+    """From a receiver, and to all others: a wrong password came from ``network``."""
+
+    network: str
+
+
 class Drained(Struct, frozen=True, array_like=True, tag=18):
     """From a receiver: its last session has ended. The answer to Stop."""
 
 
 Frame = (
     Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants | ChargeResult
-    | VerifiedDomains
+    | VerifiedDomains | WrongPassword
     | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained | OpenSessions | LogLevel | SetTraces | Traced
 )  # fmt: skip
 

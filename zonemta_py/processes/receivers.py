@@ -1,13 +1,15 @@
 """The receiver processes as the queue's process sees them: the pool, and one receiver.
 
 The listening sockets stay open here, a set for each slot: a client that connects while a receiver
-restarts waits in the socket's backlog and is not refused.
+restarts waits in the socket's backlog and is not refused. Those of a slot whose receiver cannot start
+do not listen until one can.
 """
 
 import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
@@ -21,7 +23,6 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.storage.disk_space import CHECK_INTERVAL_S
 from zonemta_py.transports.tracing import TRACER
 
-READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
 DRAIN_MARGIN_S = 1.0  # for Drained, after the grace that sessions have
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,11 @@ class ReceiverPool:
             for child in self._supervisor.children:
                 child.send_now(protocol.VerifiedDomains(verified.verified()))
 
+    def _share_wrong_password(self, frame: protocol.WrongPassword, source: "ReceiverChild") -> None:
+        for child in self._supervisor.children:
+            if child is not source:
+                child.send(frame)
+
     async def _report_space(self) -> None:
         """Tell the receivers, which have no store, how much space it has."""
         while True:
@@ -86,7 +92,7 @@ class ReceiverPool:
 
     async def _launch(self, slot: int) -> "ReceiverChild":
         """Start the receiver of ``slot``. Raises OSError when it does not become ready."""
-        child = ReceiverChild(slot, self._queue, self._supervisor.on_lost)
+        child = ReceiverChild(slot, self._queue, self._supervisor.on_lost, self._share_wrong_password)
         descriptors = [sock.fileno() for group in self._sockets[slot] for sock in group]
         await child.start(self._log_target, descriptors)
         child.welcome()
@@ -95,13 +101,10 @@ class ReceiverPool:
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         child.send(self._configuration(slot))
         try:
-            await asyncio.wait([child.ready], timeout=READY_TIMEOUT_S)
-        except BaseException:
-            child.end()
+            await child.wait_ready()
+        except OSError:
+            self._take_no_clients(slot)
             raise
-        if not child.ready.done() or not child.ready.result():
-            await child.close()
-            raise OSError(f"process {child.pid} did not become ready")
         if self._config is not config:  # a reload happened before it was one of the children
             child.send(self._configuration(slot))
         child.send(
@@ -110,6 +113,16 @@ class ReceiverPool:
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         child.send(SetTraces(sorted(TRACER.targets)))
         return child
+
+    def _take_no_clients(self, slot: int) -> None:
+        """Leave new clients to other receivers, or refuse them, until a receiver of ``slot`` listens again.
+
+        A port that the system has chosen for a socket alone would be lost.
+        """
+        for settings, group in zip(self._config.listeners, self._sockets[slot], strict=True):
+            for sock in group if settings.address.port or len(self._sockets) > 1 else ():
+                with suppress(OSError):  # it does so already
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def _configuration(self, slot: int) -> protocol.Configure:
         config, sockets = self._config, self._sockets
@@ -134,6 +147,10 @@ class ReceiverPool:
         """Trace ``targets`` in all processes; ``_launch`` sends them to those that are started later."""
         for child in self._supervisor.children:
             child.send(SetTraces(targets))
+
+    def missing(self) -> str:
+        """Which processes do not run, for an operator; empty when all do."""
+        return self._supervisor.missing()
 
     @property
     def pids(self) -> list[int]:
@@ -172,9 +189,15 @@ class ReceiverChild(ChildProcess):
     kind = "receiver"
     module = "zonemta_py.processes.receiver_process"
 
-    def __init__(self, slot: int, queue: Queue, on_lost: Callable[["ReceiverChild"], None]) -> None:
+    def __init__(
+        self,
+        slot: int,
+        queue: Queue,
+        on_lost: Callable[["ReceiverChild"], None],
+        on_wrong_password: Callable[[protocol.WrongPassword, "ReceiverChild"], None],
+    ) -> None:
         super().__init__(slot, protocol.decode, on_lost)
-        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._on_wrong_password = on_wrong_password
         self.drained = asyncio.Event()
         self._queue = queue
         self._uploads: dict[str, RemoteUpload] = {}
@@ -208,9 +231,11 @@ class ReceiverChild(ChildProcess):
             case protocol.ChargeUse():
                 charge = self._queue.limits.charge(frame.client, frame.use)
                 self.send(protocol.ChargeResult(frame.number, charge.refusal, charge.closed_ms))
+            case protocol.WrongPassword():
+                self._queue.wrong_passwords.learn(frame.network)
+                self._on_wrong_password(frame, self)
             case protocol.Ready():
-                if not self.ready.done():
-                    self.ready.set_result(True)
+                self.is_ready()
             case protocol.Drained():
                 self.drained.set()
 
@@ -272,8 +297,6 @@ class ReceiverChild(ChildProcess):
             self._queue.submission_keys.release(digest)
         self._acquired.clear()
         self.drained.set()
-        if not self.ready.done():
-            self.ready.set_result(False)
 
 
 class RemoteUpload:

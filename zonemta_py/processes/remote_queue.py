@@ -14,6 +14,7 @@ from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
 from zonemta_py.queue.submission_keys import KeyLookup
+from zonemta_py.queue.wrong_passwords import WrongPasswords
 
 CLOSED_MAX = 10_000  # clients whose limits are known to be reached
 
@@ -25,6 +26,7 @@ class RemoteQueue:
         self.failure: QueueUnavailable | None = None
         self.suspended: frozenset[str] = frozenset()
         self.verified: frozenset[tuple[str, str]] = frozenset()
+        self.wrong_passwords = WrongPasswords(lambda network: link.send(protocol.WrongPassword(network)))
         self._link = link
         self._boot = welcome.boot
         self._ids = MessageIds(welcome.node, welcome.last_id, welcome.worker)
@@ -32,7 +34,9 @@ class RemoteQueue:
         self._commits: dict[int, CommitFuture] = {}
         self._lookups: dict[int, KeyLookup] = {}
         self._charges: dict[int, tuple[LimitedClient, Charge]] = {}
-        self._closed: dict[LimitedClient, tuple[int, str]] = {}  # until when (unix ms), and the reply
+        self._closed: dict[
+            LimitedClient, tuple[float, str]
+        ] = {}  # until when (monotonic), and the reply
         self._writers: WeakValueDictionary[str, Upload] = WeakValueDictionary()
 
     @property
@@ -52,7 +56,8 @@ class RemoteQueue:
             if frame.closed_ms:
                 if len(self._closed) >= CLOSED_MAX:
                     self._closed.clear()
-                self._closed[client] = frame.closed_ms, frame.refusal
+                left_s = (frame.closed_ms - clock.now_ms()) / 1000
+                self._closed[client] = clock.monotonic_s() + left_s, frame.refusal
             charge.answer(frame.refusal, frame.closed_ms)
             return
         if isinstance(frame, protocol.KeyState):
@@ -108,8 +113,8 @@ class RemoteQueue:
 
     def closed(self, client: LimitedClient) -> str:
         """The reply to any message of ``client``, as far as it is known here."""
-        until_ms, refusal = self._closed.get(client, (0, ""))
-        if until_ms > clock.now_ms():
+        until_s, refusal = self._closed.get(client, (0.0, ""))
+        if until_s > clock.monotonic_s():
             return refusal
         self._closed.pop(client, None)
         return ""

@@ -114,6 +114,8 @@ class SenderChild(ChildProcess):
         match frame:
             case Traced():
                 TRACER.hand_on(frame.line)
+            case protocol.Configured():
+                self.is_ready()
             case protocol.SessionOpened():
                 self._session_opened(frame)
             case protocol.FetchChunk():

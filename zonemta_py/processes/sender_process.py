@@ -29,7 +29,7 @@ from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath, path_o
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.processes import sender_protocol as protocol
-from zonemta_py.processes.child import child_main
+from zonemta_py.processes.child import child_main, not_configured
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER
@@ -110,10 +110,19 @@ class SenderProcess:
                 TRACER.configure(self, frame.targets, lambda line: self.link.send(Traced(line)))
 
     def _configure(self, frame: protocol.Configure) -> None:
+        try:
+            self._use(frame)
+        except Exception as exc:
+            not_configured(self.link, exc, has_other=bool(self._agents))
+        else:
+            self.link.send(protocol.Configured())
+
+    def _use(self, frame: protocol.Configure) -> None:
         config: Config = parse_config(frame.text, Path(frame.path), frame.included)
+        dkim_keys = load_keys(config.dkim)
         for old in self._agents.values():
             old.close()
-        self._signer.configure(config.dkim, load_keys(config.dkim), Tenants(config.tenants))
+        self._signer.configure(config.dkim, dkim_keys, Tenants(config.tenants))
         self._look_ups.configure(config.resolver)
         endpoints = EndpointResolver(config, frame.hostname, self._look_ups, self._sts, self._rng)
         resources = SmtpResources(

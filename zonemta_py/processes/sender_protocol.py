@@ -154,9 +154,13 @@ class Resolved(Struct, frozen=True, array_like=True, tag=16):
     answer: MxAnswer
 
 
+class Configured(Struct, frozen=True, array_like=True, tag=17):
+    """From a sender: it has its configuration."""
+
+
 Frame = (
     Configure | Deliver | Durable | Chunk | Trim | Cancel | HostStatus | ClearUnreachable
-    | SessionOpened | FetchChunk | Done | IdleSessions | Trimmed | Resolve | Resolved | LogLevel | SetTraces | Traced
+    | SessionOpened | FetchChunk | Done | IdleSessions | Trimmed | Resolve | Resolved | Configured | LogLevel | SetTraces | Traced
 )  # fmt: skip
 
 decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

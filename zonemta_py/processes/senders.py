@@ -66,9 +66,14 @@ class SenderPool:
         await self._supervisor.start()
 
     async def _launch(self, slot: int) -> "SenderChild":
+        """Start the sender of ``slot``. Raises OSError when it does not become ready."""
         child = SenderChild(slot, self._supervisor.on_lost, self.share_status, self._count_idle)
         await child.start(self._log_target)
+        config = self._config
         child.send(self._configuration())
+        await child.wait_ready()
+        if self._config is not config:  # a reload happened before it was one of the children
+            child.send(self._configuration())
         child.send(SetTraces(sorted(TRACER.targets)))
         return child
 
@@ -111,6 +116,10 @@ class SenderPool:
 
     def _count_idle(self, path: PathKey) -> None:
         self._on_idle(path, sum(child.idle_on_path[path] for child in self._supervisor.children))
+
+    def missing(self) -> str:
+        """Which processes do not run, for an operator; empty when all do."""
+        return self._supervisor.missing()
 
     @property
     def pids(self) -> list[int]:

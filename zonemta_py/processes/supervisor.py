@@ -89,6 +89,7 @@ class ProcessSupervisor(Generic[C]):
         self._back_off_s = [BACK_OFF_S] * size
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._restarts: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Start all of them. Raises LocalError when one cannot be started."""
@@ -98,19 +99,27 @@ class ProcessSupervisor(Generic[C]):
                 raise LocalError(f"a {self._kind} process cannot be started: {result}") from result
             if result is not None:
                 raise result
-        self._spawn(self._watch())
+        self._spawn(self._watch(), self._tasks)
+
+    def missing(self) -> str:
+        """Which processes do not run, for an operator; empty when all do."""
+        there = {child.slot for child in self.children}
+        gone = [f"{self._kind} {slot}" for slot in range(len(self._back_off_s)) if slot not in there]
+        return " and ".join(gone)
 
     def stop_restarting(self) -> None:
-        """Start no process any more."""
+        """Start no process any more; one that is being started is ended."""
         self._closing = True
+        for task in self._restarts:
+            task.cancel()
 
     async def close(self) -> None:
         """End all of them."""
         self.stop_restarting()
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks or self._restarts:
+            await asyncio.wait(self._tasks | self._restarts)
         await asyncio.gather(*(child.close() for child in list(self.children)))
 
     def on_lost(self, child: C) -> None:
@@ -137,14 +146,14 @@ class ProcessSupervisor(Generic[C]):
         steady = clock.monotonic_s() - child.started_s >= STEADY_S
         self._back_off_s[slot] = BACK_OFF_S if steady else min(2 * wait_s, BACK_OFF_MAX_S)
         log.error("%s %d (pid %d) ended; another starts in %.1f s", self._kind, slot, child.pid, wait_s)
-        self._spawn(self._start_after(slot, wait_s))
+        self._spawn(self._start_after(slot, wait_s), self._restarts)
 
     async def _start_after(self, slot: int, wait_s: float) -> None:
         while True:
             await asyncio.sleep(wait_s)
             try:
                 await self._start_one(slot)
-            except OSError as exc:
+            except Exception as exc:
                 log.critical("%s %d cannot be started: %s", self._kind, slot, exc)
                 wait_s = min(2 * wait_s, BACK_OFF_MAX_S)
             else:
@@ -156,7 +165,7 @@ class ProcessSupervisor(Generic[C]):
             for child in self.children:
                 child.check_alive()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)

@@ -1,11 +1,13 @@
 """Accepting a message: from what intake knows to the records of one batch, and what follows its commit."""
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
 from zonemta_py.core.checksum import crc32
-from zonemta_py.core.codec import Struct
+from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.queue import transitions
 from zonemta_py.queue.active import ActiveMessage, ActiveMessages
@@ -31,7 +33,10 @@ from zonemta_py.queue.submission_keys import SubmissionKeys
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.windows import ReadyWindows, Reservation
+from zonemta_py.routing import DEFAULT_ZONE
 from zonemta_py.smtp.address import domain_of
+
+log = logging.getLogger(__name__)
 
 ID_AHEAD_MAX_MS = 60_000  # of the time in a message id; more is a clock that was wrong
 
@@ -127,7 +132,10 @@ def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> A
 
 
 class Acceptor:
-    """Adds messages to batches. ``now`` gives unix ms."""
+    """Adds messages to batches. ``now`` gives unix ms.
+
+    ``zones``: those of the configuration, None for any. ``zones_entered`` counts messages whose batch is not on disk yet.
+    """
 
     def __init__(
         self,
@@ -144,12 +152,16 @@ class Acceptor:
         self._active = active
         self._submission_keys = submission_keys
         self._now = now
+        self.zones: frozenset[str] | None = None
+        self.zones_entered: Counter[str] = Counter()
 
     def add(self, batch: WriteBatch, new: AcceptedMessage) -> DoneCallback:
         """Put ``new`` into ``batch``; returns the callback for its end.
 
         The caller adds it to the batch's future, after the callbacks of what the batch settles.
         """
+        if self.zones is not None and not self.zones.issuperset(new.meta.zones):
+            new = _without_gone_zones(new, self.zones)
         transitions.accept(batch, new, self._now())  # first: what cannot be written reserves nothing
         reservation = self._windows.reserve([r for r in new.recipients if not r.record.due_ms])
         reservation.write(batch)
@@ -161,6 +173,8 @@ class Acceptor:
         active = ActiveMessage(new.message, new.meta, new.mark, body, len(new.recipients))
         active.leases = 1  # until the commit has ended
         self._active.add(active)
+        for zone in new.meta.zones:
+            self.zones_entered[zone] += 1
         return partial(self._committed, new, active, reservation, due_keys)
 
     def _committed(
@@ -171,6 +185,8 @@ class Acceptor:
         due_keys: Iterable[bytes],
         failure: QueueUnavailable | None,
     ) -> None:
+        for zone in new.meta.zones:
+            self.zones_entered[zone] -= 1
         if new.key is not None:
             self._submission_keys.release(new.key[0])
         if failure is not None:
@@ -185,6 +201,24 @@ class Acceptor:
         reservation.commit()
         for due in due_keys:
             self._deferral.written(due)
+
+
+def _without_gone_zones(new: AcceptedMessage, zones: Set[str]) -> AcceptedMessage:
+    """``new`` with the recipients whose zone a reload has removed since they were routed in the zone ``default``."""
+    moved_from: dict[int, str] = {}
+    for recipient in new.recipients:
+        if recipient.zone not in zones:
+            moved_from[recipient.record.recipient_index] = recipient.zone
+            key_of = keys.deferred_key if recipient.record.due_ms else keys.waiting_key
+            recipient.zone = DEFAULT_ZONE
+            recipient.key = key_of(DEFAULT_ZONE, recipient.message, recipient.address)
+    gone = sorted(set(moved_from.values()))
+    log.warning(
+        "%s: zone '%s' is gone: %d recipients moved to '%s'",
+        new.message, "', '".join(gone), len(moved_from), DEFAULT_ZONE,
+    )  # fmt: skip
+    kept = tuple(sorted({recipient.zone for recipient in new.recipients}))
+    return replace(new, meta=new.meta._replace(zones=kept), moved_from=moved_from)
 
 
 def lane_of(origin: Origin, sender: str, priority: str) -> str:

@@ -1,6 +1,6 @@
 """What the transitions of a message are given: outcomes of recipients, a message to accept, other effects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt, OutcomeKind
@@ -71,6 +71,7 @@ class AcceptedMessage(Struct, frozen=True):
     A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
     ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
     covers with this message. ``hold``: why its recipients are held; empty when they are not. ``submission``: see the event.
+    ``moved_from``: the zones that are gone, for which recipients were accepted, by recipient index.
     """
 
     message: str
@@ -82,6 +83,7 @@ class AcceptedMessage(Struct, frozen=True):
     key: tuple[str, SubmissionRecord] | None = None
     hold: str = ""
     submission: str = ""
+    moved_from: Mapping[int, str] = {}
 
 
 class SettleEffects(Struct, frozen=True):

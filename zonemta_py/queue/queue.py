@@ -43,9 +43,10 @@ from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
-from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_to_scan
+from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk, zones_to_scan
 from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
+from zonemta_py.queue.wrong_passwords import WrongPasswords
 from zonemta_py.smtp.classification import NO_RULES
 from zonemta_py.storage.interface import Store
 
@@ -95,6 +96,7 @@ class Queue:
         self.suspended = Suspensions(store, self.commits, now)
         self.verified = Verifications(store, self.commits, now)
         self.limits = IntakeLimiter(store, self.commits, now)
+        self.wrong_passwords = WrongPasswords()
         self.reporting = ReportWriter(self, reports, self._acceptor)
         self._settlement = Settlement(self)
         self.operator = Operator(self)
@@ -170,6 +172,14 @@ class Queue:
         accepted = compose(upload.id, new, upload.mark(self.now()), [last] if last else [])
         batch.future.add_done_callback(self._acceptor.add(batch, accepted))
         return self.commits.submit(batch)
+
+    def set_zones(self, zones: frozenset[str]) -> None:
+        """Accept mail for other zones, to which it was routed before they were removed, into the zone ``default``."""
+        self._acceptor.zones = zones
+
+    def zones_with_mail(self) -> set[str]:
+        """The zones that have recipients, or will have: what they are accepted with is being written."""
+        return zones_on_disk(self.store) | {z for z, n in self._acceptor.zones_entered.items() if n}
 
     def is_open(self, message: str) -> bool:
         """Whether a body of several chunks is being received, or accepted."""

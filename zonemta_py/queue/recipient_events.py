@@ -12,25 +12,32 @@ from zonemta_py.events.schema import (
     Expired,
     Held,
     Lapsed,
+    Moved,
     Requeued,
 )
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientRecord, starts
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome
+from zonemta_py.routing import DEFAULT_ZONE
 
 
 def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
-    """The event of a message, and those of its recipients if they are held."""
+    """The event of a message, and those of its recipients if they are held or moved."""
     message, mark, meta = new.message, new.mark, new.meta
-    origin = meta.origin
+    origin, moved_from = meta.origin, new.moved_from
     batch.record(
         Accepted(
             time_ms=now_ms,
             message=message,
             sender=meta.sender,
             recipients=tuple(
-                AcceptedRecipient(r.record.recipient_index, r.address, r.zone) for r in new.recipients
+                AcceptedRecipient(
+                    r.record.recipient_index,
+                    r.address,
+                    moved_from.get(r.record.recipient_index, r.zone) if moved_from else r.zone,
+                )
+                for r in new.recipients
             ),
             size_bytes=len(meta.header) + 2 + mark.size,
             message_id=new.message_id,
@@ -53,6 +60,11 @@ def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> Non
     for recipient in new.recipients if new.hold else ():
         held = event_fields(meta, recipient.key, recipient.record, now_ms)
         batch.record(Held(**held, reason=new.hold))
+    for zone in sorted(set(moved_from.values())):
+        indexes = tuple(index for index, was in moved_from.items() if was == zone)
+        batch.record(
+            Moved(time_ms=now_ms, message=message, recipients=indexes, zone=zone, new_zone=DEFAULT_ZONE)
+        )
 
 
 def record_outcome(

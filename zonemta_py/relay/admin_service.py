@@ -216,7 +216,8 @@ class AdminService:
 
     def _checks(self) -> list[Callable[[], str]]:
         return [
-            self._stops, self._is_unwritable, self._lacks_space, self._lacks_descriptors, self._scans, self._lags,
+            self._stops, self._is_unwritable, self._lacks_space, self._lacks_descriptors, self._lacks_processes,
+            self._scans, self._lags,
         ]  # fmt: skip
 
     def reasons(self) -> list[str]:
@@ -246,6 +247,11 @@ class AdminService:
         if most - used < RESERVE // 4:
             return f"{used} of {most} file descriptors are in use"
         return ""
+
+    def _lacks_processes(self) -> str:
+        pools = (self._sources.intake.receivers, self._sources.delivery.senders)
+        missing = [names for pool in pools if pool is not None and (names := pool.missing())]
+        return f"processes that do not run: {', '.join(missing)}" if missing else ""
 
     def _scans(self) -> str:
         scanning = self._sources.queue.scanning

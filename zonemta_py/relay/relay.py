@@ -34,7 +34,6 @@ from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.flush import flush
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
-from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.admin_service import AdminService, AdminSources
 from zonemta_py.relay.certificates import CertificateWatch
 from zonemta_py.relay.delivery_service import DeliveryService
@@ -42,7 +41,7 @@ from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
-from zonemta_py.relay.reload import changed_files, changed_keys, check_reloadable, weights_of
+from zonemta_py.relay.reload import changed_files, changed_keys, check_reloadable, use_in_queue
 from zonemta_py.relay.takeover import OrphanRecovery, takeover_config
 from zonemta_py.relay.traces import OtherProcesses, Traces
 from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router, one_zone
@@ -90,7 +89,7 @@ class Relay:
             destination_of=self._destinations,
             on_ready=self._on_ready,
         )
-        self._queue.windows.set_weights(weights_of(config))
+        use_in_queue(self._queue, config)
         try:
             self._delivery = DeliveryService(
                 DeliveryContext(self._queue, config, hostname, router, hooks, pending),
@@ -295,9 +294,11 @@ class Relay:
         """
         if config is None and not self._config.path:
             raise ConfigError("the configuration was not read from a file")
+        if self._stopped:
+            raise ConfigError("the relay is stopping, no configuration is read")
         try:
             config = self._hooks.apply(config or load_config(self._config.path))
-            check_reloadable(self._config, config, zones_on_disk(self._queue.store))
+            check_reloadable(self._config, config, self._queue.zones_with_mail())
             verify(config, self._hooks)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()
@@ -314,7 +315,7 @@ class Relay:
         self._config = config
         self._reporter.configure(config, hostname, router)
         self._destinations.configure(config.zones)
-        self._queue.windows.set_weights(weights_of(config))
+        use_in_queue(self._queue, config)
         if self.admin is not None and tokens is not None:
             self.admin.configure(config, tokens)
         self._delivery.configure(config, hostname, router, dkim_keys, egress_files)

@@ -8,6 +8,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.queue.format.records import TENANT_LANE
+from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 
 
@@ -80,6 +81,10 @@ def changed_files(old: EgressFiles, new: EgressFiles) -> Iterator[str]:
     yield from (key for key, (was, will) in parts.items() if was != will)
 
 
-def weights_of(config: Config) -> dict[str, int]:
-    """The weights of tenants, by the name of their mail in ready windows."""
-    return {TENANT_LANE + name: each.weight for name, each in config.tenants.items() if each.weight > 1}
+def use_in_queue(queue: Queue, config: Config) -> None:
+    """Let ``queue`` have the zones of ``config``, and the weights of tenants by the name of their mail in ready windows."""
+    queue.set_zones(frozenset(config.zones))
+    weights = {
+        TENANT_LANE + name: each.weight for name, each in config.tenants.items() if each.weight > 1
+    }
+    queue.windows.set_weights(weights)
