@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from zonemta_py.config.schema import Resolver
 from zonemta_py.config.units import Seconds
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.delivery import dns_channel
+from zonemta_py.delivery import dns_channel, mx
 from zonemta_py.delivery.dns_channel import DnsChannel
 from zonemta_py.delivery.dns_channel import Records as DnsAnswer
 from zonemta_py.delivery.mx import FAILURE_TTL_S, HOST_FAILURE_TTL_S, MxResolver
@@ -135,7 +135,7 @@ async def test_a_channel_is_replaced_after_many_questions(monkeypatch: pytest.Mo
         ("null.example", "5.1.10", True),
         ("twicenull.example", "5.1.10", True),
         ("missing.example", "5.1.2", True),
-        ("empty.example", "5.4.4", True),
+        ("empty.example", "4.1.2", False),
         ("broken.example", "4.4.3", False),
         ("silent.example", "4.4.3", False),
         ("nohost.example", "4.1.2", False),
@@ -149,6 +149,47 @@ async def test_failures(domain: str, status: str, permanent: bool) -> None:
         with pytest.raises(DestinationFailed) as caught:
             await resolver.resolve(domain)
         assert (caught.value.status, caught.value.permanent) == (status, permanent)
+
+
+class OddServer(asyncio.DatagramProtocol):
+    """Answers each question with the flags ``flags``, and without a record."""
+
+    def __init__(self, flags: int) -> None:
+        self._flags = flags
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        header = data[:2] + self._flags.to_bytes(2, "big") + b"\0\1\0\0\0\0\0\0"
+        self._transport.sendto(header + data[12:].partition(b"\0\0\x29")[0], addr)
+
+
+@pytest.mark.parametrize("flags", [0x8186, 0x8189, 0x818B, 0x0100], ids=["6", "9", "11", "a question"])
+async def test_a_strange_answer_is_not_final(flags: int) -> None:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: OddServer(flags), local_addr=("127.0.0.1", 0)
+    )
+    port = transport.get_extra_info("sockname")[1]
+    resolver = MxResolver(Resolver((Server(HostPort("127.0.0.1", port)),), Seconds(scaled(0.6))))
+    with pytest.raises(DestinationFailed) as caught:
+        await resolver.resolve("odd.example")
+    resolver.close()
+    transport.close()
+    assert not caught.value.permanent
+
+
+async def test_an_address_behind_many_hosts_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More hosts are looked up, up to a limit, until one has an address."""
+    nowhere = [f"10 m{number}.nowhere.example." for number in range(50)]
+    async with resolving() as (resolver, server):
+        monkeypatch.setitem(server.records, "many.example", {"MX": [*nowhere, "20 b.example."]})
+        assert [host.name for host in await resolver.resolve("many.example")] == ["b.example"]
+        monkeypatch.setattr(mx, "MX_MAX", 40)
+        resolver._cache.clear()
+        with pytest.raises(DestinationFailed):
+            await resolver.resolve("many.example")
 
 
 async def test_each_name_is_asked_once() -> None:

@@ -143,6 +143,20 @@ def test_oldest_first_and_never_the_newest() -> None:
     assert retention.removable([], Keep(size_bytes=0), 1010.0) == []
 
 
+def test_a_clock_that_is_wrong_for_less_than_a_day_removes_nothing() -> None:
+    """Also when segments were sealed under it, and a start follows; what ``keep`` says of the size holds."""
+    day_s, now_s = 86_400.0, 2e9
+    old = [(Path(str(n)), now_s - (366 - n) * day_s, 10) for n in range(3)]
+    assert retention.removable(old, Keep(age_s=90 * day_s), now_s) == []
+    assert len(retention.removable(old, Keep(90 * day_s, size_bytes=10), now_s)) == 2
+    wrong = [*old, (Path("new"), now_s - 0.9 * day_s, 10)]
+    assert retention.removable(wrong, Keep(age_s=90 * day_s), now_s) == []
+    right = [*old, (Path("new"), now_s - 1.1 * day_s, 10)]
+    assert len(retention.removable(right, Keep(age_s=90 * day_s), now_s)) == 3
+    short = [*old, (Path("new"), now_s - 2400, 10)]
+    assert len(retention.removable(short, Keep(age_s=3600), now_s)) == 3
+
+
 async def test_what_queued_mail_needs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The segment with the acceptance of a queued message, and all after it, stay until it is delivered."""
     monkeypatch.setattr(outbox, "REMOVE_EVERY_S", 0.0)

@@ -1,5 +1,6 @@
 """What a configuration needs of this machine is said before anything starts."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ from zonemta_py.relay.preflight import verify, warnings
         ),
         (
             "listeners: [{address: 'a:1', auth: {users_file: nope, require_tls: false}, senders: any}]",
-            r"listeners\[0\]\.auth\.users_file: .*nope",
+            r"listeners\[0\]\.auth\.users_file: .*nope.*there is none; zonemta user add",
         ),
+        (f"queue: {{directory: {'a' * 300}}}", "queue.directory: File name too long: .*aaa"),
         (
             "zones: {default: {tls: required, smarthost: 'a:1', smarthost_auth: {username: u, password_file: nope}}}",
             "zones.default.smarthost_auth.password_file: .*nope",
@@ -36,6 +38,33 @@ def test_says_which_key(directory: Path, text: str, problem: str) -> None:
     (directory / "file").write_text("")
     with pytest.raises(ConfigError, match=problem):
         verify(parse_config(text, directory / "z.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (
+            "pools:\n  default:\n    - address: 192.0.2.1\n",
+            "3: pools.default[0].address: 192.0.2.1 is not",
+        ),
+        ("hostname: a.example\nproviders:\n  file: nope.yaml\n", "3: providers.file: "),
+        ("dkim:\n  keys:\n    - {domain: a.example, selector: s, key_file: nope.pem}\n", "1: dkim: "),
+        ("hostname: a.example\nqueue: {directory: file}\n", "2: queue.directory: "),
+    ],
+)
+def test_says_where(directory: Path, text: str, where: str) -> None:
+    (directory / "file").write_text("")
+    path = directory / "z.yaml"
+    with pytest.raises(ConfigError) as caught:
+        verify(parse_config(text, path))
+    assert str(caught.value).startswith(f"{path}:{where}")
+
+
+def test_a_pipe_among_the_files_of_tenants_is_refused(directory: Path) -> None:
+    """Its reader would wait for a writer."""
+    os.mkfifo(directory / "a.tenants")
+    with pytest.raises(ConfigError, match=r"1: tenants\.include: .*a\.tenants is no file"):
+        parse_config("tenants: {include: '*.tenants'}", directory / "z.yaml")
 
 
 def test_warnings(directory: Path) -> None:

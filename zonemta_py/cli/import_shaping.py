@@ -64,7 +64,7 @@ def import_shaping(file: Path, kind: str | None, output: Path, force: bool, as_j
 
 
 def _write(found: Imported, source: Path, output: Path, *, force: bool) -> list[Path]:
-    """Write both files, if the relay can use them. Raises ConfigError, OSError."""
+    """Write both files, if the relay can use them; an error names ``source``. Raises ConfigError, OSError."""
     contents = {"providers.yaml": {"providers": found.providers}, "shaping.yaml": {"rules": found.rules}}
     paths = [output / name for name in contents]
     taken = [str(path) for path in paths if path.exists()]
@@ -74,9 +74,15 @@ def _write(found: Imported, source: Path, output: Path, *, force: bool) -> list[
     with TemporaryDirectory() as directory:
         for name, text in texts.items():
             Path(directory, name).write_text(text, encoding="utf-8")
-        table = load_providers(Path(directory, "providers.yaml"), shipped=True)
-        rules = load_shaping(Path(directory, "shaping.yaml"), shipped=False)
-        check_rule_providers(rules, table)
+        try:
+            table = load_providers(Path(directory, "providers.yaml"), shipped=True)
+            rules = load_shaping(Path(directory, "shaping.yaml"), shipped=False)
+            check_rule_providers(rules, table)
+        except ConfigError as exc:
+            text = str(exc).removeprefix(f"{directory}/")
+            raise ConfigError(
+                f"{source}: what was made of it cannot be used, change or remove it there: {text}"
+            ) from exc
     output.mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, texts.values(), strict=True):
         path.write_text(text, encoding="utf-8")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NoReturn
 
-from zonemta_py.config.endpoints import without_user_info
+from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url, without_user_info
+from zonemta_py.config.scan import ScanSettings
 from zonemta_py.config.schema import (
     Admin,
     Config,
@@ -67,9 +68,7 @@ def check(config: Config, complain: Complain) -> None:
         if not ZONE_NAME.match(name):
             complain(f"zones.{name}", "a zone's name is lower-case letters, digits, '_' and '-'")
         check_zone(zone, name, config, complain)
-    url = config.intake.scan.rspamd
-    if url is not None and not url.startswith(("http://", "https://")):
-        complain("intake.scan.rspamd", f"found '{without_user_info(url)}', expected http:// or https://")
+    _scan(config.intake.scan, complain)
     check_tenants(config.tenants, config.zones, config.pools, complain)
     _routes(config, complain)
     _pools(config, complain)
@@ -87,6 +86,14 @@ def _is_host(text: str) -> bool:
 
 
 def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
+    for step in ("idle_timeout", "message_timeout"):
+        if getattr(listener, step) <= 0:
+            complain(f"{key}.{step}", "must be longer than 0s: every client would be cut off")
+    if listener.max_message_size <= 0:
+        complain(
+            f"{key}.max_message_size",
+            "found 0, expected a size such as 50MiB: it would refuse every message",
+        )
     names = [name for pair in listener.submission_key.headers for name in pair]
     if any(not HEADER_NAME.match(name) for name in names) or () in listener.submission_key.headers:
         complain(f"{key}.submission_key.headers", "expected lists of names of header fields")
@@ -108,6 +115,14 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
             f"{key}.auth",
             "passwords would be sent unencrypted: set tls.mode, or require_tls: false on a network you trust",
         )
+
+
+def _scan(scan: ScanSettings, complain: Complain) -> None:
+    url = scan.rspamd
+    if url is not None and not is_url(url, HTTP):
+        complain("intake.scan.rspamd", f"found '{without_user_info(url)}', expected {EXPECTED_URL}")
+    if scan.timeout <= 0:
+        complain("intake.scan.timeout", "must be longer than 0s")
 
 
 def _log(log: LogSettings, complain: Complain) -> None:
@@ -139,14 +154,15 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
         )
     if queue.store == "s3" and not queue.s3.bucket:
         complain("queue.s3.bucket", "store: s3 needs a bucket")
-    if not queue.redis.url.startswith(("redis://", "rediss://", "unix://")):
+    if not is_url(queue.redis.url, ("redis", "rediss", "unix")):
         complain(
             "queue.redis.url",
-            f"found '{without_user_info(queue.redis.url)}', expected redis://, rediss:// or unix://",
+            f"found '{without_user_info(queue.redis.url)}', expected redis:// or rediss:// with a host, and a port up to "
+            "65535 if there is one, or unix:// with a path",
         )
     for key, url in (("endpoint", queue.s3.endpoint), ("notices", queue.s3.notices)):
-        if url is not None and not url.startswith(("http://", "https://")):
-            complain(f"queue.s3.{key}", f"found '{url}', expected http:// or https://")
+        if url is not None and not is_url(url, HTTP):
+            complain(f"queue.s3.{key}", f"found '{without_user_info(url)}', expected {EXPECTED_URL}")
     name = queue.shared.name
     if name is not None and not PARTITION_NAME.match(name):
         complain("queue.shared.name", f"found '{name}'; letters, digits, '.', '_' and '-'")

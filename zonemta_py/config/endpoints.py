@@ -1,8 +1,10 @@
 """Addresses in a configuration, and their parsers: IP addresses, host:port, smarthosts, Unix sockets."""
 
 import re
+from collections.abc import Collection
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import TYPE_CHECKING, NamedTuple, NewType
+from urllib.parse import urlsplit
 
 Network = IPv4Network | IPv6Network
 
@@ -12,6 +14,9 @@ else:
     Address = NewType("Address", str)
 
 UNIX_PATH_MAX = 107  # bytes; sun_path, unix(7)
+HTTP = ("http", "https")
+EXPECTED_URL = "http:// or https:// with a host, and a port up to 65535 if there is one"
+_EXPECTED_PORT = "a port up to 65535"
 
 
 def without_user_info(url: str) -> str:
@@ -19,6 +24,18 @@ def without_user_info(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def is_url(url: str, schemes: Collection[str]) -> bool:
+    """Whether ``url`` has one of ``schemes`` and a host, or for ``unix`` a path, and nothing that no client takes."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # brackets that do not match, a port that is no number
+        return False
+    if parts.scheme not in schemes or port == 0 or not url.isprintable() or " " in url:
+        return False
+    return bool(parts.path if parts.scheme == "unix" else parts.hostname)
 
 
 class HostPort(NamedTuple):
@@ -83,8 +100,10 @@ def host_port(value: object, default_port: int | None = None) -> HostPort:
     if match is None:
         raise ValueError(allowed)
     port = int(match[3]) if match[3] else default_port
-    if port is None or port > 65535:
+    if port is None:
         raise ValueError(allowed)
+    if port > 65535:
+        raise ValueError(_EXPECTED_PORT)
     return HostPort(match[1] or match[2], port)
 
 
@@ -99,7 +118,7 @@ def smarthost(value: object) -> Smarthost:
     try:
         found = host_port(rest, 25) if kind == "mx" else host_port(value)
     except ValueError as exc:
-        raise ValueError(allowed) from exc
+        raise ValueError(_EXPECTED_PORT if str(exc) == _EXPECTED_PORT else allowed) from exc
     if not found.port:
         raise ValueError(allowed)
     return Smarthost(*found, by_mx=kind == "mx")
@@ -112,4 +131,5 @@ def admin_address(value: object) -> AdminAddress:
             return AdminAddress("", 0, smarthost(value).host)
         return AdminAddress(*host_port(value))
     except ValueError as exc:
-        raise ValueError("host:port or unix:/path") from exc
+        allowed = "host:port or unix:/path"
+        raise ValueError(_EXPECTED_PORT if str(exc) == _EXPECTED_PORT else allowed) from exc

@@ -4,6 +4,7 @@ With ``config.reader`` the adapter of PyYAML: documents are composed to nodes, w
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from glob import glob, has_magic
@@ -166,6 +167,23 @@ def parse_config(text: str, path: Path, included: Sequence[tuple[str, str]] | No
     )  # fmt: skip
 
 
+def located(config: Config, text: str) -> str:
+    """``text``, which begins with a key of ``config``, with the file and the line of the key in front, if it is of a file."""
+    if not config.path:
+        return text
+    key, node, line = text.partition(": ")[0], _composed(config.text, Path(config.path)), 0
+    for part in re.findall(r"[^.\[\]]+", key):
+        if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+            continue
+        pair = next((each for each in _items(node) if each[0].value == part), None)
+        if pair is None:
+            break
+        line, node = pair[0].start_mark.line + 1, pair[1]
+    return f"{config.path}:{line}: {text}" if line else f"{config.path}: {text}"
+
+
 def _composed(text: str, path: Path, loader: type = _LOADER) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=loader)
@@ -206,6 +224,8 @@ def _read_included(reader: Reader, patterns: Sequence[str], directory: Path) -> 
             reader.complain("tenants.include", f"no file {directory / pattern}")
         for each in paths:
             path = directory / each
+            if not path.is_file():  # the reader of a pipe would wait
+                reader.complain("tenants.include", f"{path} is no file that can be read")
             try:
                 found.append((str(path), path.read_text(encoding="utf-8")))
             except (OSError, UnicodeDecodeError) as exc:

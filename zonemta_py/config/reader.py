@@ -94,7 +94,8 @@ class Reader:
         if item in (Smarthost, AdminAddress, Rate, Word) and isinstance(node, yaml.ScalarNode):
             return () if node.tag == NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
-            self.fail(node, key, f"found {shown(node)}, expected a list")
+            first = f" of items such as '- {fields(item)[0].name}: …'" if is_dataclass(item) else ""
+            self.fail(node, key, f"found {shown(node)}, expected a list{first}")
         start = base if is_dataclass(base) else _default_of(item)
         return tuple(self.read(n, item, start, f"{key}[{i}]") for i, n in enumerate(node.value))
 

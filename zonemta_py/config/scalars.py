@@ -3,6 +3,7 @@
 A tag of a file is never executed. What cannot be read raises ValueError, whose text says what was found and what is expected.
 """
 
+import re
 from datetime import date
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -76,6 +77,7 @@ _PARSERS: dict[Any, Any] = {
     IPv4Network: _network,
 }
 
+_OF_YAML_1_1 = re.compile(r"[-+]?(?:0[0-9_]+\Z|[0-9_]+:)")  # octal, and to the base 60
 _STR = "tag:yaml.org,2002:str"
 
 
@@ -88,6 +90,10 @@ def read_scalar(node: yaml.Node, kind: Any) -> Any:
         value = node.value if kind in (date, IPv4Network) else _plain(node)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as exc:  # PyYAML's, for odd tags
         raise ValueError(f"found {shown(node)} with tag {node.tag}, expected {_expected(kind)}") from exc
+    if type(value) in (int, float) and _OF_YAML_1_1.match(node.value):
+        raise ValueError(
+            f"found {shown(node)}, which YAML reads as {value}: write the number without leading 0 or ':'"
+        )
     if kind in _PARSERS:
         try:
             return _PARSERS[kind](value)
@@ -95,7 +101,7 @@ def read_scalar(node: yaml.Node, kind: Any) -> Any:
             raise ValueError(f"found {shown(node)}, expected {exc}") from exc
     if kind is str and value is False and node.value.lower() == "off":
         return "off"  # a boolean in YAML 1.1, a word in `tls: off`
-    if kind is Path and isinstance(value, str) and value:
+    if kind is Path and isinstance(value, str) and value and "\0" not in value:
         return Path(value)
     if type(value) is not kind:
         raise refused

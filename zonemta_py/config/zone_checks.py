@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NoReturn
 
-from zonemta_py.config.endpoints import without_user_info
+from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url, without_user_info
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
@@ -102,11 +102,14 @@ def _transport(zone: Zone, key: str, complain: Complain) -> None:
             complain(f"{key}.pipe", "needs either a command or a preset")
         for word in zone.pipe.command:
             _pattern(word, COMMAND_WORDS, f"{key}.pipe.command", complain)
-    if zone.transport == "http" and not (zone.http.url or "").startswith(("http://", "https://")):
+    if zone.transport == "http" and not is_url(zone.http.url or "", HTTP):
         complain(
             f"{key}.http.url",
-            f"found '{without_user_info(zone.http.url or '')}', expected http:// or https://…",
+            f"found '{without_user_info(zone.http.url or '')}', expected {EXPECTED_URL}",
         )
+    for part in ("pipe", "python", "http"):
+        if getattr(zone, part).timeout <= 0:
+            complain(f"{key}.{part}.timeout", "must be longer than 0s")
     if zone.transport == "python" and zone.python.function is None:
         complain(f"{key}.python", "needs a function: package.module.function")
 

@@ -25,7 +25,8 @@ FAILURE_TTL_S = 5.0
 HOST_FAILURE_TTL_S = 60.0
 CACHE_MAX = 200_000
 HOSTS_MAX = 10_000  # of which the addresses are cached, and sets of hosts: most domains share a few
-MX_MAX = 20  # hosts looked up for one domain
+MX_AT_ONCE = 20  # hosts looked up for one domain; more only if none of these has an address
+MX_MAX = 100
 ADDRESSES_MAX = 16  # kept for one host and family
 
 Answer = tuple[Host, ...] | DestinationFailed
@@ -132,30 +133,35 @@ class MxResolver:
             own = await self._addresses(domain)
             if own.ips:
                 return (Host(0, domain, own.ips, own.is_whole),), own.ttl_s
-            raise DestinationFailed(550, "5.4.4", f"{domain} has neither MX nor address", permanent=True)
-        hosts = []
+            # For c-ares a strange answer (a rare code, cut off over TCP too, a question) has no records: not final.
+            raise DestinationFailed(0, NO_ADDRESS, f"{domain} has neither MX nor address")
+        hosts: list[Host] = []
         failure: DestinationFailed | None = None
-        answers = await asyncio.gather(
-            *(self._addresses(name) for _, name in found[:MX_MAX]), return_exceptions=True
-        )
-        for (preference, name), answer in zip(found, answers, strict=False):
-            if isinstance(answer, DestinationFailed):
-                failure = answer
-                hosts.append(Host(preference, name, (), is_whole=False))
-                ttl_s = min(ttl_s, HOST_FAILURE_TTL_S)
-            elif isinstance(answer, BaseException):
-                raise answer
-            elif answer.ips:
-                hosts.append(Host(preference, name, answer.ips, answer.is_whole))
-                ttl_s = min(ttl_s, answer.ttl_s)
-        if any(host.ips for host in hosts):
-            if len(self._host_sets) >= HOSTS_MAX:
-                self._host_sets.clear()
-            host_set = tuple(hosts)
-            return self._host_sets.setdefault(host_set, host_set), ttl_s
+        for start in range(0, min(len(found), MX_MAX), MX_AT_ONCE):
+            part = found[start : start + MX_AT_ONCE]
+            answers = await asyncio.gather(
+                *(self._addresses(name) for _, name in part), return_exceptions=True
+            )
+            for (preference, name), answer in zip(part, answers, strict=True):
+                if isinstance(answer, DestinationFailed):
+                    failure = answer
+                    hosts.append(Host(preference, name, (), is_whole=False))
+                    ttl_s = min(ttl_s, HOST_FAILURE_TTL_S)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif answer.ips:
+                    hosts.append(Host(preference, name, answer.ips, answer.is_whole))
+                    ttl_s = min(ttl_s, answer.ttl_s)
+            if any(host.ips for host in hosts):
+                return self._shared_set(tuple(hosts)), ttl_s
         if failure is not None:
             raise failure
         raise DestinationFailed(0, NO_ADDRESS, f"no mail exchanger of {domain} has an address")
+
+    def _shared_set(self, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+        if len(self._host_sets) >= HOSTS_MAX:
+            self._host_sets.clear()
+        return self._host_sets.setdefault(hosts, hosts)
 
     async def _mx(self, domain: str) -> tuple[list[tuple[int, str]], float]:
         records = await self._query(domain, "MX")

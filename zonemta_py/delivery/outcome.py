@@ -141,7 +141,7 @@ def is_given_up(meta: Meta, message: str, retry: Retry, now_ms: int) -> bool:
 
 
 def has_no_address(attempt: Attempt) -> bool:
-    """Whether the domain has MX hosts, of which none has an address."""
+    """Whether the domain exists, and neither it nor one of its MX hosts has an address."""
     return attempt.code == 0 and attempt.status == NO_ADDRESS
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.events.schema import boot_of, first_seq
 from zonemta_py.events.segment_reading import (
-    open_segments,
+    open_parts,
     read_open_segments,
     read_segment,
     readable_parts,
@@ -43,12 +43,14 @@ def read_log(
 
 
 def gaps(directory: Path, exported: Mapping[str, int]) -> Iterator[str]:
-    """A text for each place where segments are missing.
+    """A text for each place where segments are missing; those that are not sealed yet are not.
 
     ``exported``: the highest sequence number that was written, by node, as the queue knows it. Segments
     that are missing before the oldest of a node were removed on purpose.
     """
     found: defaultdict[str, list[tuple[Trailer, Path]]] = defaultdict(list)
+    for path in sorted(directory.glob(".*.open")):
+        found[path.name[1:].partition("-")[0]] += ((each, path) for each in open_parts(path))
     for path in sealed_segments(directory):
         found[path.name.partition("-")[0]] += ((each, path) for each in readable_parts(path))
     for node, segments in sorted(found.items()):
@@ -56,7 +58,7 @@ def gaps(directory: Path, exported: Mapping[str, int]) -> Iterator[str]:
             continue
         yield from missing_between(node, segments)
         last = max(trailer.last for trailer, _ in segments)
-        if exported.get(node, 0) > last and not open_segments(directory, node):
+        if exported.get(node, 0) > last:
             yield (
                 f"{directory}: the log of node {node} ends at {last:016x}, and events were written up to "
                 f"{exported[node]:016x}"

@@ -7,7 +7,6 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import sync_directory
 from zonemta_py.events.segment_reading import (
-    final_name,
     open_segments,
     read_segment,
     read_trailer,
@@ -17,7 +16,7 @@ from zonemta_py.events.segment_reading import (
     trailer_of,
     whole_frames,
 )
-from zonemta_py.events.segments import publish, write_synced
+from zonemta_py.events.segments import final_name, publish, write_synced
 
 NEWEST = 3  # segments, by name, that may hold the highest sequence number: one may be sealed late
 
@@ -65,7 +64,10 @@ def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
         name = path.name[1 : -len(".open")]
         before = [p for p in sealed_segments(directory, node) if p.name < f"{name}.jsonl.zst"]
         data = path.read_bytes()
-        trailer = trailer_of(data, path, _last_of(before[-1]) if before else 0)
+        newest = max(
+            before, key=lambda p: p.name, default=None
+        )  # the last path may be one that was sealed late
+        trailer = trailer_of(data, path, 0 if newest is None else _last_of(newest))
         _replace(path, data + trailer.pack())
         publish(directory, path, name, now_ms)
 

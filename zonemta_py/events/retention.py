@@ -1,4 +1,8 @@
-"""Which sealed segments are removed by ``events.keep``."""
+"""Which sealed segments are removed by ``events.keep``.
+
+A clock that is wrong would make every segment old. So none is removed by age before the log has another one, younger than
+``keep``, from which a day has passed, or half of ``keep`` if that is less: a wrong clock has to stay so long.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +10,8 @@ from pathlib import Path
 from zonemta_py.config.units import Keep
 from zonemta_py.events.index import NAME
 from zonemta_py.events.segment_reading import sealed_segments
+
+TRUST_S = 86_400.0  # a clock that is wrong for a shorter time removes nothing
 
 
 def removable(segments: Sequence[tuple[Path, float, int]], keep: Keep, now_s: float) -> list[Path]:
@@ -15,13 +21,20 @@ def removable(segments: Sequence[tuple[Path, float, int]], keep: Keep, now_s: fl
     """
     total = sum(size for _, _, size in segments)
     removed: list[Path] = []
+    by_age = keep.age_s is not None and is_trusted(segments, keep.age_s, now_s)
     for path, sealed_s, size in segments[:-1]:
-        old = keep.age_s is not None and now_s - sealed_s > keep.age_s
+        old = by_age and keep.age_s is not None and now_s - sealed_s > keep.age_s
         if not old and (keep.size_bytes is None or total <= keep.size_bytes):
             break
         removed.append(path)
         total -= size
     return removed
+
+
+def is_trusted(segments: Sequence[tuple[Path, float, int]], age_s: float, now_s: float) -> bool:
+    """Whether the log shows that the clock says the time for a while."""
+    trust_s = min(TRUST_S, age_s / 2)
+    return any(trust_s <= now_s - sealed_s <= age_s for _, sealed_s, _ in segments)
 
 
 def remove_old(directory: Path, node: str, keep: Keep, needed_s: float, now_s: float) -> int:

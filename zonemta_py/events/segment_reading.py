@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,26 @@ def readable_parts(path: Path) -> Iterator[Trailer]:
     """The trailer of a segment; of a damaged one, a trailer for each row of whole frames: what can be read of it."""
     try:
         yield read_trailer(path)
-        return
     except SegmentDamaged:
-        frames = whole_frames(path.read_bytes(), path)
-    row: list[Frame] = []
-    for frame in frames:
-        if row and frame.start != row[-1].end:
-            yield Trailer(0, 0, row[0].first, row[-1].last)
-            row = []
-        row.append(frame)
-    if row:
-        yield Trailer(0, 0, row[0].first, row[-1].last)
+        yield from _rows(path.read_bytes(), path)
+
+
+def open_parts(path: Path) -> Iterator[Trailer]:
+    """As ``readable_parts``, of an unsealed segment; nothing when it is sealed meanwhile."""
+    with suppress(FileNotFoundError):
+        yield from _rows(path.read_bytes(), path)
+
+
+def _rows(data: bytes, path: Path) -> Iterator[Trailer]:
+    first = last = end = -1
+    for frame in whole_frames(data, path):
+        if frame.start != end:
+            if end >= 0:
+                yield Trailer(0, 0, first, last)
+            first = frame.first
+        last, end = frame.last, frame.end
+    if end >= 0:
+        yield Trailer(0, 0, first, last)
 
 
 def trailer_of(data: bytes, path: Path | str, previous: int) -> Trailer:
@@ -160,15 +170,6 @@ def sealed_segments(directory: Path, node: str = "") -> list[Path]:
 def has_segments(directory: Path) -> bool:
     """Whether ``directory`` is an event log that has, or had, any record."""
     return any(directory.glob("date=*")) or any(directory.glob(".*.open"))
-
-
-def final_name(path: Path) -> Path | None:
-    """The other name of a segment that is sealed and still has its hidden name; None for an unsealed one."""
-    if path.stat().st_nlink == 1:
-        return None
-    name = path.name[1 : -len(".open")]
-    sealed = path.parent.glob(f"date=*/hour=*/{name}*.jsonl.zst")
-    return next((other for other in sealed if other.samefile(path)), None)
 
 
 def open_segments(directory: Path, node: str) -> list[Path]:

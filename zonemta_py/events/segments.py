@@ -17,6 +17,7 @@ import logging
 import os
 import struct
 from array import array
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -69,13 +70,13 @@ class Segment:
         self._directory = directory
         self._name = f"{node}-{first_seq:016x}"
         self._path = directory / f".{self._name}.open"
-        self._file: FileIO = FileIO(self._path, "xb", opener=_private)  # never a file of a previous boot
-        sync_directory(directory)
+        self._file = _create(self._path)
         self._compressor = make_compressor()
         self._digest = hashlib.sha256()
         self._records = 0
         self._hashes = array("Q")
         self._previous = previous
+        self._is_complete = False
         self.first_seq = self.last_seq = first_seq
         self.size_bytes = 0
 
@@ -99,23 +100,29 @@ class Segment:
     def seal(self, now_ms: int) -> Path | None:
         """Write the trailer and give the file its final name, returned; an empty file is removed: None.
 
-        Raises OSError.
+        Raises OSError. It may be called again then, and does what is left to do.
         """
+        self.leave()
         if not self.size_bytes:
-            self.leave()
             self._path.unlink()
             return None
-        trailer = Trailer(self._records, self._previous, self.first_seq, self.last_seq)
-        try:
-            _write(self._file, trailer.sealed(self._digest).pack())
-        finally:
-            self.leave()
+        if not self._is_complete:
+            trailer = Trailer(self._records, self._previous, self.first_seq, self.last_seq)
+            with FileIO(self._path, "r+b") as file:
+                file.truncate(self.size_bytes)  # a failed write may have left a part
+                file.seek(self.size_bytes)
+                _write(file, trailer.sealed(self._digest).pack())
+            self._is_complete = True
         sealed = publish(self._directory, self._path, self._name, now_ms)
         try:
             add_to_index(sealed, self._hashes)
         except OSError as exc:
             log.warning("%s is not in the index, and is read by each search: %s", sealed, exc)
         return sealed
+
+    def is_removed(self) -> bool:
+        """Whether the hidden file is gone, so that there is nothing to seal."""
+        return not self._path.exists()
 
     def leave(self) -> None:
         """Close the file without sealing it; the next start does that."""
@@ -124,6 +131,21 @@ class Segment:
 
 def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
+
+
+def _create(path: Path) -> FileIO:
+    """A new file, never one of a previous boot, with its name on disk.
+
+    Raises OSError, and leaves no file then: the next attempt would meet it.
+    """
+    file = FileIO(path, "xb", opener=_private)
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        file.close()
+        path.unlink()
+        raise
+    return file
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -140,7 +162,20 @@ def _write(file: FileIO, data: bytes) -> None:
 
 
 def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
-    """Give ``path`` its final name; a file that has it already is kept, and this one gets a number."""
+    """Give ``path`` its final name; a file that has it already is kept, and this one gets a number.
+
+    Raises OSError. After a failed call, and after a crash, ``path`` may have its final name besides the hidden one: it keeps that.
+    """
+    sealed = final_name(path) or _link(directory, path, name, now_ms)
+    sync_directory(sealed.parent)
+    faults.reach("segment.linked")
+    path.unlink()
+    with suppress(OSError):  # the hidden name may come back in a power cut; recovery removes it
+        sync_directory(directory)
+    return sealed
+
+
+def _link(directory: Path, path: Path, name: str, now_ms: int) -> Path:
     now = clock.utc(now_ms)
     hour = directory / f"date={now:%Y-%m-%d}" / f"hour={now:%H}"
     private_directory(hour)
@@ -148,13 +183,17 @@ def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
     while True:
         try:
             sealed.hardlink_to(path)
-            break
+            return sealed
         except FileExistsError:
             number += 1
             log.error("%s exists: events of the same numbers were written before", sealed)
             sealed = hour / f"{name}-{number}.jsonl.zst"
-    sync_directory(hour)
-    faults.reach("segment.linked")
-    path.unlink()
-    sync_directory(directory)
-    return sealed
+
+
+def final_name(path: Path) -> Path | None:
+    """The other name of a segment that is sealed and still has its hidden name; None for an unsealed one."""
+    if path.stat().st_nlink == 1:
+        return None
+    name = path.name[1 : -len(".open")]
+    sealed = path.parent.glob(f"date=*/hour=*/{name}*.jsonl.zst")
+    return next((other for other in sealed if other.samefile(path)), None)

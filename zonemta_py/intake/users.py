@@ -95,6 +95,10 @@ def load_users(path: Path) -> Users:
     """The users in ``path``. Raises ConfigError with file and line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"{path}: the users file cannot be read: there is none; zonemta user add NAME -c FILE makes it"
+        ) from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: the users file cannot be read: {exc}") from exc
     hashes = {}

@@ -41,7 +41,9 @@ class Exporter:
         self._queue = queue
         self._settings = settings
         self._segment: Segment | None = None
-        self._opened_ms = 0
+        self._opened_s = 0.0  # monotonic
+        self._ended: list[Segment] = []  # full, and not sealed
+        self._seal_at_s = 0.0  # monotonic
         self._cursor = keys.OUTBOX
         self._exported = int(queue.store.get(keys.META_EXPORTED) or b"0", 16)
         self._recovered = False
@@ -113,7 +115,8 @@ class Exporter:
                 continue
             if not more:
                 self._caught_up_s = clock.monotonic_s()
-                if await clock.wait_event(grew, self._settings.rotate.age):
+                age_s = self._settings.rotate.age
+                if await clock.wait_event(grew, min(age_s, RETRY_S) if self._ended else age_s):
                     self._caught_up_s = clock.monotonic_s()
                 await clock.wait_event(self._stopping, GATHER_S)
 
@@ -121,6 +124,7 @@ class Exporter:
         """Export a frame; returns whether more events are waiting."""
         if not self._recovered:
             await self._recover()
+        await self._seal_ended()
         more = await self._export()
         await self._seal_if_due()
         await self._remove_old()
@@ -166,13 +170,12 @@ class Exporter:
         if self._segment is None:
             directory, node = self._settings.directory, self._queue.node
             self._segment = Segment(directory, node, first_seq, self._exported)
-            self._opened_ms = clock.now_ms()
+            self._opened_s = clock.monotonic_s()
         try:
             self._segment.append(lines, last_seq)
         except OSError:
             # Its frames are whole; what follows goes into a new file, under another first number.
-            broken, self._segment = self._segment, None
-            broken.seal(clock.now_ms())
+            self._end()
             raise
 
     def _is_empty(self) -> bool:
@@ -191,14 +194,37 @@ class Exporter:
         await self._queue.commits.submit(batch)
         self._in_doubt = False
 
+    def _end(self) -> None:
+        """Nothing more is appended to the segment."""
+        if self._segment is not None:
+            self._ended.append(self._segment)
+            self._segment = None
+
     async def _seal_if_due(self, *, now: bool = False) -> None:
         segment, rotate = self._segment, self._settings.rotate
-        if segment is None:
+        if segment is not None:
+            age_s = clock.monotonic_s() - self._opened_s
+            if now or segment.size_bytes >= rotate.size or age_s >= rotate.age:
+                self._end()
+        await self._seal_ended(now=now)
+
+    async def _seal_ended(self, *, now: bool = False) -> None:
+        """Seal what has ended. What cannot be sealed is tried again later; the export does not wait for it."""
+        if not self._ended or (clock.monotonic_s() < self._seal_at_s and not now):
             return
-        age_s = (clock.now_ms() - self._opened_ms) / 1000
-        if now or segment.size_bytes >= rotate.size or age_s >= rotate.age:
-            self._segment = None
-            await asyncio.get_running_loop().run_in_executor(self._thread, segment.seal, clock.now_ms())
+        loop = asyncio.get_running_loop()
+        for segment in list(self._ended):
+            try:
+                await loop.run_in_executor(self._thread, segment.seal, clock.now_ms())
+            except OSError as exc:
+                self._seal_at_s = clock.monotonic_s() + RETRY_S
+                if not segment.is_removed():
+                    log.error(
+                        "a segment of the event log cannot be sealed, which is tried again: %s", exc
+                    )
+                    continue
+                log.critical("a segment of the event log was removed before it was sealed: %s", exc)
+            self._ended.remove(segment)
             faults.reach("segment.sealed")
 
     async def close(self) -> None:
@@ -211,16 +237,17 @@ class Exporter:
         self._thread.shutdown(wait=False)
 
     async def _finish(self) -> None:
-        """Export and seal. A segment in doubt stays unsealed, so that the next start reads it."""
+        """Export and seal. While the outbox is in doubt nothing is sealed, so that the next start reads it."""
         try:
             while self._recovered and self._queue.commits.failure is None and not self._is_empty():
                 await self._export()
-            if not self._in_doubt:
-                await self._seal_if_due(now=True)
         except Exception as exc:
             _log_failure(exc)
-        if self._segment is not None:
-            self._segment.leave()
+        if not self._in_doubt:
+            await self._seal_if_due(now=True)
+        self._end()
+        for segment in self._ended:
+            segment.leave()
 
 
 def _log_failure(exc: Exception) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from zonemta_py.admin.tokens import check_tokens
 from zonemta_py.config.endpoints import HostPort, Network
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
+from zonemta_py.config.load import located
 from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.reply_rules import load_rules
 from zonemta_py.config.schema import Admin, Config
@@ -36,7 +37,14 @@ CAP_NET_BIND_SERVICE = 1 << 10  # Source: capabilities(7)
 
 
 def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
-    """Load or test all that ``config`` names. Raises ConfigError that begins with the key."""
+    """Load or test all that ``config`` names. Raises ConfigError with file, line and key."""
+    try:
+        _verify(config, hooks)
+    except ConfigError as exc:
+        raise ConfigError(located(config, str(exc))) from exc
+
+
+def _verify(config: Config, hooks: Hooks) -> None:
     for i, listener in enumerate(config.listeners):
         _prefix_errors(f"listeners[{i}].tls", partial(make_tls_context, listener))
         if listener.auth.users_file is not None:
@@ -223,8 +231,11 @@ def _bindable(key: str, address: str) -> None:
 def _writable(key: str, directory: Path) -> None:
     """Raises ConfigError for a directory that cannot be written, or created."""
     existing = directory
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    try:
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+    except OSError as exc:  # such as a name that is too long
+        raise ConfigError(f"{key}: {exc.strerror}: {directory}") from exc
     if not existing.is_dir():
         raise ConfigError(f"{key}: {existing} is not a directory")
     if not os.access(existing, os.W_OK | os.X_OK) or existing == Path("/proc"):

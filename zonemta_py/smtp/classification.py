@@ -100,7 +100,7 @@ NAMES = {
 
 # Statuses of reasons of this relay, with the first digit 4 or 5.
 _LOCAL = {
-    NO_ADDRESS[2:]: _C.BAD_DOMAIN,  # no MX host has an address; after a day X.1.2
+    NO_ADDRESS[2:]: _C.BAD_DOMAIN,  # it has no address; after a day X.1.2
     "3.0": _C.OTHER,  # trouble of this relay
     "1.10": _C.BAD_DOMAIN,
     "4.4": _C.ROUTING,
@@ -114,7 +114,9 @@ _LOCAL = {
     "7.5": _C.BAD_CONNECTION,  # TLS failed
     "7.10": _C.BAD_CONNECTION,  # TLS is required and not offered
 }
-_NO_MX = "5.4.4"  # neither MX nor address; 4.4.4 is a configuration that leads nowhere
+_NO_MX = (
+    "5.4.4"  # of earlier versions: neither MX nor address; 4.4.4 is a configuration that leads nowhere
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,9 @@ def may_limit_recipients(reply: Reply) -> bool:
     return reply.code == 452 and not reply.status
 
 
-NO_ADDRESS = "4.1.2"  # the status of a domain whose MX hosts have no address at all: no reply, code 0
+NO_ADDRESS = (
+    "4.1.2"  # the status of a domain for which no address is found, by MX or without: no reply, code 0
+)
 LOST = "4.4.2"  # the status of a connection that was lost: no reply, code 0
 
 

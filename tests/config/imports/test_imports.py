@@ -320,6 +320,27 @@ def test_what_another_provider_has_stays_there(tmp_path: Path) -> None:
     ]
 
 
+def test_a_provider_with_hosts_of_two_known_ones_is_both(tmp_path: Path) -> None:
+    """KumoMTA has one entry for all of Microsoft."""
+    office = (
+        '[provider."Office 365"]\nmatch=[{MXSuffix=".olc.protection.outlook.com"}, '
+        '{MXSuffix=".mail.protection.outlook.com"}]\nconnection_limit=3\n'
+        '[[provider."Office 365".automation]]\nregex="slow"\naction="Suspend"\nduration="1h"\n'
+    )
+    rolled = (
+        "<mx-rollup-list>\nmx *.olc.protection.outlook.com ms.rollup\n"
+        "mx *.mail.protection.outlook.com ms.rollup\n</mx-rollup-list>\n"
+        "<domain ms.rollup>\nmax-smtp-out 3\nsmtp-pattern-list slow\nbackoff-max-msg-rate 5/m\n</domain>\n"
+        "<smtp-pattern-list slow>\nreply /slow/ mode=backoff\n</smtp-pattern-list>\n"
+    )
+    for found in (kumomta(tmp_path, office), powermta(tmp_path, rolled)):
+        assert [found.rules[0]["provider"]] == [["microsoft", "microsoft_365"]]
+        limits = {name: each["limits"]["sessions_per_address"] for name, each in found.providers.items()}
+        assert limits == {"microsoft": 3, "microsoft_365": 3}
+        assert found.providers["microsoft_365"]["mx"] == list(KNOWN.providers["microsoft_365"].mx)
+        assert any("gets the same limits and rules" in each.text for each in found.left)
+
+
 BACKOFF = """\
 <domain x.example>
 smtp-pattern-list slow
@@ -454,6 +475,44 @@ def test_rates_and_durations() -> None:
     assert [duration_of(each) for each in ("2 hours", "90m", "1h 30 min", "1h30m", "1d2h3m4s", "5s", 60, "0s", 0, "32d", "soon", "", None)] == [
         "2h", "90m", "1h30m", "1h30m", "1d2h3m4s", "5s", "60s", None, None, None, None, None, None,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "remark"),
+    [
+        ("sources = 5", "sources = 5: not a table of sources"),
+        (f'max_message_rate = "{"9" * 17}/s"', "no counterpart"),
+        (f'max_message_rate = "{"9" * 5000}/s"', "no counterpart"),
+        ('max_message_rate = "\N{ARABIC-INDIC DIGIT THREE}/s"', "no counterpart"),
+        ('max_connection_rate = "5/1000000d"', "no counterpart"),
+        *((f'[["a.example".automation]]\nregex="x"\nduration={each}', "no duration") for each in ("inf", "nan")),
+        *((f'[["a.example".automation]]\nregex="x"\nduration="1h"\ntrigger={{Threshold="{each}"}}', "not a threshold")
+          for each in (f"{'9' * 17}/hr", f"5/{'9' * 16}hr")),
+    ],
+)  # fmt: skip
+def test_values_beyond_the_limits_are_left_out(tmp_path: Path, lines: str, remark: str) -> None:
+    found = kumomta(tmp_path, f'\ufeff["a.example"]\nconnection_limit = 5\n{lines}\n')
+    assert any(remark in each.text for each in found.left)
+
+
+def test_powermta_values_beyond_the_limits(tmp_path: Path) -> None:
+    text = f"<domain a.example>\nmax-smtp-out 5\nmax-msg-rate {'9' * 17}/h\n</domain>\n<domain b.example>\nmax-msg-rate 5/{'9' * 11}h\n</domain>\n"
+    assert sum("not a rate" in each.text for each in powermta(tmp_path, text).left) == 2
+
+
+def test_an_error_of_the_result_names_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *, shipped: bool) -> None:
+        raise ConfigError(f"{path}:3: rules[0]: no")
+
+    monkeypatch.setattr("zonemta_py.cli.import_shaping.load_shaping", refuse)
+    source = tmp_path / "shaping.toml"
+    source.write_text(KUMOMTA)
+    done = zonemta("import-shaping", source, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert f"error: {source}: what was made of it" in done.stderr
+    assert "there: shaping.yaml:3: rules[0]: no" in done.stderr
 
 
 def zonemta(*arguments: object) -> Result:

@@ -47,7 +47,7 @@ _INSTEAD = {
 def import_kumomta(path: Path, known: ProviderTable) -> Imported:
     """What the file says. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         document = tomllib.loads(text)
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
@@ -134,15 +134,16 @@ class _Import:
             self._leave(path, f"provider {path[1]}: no match; its name is taken for {other}")
             name = other
         limits = self._limits(path, settings)
-        if settings.get("replace_base"):
-            self._without_base.add(name)
         is_known = name in self._found.known.providers or name in self._found.providers
+        names = [name]
         if mx or domains or (limits and is_known):
-            self._found.add_provider(name, mx, domains, limits, self._line(path))
+            names = self._found.add_parts(name, mx, domains, limits, self._line(path))
         elif limits:
             self._leave(path, f"provider {path[1]}: no match, and no provider of this name is known")
+        if settings.get("replace_base"):
+            self._without_base.update(names)
         if name in self._found.known.providers or name in self._found.providers:
-            self._rules(path, settings, [name])
+            self._rules(path, settings, names)
         elif "automation" in settings:
             self._leave(path, f"provider {path[1]} is in no table: its rules are left out")
 
@@ -194,7 +195,11 @@ class _Import:
         )
 
     def _limits(self, path: tuple[str, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
-        for source in settings.get("sources", {}):
+        sources = settings.get("sources", {})
+        if not isinstance(sources, dict):
+            self._leave((*path, "sources"), f"sources = {sources!r}: not a table of sources")
+            sources = {}
+        for source in sources:
             self._leave(
                 (*path, "sources", source), f"source {source}: limits are those of every address"
             )

@@ -1,5 +1,6 @@
 """What an import finds: providers and rules as plain values, and what has no counterpart here."""
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ MESSAGES_MAX = 1_000_000  # of a session
 
 _NAME = re.compile(r"[^a-z0-9]+")
 _RATE = re.compile(
-    r"\s*([\d,_]+)\s*/\s*(\d*)\s*(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days)\s*\Z"
+    r"\s*([0-9,_]{1,30})\s*/\s*([0-9]{0,15})\s*(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days)\s*\Z"
 )
 _DURATION = re.compile(
     r"(\d+)\s*(ms|s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days|w|weeks?)(?![a-z]),?\s*"
@@ -81,6 +82,33 @@ class Imported:
             entry["limits"] = stricter(entry.get("limits", {}), limits)
         if entry:
             self.providers[name] = entry
+
+    def others_of(self, name: str, mx: Collection[str], domains: Collection[str]) -> list[str]:
+        """The known providers, but for ``name``, that have some of these hosts and domains."""
+        wanted = {*mx, *domains}
+        return [
+            own
+            for own, each in self.known.providers.items()
+            if own != name and not wanted.isdisjoint((*each.mx, *each.domains))
+        ]
+
+    def add_parts(
+        self, name: str, mx: list[str], domains: list[str], limits: Mapping[str, Any], line: int
+    ) -> list[str]:
+        """``add_provider``, and the limits for each known provider that has some of the hosts; returns all names."""
+        others = self.others_of(name, mx, domains) if limits else []
+        of_others = {
+            each
+            for other in others
+            for each in (*self.known.providers[other].mx, *self.known.providers[other].domains)
+        }
+        for other in others:
+            self.leave(line, f"{name}: it has hosts of {other}, which gets the same limits and rules")
+            self.add_provider(other, [], [], limits, line)
+        own_mx = [each for each in mx if each not in of_others]
+        own_domains = [each for each in domains if each not in of_others]
+        self.add_provider(name, own_mx, own_domains, limits, line)
+        return [name, *others]
 
     def _free(self, name: str, wanted: list[str], line: int) -> list[str]:
         owners = {
@@ -157,7 +185,12 @@ def rate_of(text: object) -> str | None:
     count = int(re.sub(r"[,_]", "", match[1]) or 0) if match is not None else 0
     if match is None or not count or (match[2] and not int(match[2])):
         return None
-    return f"{count}/{match[2]}{match[3][0]}"
+    found = f"{count}/{match[2]}{match[3][0]}"
+    try:
+        rate(found)
+    except ValueError:  # more than this relay counts
+        return None
+    return found
 
 
 def count_of(text: object, most: int = SESSIONS_MAX) -> int | None:
@@ -180,7 +213,7 @@ def threshold_of(text: object) -> str | None:
 def duration_of(text: object) -> str | None:
     """``2 hours``, ``90m``, ``1h30m`` as a duration of this relay, of up to 31 days; None for anything else."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        text = f"{int(text)}s"
+        text = f"{int(text)}s" if math.isfinite(text) else ""
     if not isinstance(text, str):
         return None
     text = text.lower().strip()

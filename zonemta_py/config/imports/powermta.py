@@ -110,7 +110,7 @@ class _Import:
         short = domain.name.removeprefix("$").removesuffix(".rollup")
         name = self._found.name_of(short, mx, domains)
         if limits or domain.lists:
-            self._found.add_provider(name, mx, domains, limits, domain.line)
+            return self._found.add_parts(name, mx, domains, limits, domain.line)
         return [name]
 
     def _limits(self, domain: Domain) -> dict[str, Any]:
