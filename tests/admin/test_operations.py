@@ -73,6 +73,9 @@ class SuspendedZone:
             "suspension", "no route until noon", 1, 1_900_000_000_000, "zones.default.retry"
         )
 
+    def provider(self, destination: str) -> str:
+        return f"mx.{destination}"
+
     def probe(self, destination: str | None) -> None:
         self.probed.append(destination)
 

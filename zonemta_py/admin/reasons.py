@@ -30,6 +30,9 @@ class ZoneView(Protocol):
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
         """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
 
+    def provider(self, destination: str) -> str:
+        """The provider to which mail for ``destination`` goes; empty while that is not known, and where there is none."""
+
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now; None: every one."""
 

@@ -81,8 +81,8 @@ class ViewOperations:
             }
 
     async def destinations(self, request: DestinationsRequest) -> AsyncIterator[Row]:
-        """A row for each: ``zone``, ``destination``, STATES, ``total``, ``why``, what was attempted in 5 minutes for the destination
-        in all zones (``recent``), and the last ``reply`` that was no success.
+        """A row for each: ``zone``, ``destination``, its ``provider``, STATES, ``total``, ``why``, what was attempted in 5 minutes
+        for the destination in all zones (``recent``), and the last ``reply`` that was no success.
 
         ``zone`` is empty where nothing is queued any more: rates are by destination only.
         """
@@ -113,6 +113,7 @@ class ViewOperations:
             yield {
                 "zone": zone,
                 "destination": name,
+                "provider": self._relay.zones[zone].provider(name) if zone in self._relay.zones else "",
                 **states,
                 "total": sum(states.values()),
                 "why": to_plain(why),

@@ -43,7 +43,7 @@ def selectors(command: Command) -> Command:
         click.option("--tenant", multiple=True, type=TENANT, help="A tenant: its mail is not accepted, and held; with a second option only that part of it."),
         click.option("--domain", multiple=True, metavar="NAME", help="The mail for a domain of recipients."),
         click.option("--address", multiple=True, type=ADDRESS, help="An address of a pool, or system: the one that the system chooses."),
-        click.option("--provider", multiple=True, type=PROVIDER, help="A mailbox provider, as `zonemta shaping status` names it."),
+        click.option("--provider", multiple=True, type=PROVIDER, help="A mailbox provider, as `zonemta queue destinations` names it."),
         click.option("--zone", multiple=True, type=ZONE, help="A sending zone."),
     ):  # fmt: skip
         command = option(command)
@@ -107,6 +107,8 @@ def suspend(
         if as_json:
             print_json(row)
             continue
+        if row.get("warning"):
+            click.echo(f"warning: {row['warning']}", err=True)
         kind = f"{next(iter(chosen))} " if len(chosen) == 1 and "campaign" not in chosen else ""
         echo(f"suspended {kind}{row['suspended']}{until_text(until_ms)}")
         if row.get("not_in"):

@@ -128,6 +128,11 @@ class ZoneWorkers:
             return None
         return constraint_of(binding, self.name, now_s, clock.now_ms())
 
+    def provider(self, destination: str) -> str:
+        """Whose limits the mail for ``destination`` has; empty while that is not known, and where there is none."""
+        route = self._egress.routes.of(destination)
+        return route.provider if route is not None else ""
+
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now, or all of them (None)."""
         for name in self.scheduler.resume(destination):

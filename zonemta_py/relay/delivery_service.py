@@ -53,6 +53,10 @@ class ProgramZone:
             "no_program", "no program dequeues this zone", key=f"zones.{self._name}.transport"
         )
 
+    def provider(self, destination: str) -> str:
+        """None: programs deliver it."""
+        return ""
+
     def probe(self, destination: str | None) -> None:
         """Nothing is suspended here."""
 
