@@ -102,6 +102,11 @@ async def test_metrics_tell_what_happened(directory: Path) -> None:
                 found["zonemta_processes", frozenset({"receiver"})] == relay.config.processes.receivers
             )
             assert found["zonemta_process_resident_bytes", frozenset({"queue"})] > 1 << 20
+            for name in ("zone:default", "acme", "mail:campaign=june"):
+                await relay.queue.suspended.suspend(name, "a test")
+            found = await samples(client)
+            for labels in ({"zone", "default"}, {"tenant", "acme"}, {"mail", "campaign june"}):
+                assert found["zonemta_suspended_by_operator", frozenset(labels)] == 1
             assert found["zonemta_delivery_seconds_count", frozenset({"default"})] >= 2
             assert found["zonemta_sessions_opened_total", frozenset({"default"})] >= 1
             assert found["zonemta_write_seconds_count", frozenset()] >= 3

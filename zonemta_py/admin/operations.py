@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from zonemta_py.admin.egress_operations import EgressOperations
 from zonemta_py.admin.event_operations import EventOperations
-from zonemta_py.admin.reasons import RunningRelay
+from zonemta_py.admin.reasons import RunningRelay, StoppedMail
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -39,6 +39,7 @@ from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.events.history import MESSAGE
 from zonemta_py.queue.census import differences
 from zonemta_py.queue.census_scan import count_all
+from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import (
     META_EXPORTED,
     OUTBOX,
@@ -46,6 +47,7 @@ from zonemta_py.queue.format.keys import (
     mark_key,
     parse_outbox,
 )
+from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.flush import flush
@@ -84,7 +86,9 @@ class Operations(
             raise LocalError(str(exc)) from exc
 
     async def flush(self, request: FlushRequest) -> AsyncIterator[Row]:
-        """One row with ``woken``, recipients, and ``tried``, destinations that were suspended. Raises LocalError when there is no such message."""
+        """One row with ``woken``, recipients, ``tried``, destinations that did not answer, and ``stopped``: recipients there, now
+        due, that wait for the end of what an operator has suspended. Raises LocalError when there is no such message.
+        """
         if request.message is not None:
             self._require(request.message)
         places = self._places(request)
@@ -99,7 +103,20 @@ class Operations(
         woken = await flush(self._queue, request.zone, request.domain, request.message)
         for zone, destination in places:
             self._relay.zones[zone].probe(destination)
-        yield {"woken": woken, "tried": suspended}
+        yield {"woken": woken, "tried": suspended, "stopped": self._stopped_at(places)}
+
+    def _stopped_at(self, places: set[tuple[str, str | None]]) -> int:
+        queue = self._queue
+        if not queue.suspended:
+            return 0
+        stopped, count = StoppedMail(queue.suspended, self._relay.zones), 0
+        depths = Depths(queue.census, queue.windows, stopped)
+        for zone, destination in places:
+            if destination is None:
+                count += depths.zone(zone)["stopped"]
+            elif stopped.has(zone, destination):
+                count += queue.census.destination(zone, destination)[RecipientState.WAITING]
+        return count
 
     def _places(self, request: FlushRequest) -> set[tuple[str, str | None]]:
         """The zones and destinations that are tried; a destination None: all of the zone."""

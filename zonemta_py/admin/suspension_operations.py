@@ -13,7 +13,15 @@ from zonemta_py.core.similar import no_such
 from zonemta_py.events.schema import Shaped
 from zonemta_py.queue.format.records import LABEL_MAX
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import MAIL, SENDING, USER, MailPart, Suspension, part_of_key
+from zonemta_py.queue.suspensions import (
+    MAIL,
+    SENDING,
+    USER,
+    MailPart,
+    Suspension,
+    Suspensions,
+    part_of_key,
+)
 from zonemta_py.schedule.sources import BY_SYSTEM
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
@@ -227,6 +235,13 @@ def _of_key(key: str) -> Suspendable:
     if colon and f"{kind}:" in (USER, *SENDING):
         return Suspendable(kind, name)
     return Suspendable("tenant", key)
+
+
+def suspended_names(suspended: Suspensions) -> list[tuple[str, str]]:
+    """The kind and the name of each suspension: zones, providers, addresses and domains first."""
+    found = [_of_key(key) for key in suspended.names()]
+    found.sort(key=lambda each: each.holds)
+    return [(each.kind, str(each.part) if each.part is not None else each.name) for each in found]
 
 
 def _event(
