@@ -80,7 +80,7 @@ async def suspended(relay: Relay) -> dict[str, dict[str, Any]]:
 
 
 async def assert_stopped(config: Config, number: int) -> None:
-    """Mail of what is suspended is told apart from mail whose destination does not answer."""
+    """Mail of what is suspended is counted apart from mail whose destination does not answer."""
     for name in ("summary", "destinations"):
         rows = [
             json.loads(line)

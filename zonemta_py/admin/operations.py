@@ -8,6 +8,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from pathlib import Path
 
 from zonemta_py.admin.egress_operations import EgressOperations
 from zonemta_py.admin.event_operations import EventOperations
@@ -192,6 +193,11 @@ class Operations(
         """One row with ``changed``, keys of the configuration, and ``warnings``; or with ``refused``, why it is not used."""
         if self._relay.reload is None:
             raise LocalError("no relay is running")
+        own = self._relay.status().get("config", "") if self._relay.status is not None else ""
+        if request.file and own and not _is_same_file(request.file, own):
+            text = f"the relay was started with {own}, not with {request.file}: change that file, or restart with this one"
+            yield {"refused": text}
+            return
         try:
             changed = list(self._relay.reload())
         except ConfigError as exc:
@@ -298,3 +304,10 @@ class Operations(
 
 def _chunk_row(chunk: bytes) -> Row:
     return {"chunk": base64.b64encode(chunk).decode()}
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    try:
+        return Path(path).samefile(other)
+    except OSError:
+        return path == other

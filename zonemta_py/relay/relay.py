@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 from zonemta_py import __version__
@@ -254,6 +255,7 @@ class Relay:
             "hostname": self._config.hostname or socket.getfqdn(),
             "since_ms": self._since_ms,
             "zones": sorted(self._config.zones),
+            "config": str(Path(self._config.path).absolute()) if self._config.path else "",
             "listeners": [str(address) for address in self.addresses],
             "http": admin.addresses(),
             "processes": admin.processes(),
