@@ -113,6 +113,10 @@ class RelayCollector(Collector):
             CounterMetricFamily, "zonemta_recipients_accepted", "Recipients of accepted messages.", "zone",
             _largest(traffic.accepted, ZONES_MAX),
         )  # fmt: skip
+        yield _counter(
+            "zonemta_unknown_zones", "Messages whose header asked for a zone that there is not.",
+            self._sources.queue.unknown_zones.messages,
+        )  # fmt: skip
         yield _histogram(
             "zonemta_message_size_bytes", "Sizes of accepted messages.", {(): traffic.sizes}, []
         )

@@ -157,6 +157,7 @@ def stamp(
         tags=labels.tags,
         options=labels.delivery,
         hold=content.verdict.hold,
+        unknown_zone=rules.router.unknown_zone(values),
     )
 
 
