@@ -267,6 +267,8 @@ async def test_show_and_body(queue: Queue) -> None:
     "request_type", [ShowRequest, BodyRequest, FlushRequest, DeleteRequest, HoldRequest, ReleaseRequest]
 )
 async def test_a_message_that_does_not_exist(queue: Queue, request_type: Any) -> None:
+    with pytest.raises(LocalError, match=r"^ann@a\.example is no queue id: `zonemta history` finds"):
+        await rows(queue, WhyRequest("ann@a.example"))
     with pytest.raises(LocalError, match=f"no message {GONE} in the queue"):
         await rows(queue, request_type(message=GONE))
 

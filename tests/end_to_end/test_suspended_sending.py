@@ -117,7 +117,7 @@ async def test_each_kind(
         async with relaying(config) as relay:
             await suspended(relay)
             assert waiting(relay) == wait
-            text = f"suspended by an operator: {what}; {len(wait)} recipients are stopped by that"
+            text = f"suspended by an operator: {what}; stopped by that: {len(wait)} recipient"
             assert text in await done("status", "-c", config.path)
             await assert_stopped(config, len(wait))
             assert await done("resume", *chosen) == f"resumed {what.partition(' ')[2]}\n"

@@ -156,6 +156,9 @@ async def test_health(directory: Path) -> None:
             assert await get(stranger, "/livez") == (200, {"live": True})
             assert await get(stranger, "/readyz") == (200, {"ready": True, "reasons": []})
             assert (await get(stranger, "/api/v1/summary"))[0] == 401
+            assert await get(stranger, "/api/v1/sumary") == (
+                404, {"error": "GET /api/v1/sumary: not found; /api/openapi.json lists the operations"}
+            )  # fmt: skip
             relay._intake.disk_space._min_bytes = 1 << 60
             relay._intake.disk_space._checked_s = -1e9
             status, body = await get(stranger, "/readyz")
@@ -272,6 +275,8 @@ async def test_a_default_port_that_is_in_use(
             async with relaying(second.config(admin=taken)) as relay:
                 assert relay.admin is not None
                 assert relay.admin.server is None
+                [warning] = [each for each in relay.status()["warnings"] if "without health" in each]
+                assert warning.startswith(f"admin.address: 127.0.0.1:{port}: ")
             assert "the relay runs without health, metrics and API" in caplog.text
 
 

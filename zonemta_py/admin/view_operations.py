@@ -303,4 +303,8 @@ def _failures(rate: TrafficRate) -> int:
 
 def no_message(text: str) -> NotFound:
     """What an operation on a message that is not there raises."""
+    if "@" in text.partition(" ")[0]:
+        return NotFound(
+            f"{text} is no queue id: `zonemta history` finds the messages to an address, `zonemta queue list` those that wait"
+        )
     return NotFound(f"no message {text} in the queue; `zonemta history` has those that have left it")

@@ -22,6 +22,7 @@ from zonemta_py.cli.queue.access import following, rows_of
 from zonemta_py.cli.reason import shaped_text
 from zonemta_py.config.units import duration
 from zonemta_py.core import clock
+from zonemta_py.events.schema import EVENT_NAMES
 
 _SHOWN = (
     "zone", "attempt", "code", "status", "class", "mx", "mx_ip", "source_ip", "duration_ms", "reason", "due_ms", "report",
@@ -68,7 +69,7 @@ def history(key: str, config_path: Path, since: str, limit: int, as_json: bool) 
 
 @click.command()
 @config_option
-@click.option("--event", help="Only these events: delivered, deferred, bounced, …")
+@click.option("--event", type=click.Choice(EVENT_NAMES), help="Only these events.")
 @zone_option
 @domain_option
 @click.option("--tenant", type=TENANT, help="Only mail of this tenant.")

@@ -9,6 +9,7 @@ import click
 from zonemta_py.admin.requests import DestinationsRequest, LoginRequest, RatesRequest, StatusRequest
 from zonemta_py.cli.common import (
     config_option,
+    counted,
     echo,
     json_option,
     print_json,
@@ -70,9 +71,8 @@ def status(config_path: Path, as_json: bool) -> None:
         if row["suspended_submitters"]:
             echo(f"suspended tenants and users: {', '.join(row['suspended_submitters'])}")
         if names := by_operator(row):
-            echo(
-                f"suspended by an operator: {names}; {row['queue']['stopped']} recipients are stopped by that"
-            )
+            stopped = counted(row["queue"]["stopped"], "recipient")
+            echo(f"suspended by an operator: {names}; stopped by that: {stopped}")
         if row["suspended_mail"]:
             echo(f"suspended mail of {'; '.join(row['suspended_mail'])}")
 

@@ -9,6 +9,7 @@ import click
 from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRequest
 from zonemta_py.cli.common import (
     config_option,
+    counted,
     echo,
     json_option,
     print_json,
@@ -173,7 +174,7 @@ def resume(config_path: Path, everything: bool, as_json: bool, **named: tuple[st
             print_json(row)
         elif "resumed" in row:
             resumed += 1
-            released = f", released {row['released']:,} recipients" if row["released"] else ""
+            released = f", released {counted(row['released'], 'recipient')}" if row["released"] else ""
             echo(f"resumed {row['resumed']}{released}")
     if as_json:
         return

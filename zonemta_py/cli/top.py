@@ -26,7 +26,7 @@ from zonemta_py.admin.requests import (
     SummaryRequest,
     TenantsRequest,
 )
-from zonemta_py.cli.common import config_option, fail, reports_errors
+from zonemta_py.cli.common import EXIT_USAGE, config_option, fail, reports_errors
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import reason_text
 from zonemta_py.cli.status import by_operator
@@ -199,7 +199,10 @@ def top(config_path: Path, every_s: float) -> None:
       zonemta top -c config/zonemta.yaml
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("top needs a terminal; `zonemta status --json` and `zonemta rates --json` are for programs")
+        fail(
+            "top needs a terminal; `zonemta status --json` and `zonemta rates --json` are for programs",
+            EXIT_USAGE,
+        )
     try:
         _watch(config_path, every_s)
     except KeyboardInterrupt:

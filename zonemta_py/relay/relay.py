@@ -260,7 +260,7 @@ class Relay:
             "http": admin.addresses(),
             "processes": admin.processes(),
             "not_ready": admin.reasons(),
-            "warnings": [*self._warnings, *self._delivery.egress.unused_state()],
+            "warnings": [*admin.warnings, *self._warnings, *self._delivery.egress.unused_state()],
             "sessions_in": self._intake.sessions,
             "sessions_out": sum(zone.sessions for zone in self._delivery.zones.values()),
             "taken_over": self._orphans.names if self._orphans is not None else [],
