@@ -91,6 +91,7 @@ class RelayCollector(Collector):
         yield from self._delivery()
         yield from self._shaping()
         yield from self._depths()
+        yield from self._suspended()
         yield from self._storage()
         yield from self._processes()
 
@@ -193,14 +194,6 @@ class RelayCollector(Collector):
             large += [(zone, name, row[-1]) for name, row in largest]
         yield waiting
         yield suspended
-        by_operator = GaugeMetricFamily(
-            "zonemta_suspended_by_operator",
-            "1 for what an operator has suspended.",
-            labels=["kind", "name"],
-        )
-        for kind, name in suspended_names(queue.suspended)[:SUSPENDED_MAX]:
-            by_operator.add_metric([kind, name], 1)
-        yield by_operator
         ages = GaugeMetricFamily(
             "zonemta_queue_age_recipients", "Recipients by age: up to this many minutes, and more than the bound before.",
             labels=["zone", "minutes"],
@@ -225,6 +218,17 @@ class RelayCollector(Collector):
         yield _gauge(
             "zonemta_queue_counting", "1 while mail of before the start is being counted.", counting
         )
+
+    def _suspended(self) -> Iterator[Metric]:
+        suspended = suspended_names(self._sources.queue.suspended)[:SUSPENDED_MAX]
+        by_operator = GaugeMetricFamily(
+            "zonemta_suspended_by_operator",
+            "1 for what an operator has suspended.",
+            labels=["kind", "name"],
+        )
+        for kind, name in suspended:
+            by_operator.add_metric([kind, name], 1)
+        yield by_operator
 
     def _storage(self) -> Iterator[Metric]:
         sources, commits = self._sources, self._sources.queue.commits
