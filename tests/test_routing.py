@@ -43,6 +43,14 @@ def test_route(recipient: str, sender: str, source: str, headers: dict[str, str]
     assert ROUTER.route(recipient, sender, source, headers) == zone
 
 
+@pytest.mark.parametrize(
+    ("value", "unknown"),
+    [("bulk", ""), (" BULK ", ""), ("", ""), ("Nowhere", "nowhere"), ("n\x1b[2Jé", "n?[2j\\xe9")],
+)
+def test_a_zone_that_there_is_not(value: str, unknown: str) -> None:
+    assert ROUTER.unknown_zone({"x-sending-zone": value, "x-vip": "yes"}) == unknown
+
+
 def test_headers_to_take_out() -> None:
     assert ROUTER.headers == {b"x-sending-zone", b"x-vip"}
 

@@ -82,11 +82,17 @@ class Router:
             if tenant is None or (zone in self.zones and tenant.may_use(zone)):
                 return zone
             if rule.is_request:
-                shown = zone.encode("ascii", "backslashreplace").decode()[:ZONE_SHOWN]
-                raise NotAccepted(f"550 5.7.1 Tenant {tenant.name} may not use zone '{shown}'")
+                raise NotAccepted(f"550 5.7.1 Tenant {tenant.name} may not use zone '{_shown(zone)}'")
         if tenant is None or tenant.zones is None or DEFAULT_ZONE in tenant.zones:
             return DEFAULT_ZONE
         return tenant.zones[0]
+
+    def unknown_zone(self, headers: Mapping[str, str]) -> str:
+        """The zone for which a header asks first, if there is none of this name; as it may be shown. Else empty."""
+        for rule in self.rules:
+            if rule.header is not None and rule.zone is None and (zone := headers.get(rule.header)):
+                return "" if zone.strip().lower() in self.zones else _shown(zone.strip().lower())
+        return ""
 
 
 def make_router(config: Config) -> Router:
@@ -131,6 +137,12 @@ class Destinations:
         if settings.transport == DEQUEUE_TRANSPORT:
             return DEQUEUE_DESTINATION
         return self._tables[zone].name_of(domain)
+
+
+def _shown(zone: str) -> str:
+    """The name of a zone that a client has written."""
+    text = "".join(each if each.isprintable() else "?" for each in zone[:ZONE_SHOWN])
+    return text.encode("ascii", "backslashreplace").decode()[:ZONE_SHOWN]
 
 
 def _glob(pattern: str | None) -> re.Pattern[str] | None:

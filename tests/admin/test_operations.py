@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ class SuspendedZone:
         return Constraint(
             "suspension", "no route until noon", 1, 1_900_000_000_000, "zones.default.retry"
         )
+
+    def provider(self, destination: str) -> str:
+        return f"mx.{destination}"
+
+    def stopped(self) -> Collection[str]:
+        return ()
 
     def probe(self, destination: str | None) -> None:
         self.probed.append(destination)
@@ -196,7 +202,7 @@ async def test_a_flush_of_a_message_tries_its_destinations(queue: Queue) -> None
         queue.windows.suspend("default", name)
     zone = SuspendedZone()
     [answer] = await rows(queue, FlushRequest(message=message), zones={"default": zone})
-    assert answer == {"woken": 1, "tried": 1}
+    assert answer == {"woken": 1, "tried": 1, "stopped": 0}
     assert sorted(filter(None, zone.probed)) == ["a.example", "b.example", "c.example"]
     assert len(zone.probed) == 3
 
@@ -259,6 +265,8 @@ async def test_show_and_body(queue: Queue) -> None:
     "request_type", [ShowRequest, BodyRequest, FlushRequest, DeleteRequest, HoldRequest, ReleaseRequest]
 )
 async def test_a_message_that_does_not_exist(queue: Queue, request_type: Any) -> None:
+    with pytest.raises(LocalError, match=r"^ann@a\.example is no queue id: `zonemta history` finds"):
+        await rows(queue, WhyRequest("ann@a.example"))
     with pytest.raises(LocalError, match=f"no message {GONE} in the queue"):
         await rows(queue, request_type(message=GONE))
 
@@ -283,10 +291,20 @@ async def test_flush(queue: Queue) -> None:
     zone, other = SuspendedZone(), SuspendedZone()
     request = FlushRequest(zone="default", domain="c.example")
     answer = await rows(queue, request, zones={"default": zone, "other": other})
-    assert answer == [{"woken": 1, "tried": 0}]
+    assert answer == [{"woken": 1, "tried": 0, "stopped": 0}]
     assert (zone.probed, other.probed) == (["c.example"], [])
-    assert await rows(queue, FlushRequest(), zones={"default": zone}) == [{"woken": 0, "tried": 0}]
+    assert await rows(queue, FlushRequest(), zones={"default": zone}) == [{**answer[0], "woken": 0}]
     assert zone.probed == ["c.example", None]
+    for name, request, stopped in (
+        ("domain:c.example", FlushRequest(domain="c.example"), 1),
+        ("provider:mx.c.example", FlushRequest(domain="c.example"), 1),
+        ("domain:c.example", FlushRequest(domain="a.example"), 0),
+        ("zone:default", FlushRequest(), 3),
+    ):
+        await queue.suspended.suspend(name, "a test")
+        [row] = await rows(queue, request, zones={"default": zone})
+        assert row["stopped"] == stopped, name
+        await queue.suspended.resume(name)
 
 
 async def test_hold_and_release(queue: Queue) -> None:

@@ -1,26 +1,33 @@
 """``zonemta suspend`` and ``resume``: what they refuse, with the same exit codes whether a relay runs or not."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.kit.relay import relaying, staged
+from tests.kit.deadlines import until
+from tests.kit.relay import relaying, send, staged
 from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
+from zonemta_py.sink.script import Rule, Step
 
 UNKNOWN = [
     ("--zone", "defualt", "no zone 'defualt'; did you mean 'default'?"),
     ("--provider", "gogle", "no provider 'gogle'; did you mean 'google'?"),
+    (
+        "--provider",
+        "bigmail",
+        "has the name of its MX host, with a dot: `zonemta queue destinations` shows it",
+    ),
     ("--address", "192.0.2.9", "no address '192.0.2.9'; there is system"),
     ("--tenant", "acne", "no tenant 'acne'; did you mean 'acme'?"),
 ]
 
 
 async def zonemta(config: Config, *arguments: str) -> Result:
-    name, *others = arguments
-    return await asyncio.to_thread(CliRunner().invoke, main, [name, "-c", str(config.path), *others])
+    return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "-c", str(config.path)])
 
 
 async def assert_refused(config: Config) -> None:
@@ -47,6 +54,24 @@ async def test_unknown_names_and_what_is_not_suspended(directory: Path) -> None:
             assert once.stdout == "resumed acme\n", once.output
             assert (await zonemta(config, "resume", "--tenant", "acme")).exit_code == 1
         await assert_refused(config)
+
+
+async def test_a_provider_that_no_table_has(directory: Path) -> None:
+    """Its name is shown where its mail is; one that may be wrong is accepted, because its mail may come later."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        config = stage.config(processes={"receivers": 0, "senders": 0})
+        async with relaying(config) as relay:
+            await send(relay, ["u@a.example"])
+            await until(lambda: bool(relay.queue.traffic.failures), "the attempt")
+            found = await zonemta(config, "queue", "destinations", "--json")
+            assert json.loads(found.stdout)["provider"] == "mx.a.example"
+            known = await zonemta(config, "suspend", "--provider", "mx.a.example")
+            assert (known.exit_code, known.stderr) == (0, "")
+            part = await zonemta(config, "suspend", "--campaign", "june", "--provider", "mx.b.example")
+            assert "warning: no mail for a provider 'mx.b.example' is known. One that" in part.stderr
+        down = await zonemta(config, "suspend", "--provider", "mx.c.example")
+        assert (down.exit_code, "warning: no mail" in down.stderr) == (0, True)
 
 
 @pytest.mark.parametrize(

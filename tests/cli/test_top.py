@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tests.kit.deadlines import scaled
 from tests.kit.relay import empty, relaying, send, staged
-from zonemta_py.cli.top import COLUMNS, Screen, keys_in, render
+from zonemta_py.cli.top import COLUMNS, Screen, keys_in, merged, render
 from zonemta_py.core.model import STATES
 
 ROWS: list[dict[str, Any]] = [
@@ -27,7 +27,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 STATUS: dict[str, Any] = {
     "version": "1", "hostname": "relay.example", "since_ms": 1, "not_ready": [], "queue": dict.fromkeys(STATES, 0),
-    "sessions_in": 1, "sessions_out": 2, "suspended": 1,
+    "sessions_in": 1, "sessions_out": 2, "suspended": 1, "suspended_sending": ["zone:bulk"],
     "suspensions": [{"zone": "bulk", "destination": "b.example", "why": {
         "name": "suspension", "reason": "no\x1b[2J route", "since_ms": 0, "until_ms": 0, "key": "",
     }}],
@@ -67,6 +67,26 @@ def test_the_screen() -> None:
     assert "b.example" in text
     assert "bulk/b.example: suspension: no [2J route" in text
     assert "\x1b[2J" not in text
+
+
+def test_what_waits_without_an_attempt_is_shown() -> None:
+    """Also in a terminal of 80 columns, with names of any length."""
+    attempted = [{"name": "a" * 70, **dict.fromkeys(COLUMNS, 987_654), "attempts": 1}]
+    del attempted[0]["queued"], attempted[0]["stopped"]
+    rows = Screen().visible(merged(attempted, {"bulk": (200, 150), "a" * 70: (7, 0)}))
+    assert [(row["name"][:4], row["attempts"], row["queued"], row["stopped"]) for row in rows] == [
+        ("aaaa", 1, 7, 0), ("bulk", 0, 200, 150)
+    ]  # fmt: skip
+    console = Console(file=(file := io.StringIO()), width=80, height=20)
+    console.print(
+        render(Screen(), STATUS, Screen().visible(merged([], {"bulk": (200_000, 150_000)})), 20)
+    )
+    text = file.getvalue()
+    assert "suspended by an operator: zone bulk" in text
+    [title] = [line for line in text.splitlines() if "zone (1 min)" in line]
+    assert title.split()[3:] == ["tried▼", *list(COLUMNS.values())[1:]]
+    [line] = [line for line in text.splitlines() if line.startswith("bulk ")]
+    assert line.split()[-2:] == ["200,000", "150,000"]
 
 
 async def test_in_a_terminal(directory: Path) -> None:

@@ -296,6 +296,28 @@ async def test_a_warm_up_for_all_providers_has_room_again_for_each(directory: Pa
         assert zone.names() == [("d.example", "")]
 
 
+async def test_the_end_of_a_session_comes_before_the_next_day(directory: Path) -> None:
+    """One address of a pool is new and has sent its number of the day; the others are in use: that is why mail waits."""
+    warmup = [{"address": B, "provider": "big", "begins": "2026-01-01", "daily": [1] * 3000}]
+    (directory / "warmup.yaml").write_text(yaml.safe_dump(warmup))
+    changes = {
+        "warmup": {"file": str(directory / "warmup.yaml")},
+        "zones": {"default": {"pool": "both"}},
+    }
+    changes["pools"] = {"both": [{"address": A}, {"address": B}]}
+    async with zone_of(directory, {"sessions_per_address": 1}, **changes) as zone:
+        domains = [f"d{n}.example" for n in range(9)]
+        for domain in domains:
+            await zone.mail(domain, "u")
+        served = [slot.destination.name for slot in zone.start()]
+        assert len(served) == 2
+        found = [zone.admission.binding(each, clock.monotonic_s(), "") for each in domains]
+        waiting = [each for each, name in zip(found, domains, strict=True) if name not in served]
+        assert {each and (each.limit, each.until_s) for each in waiting} == {
+            (Limit.PROVIDER_SESSIONS, 0.0)
+        }
+
+
 async def test_the_day_that_is_slowed_is_that_of_the_calendar(directory: Path) -> None:
     """The clock was set two days forward after the start."""
     warmup = [{"address": A, "begins": "2026-01-01", "daily": [9] * 3000}]

@@ -49,6 +49,24 @@ def change(stage: Stage, **keys: object) -> None:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **keys}))
 
 
+async def test_another_file_is_an_error(directory: Path) -> None:
+    """It has the same queue, and was taken for the file of the relay, which has no change."""
+    async with staged(directory) as stage:
+        (directory / "users").write_text("")
+        auth = {"users_file": "users", "require_tls": False}
+        listener = {"address": "127.0.0.1:0", "senders": "any", "auth": auth}
+        config = stage.config(processes=ONE_PROCESS, listeners=[listener])
+        async with relaying(config):
+            other = directory / "new.yaml"
+            other.write_text((directory / "zonemta.yaml").read_text())
+            found = await asyncio.to_thread(CliRunner().invoke, main, ["reload", "-c", str(other)])
+            assert (found.exit_code, found.stdout) == (2, "")
+            assert f"started with {directory / 'zonemta.yaml'}, not with {other}: change" in found.stderr
+            (directory / "users").write_text("# none\n")
+            text = "reloaded, changed: no key\nread again: listeners[0].auth.users_file\n"
+            assert await reload(directory) == (0, text)
+
+
 async def test_the_command(directory: Path) -> None:
     async with staged(directory) as stage:
         config = stage.config()

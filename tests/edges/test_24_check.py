@@ -1,5 +1,6 @@
 """24. What an operator is shown: the warnings of ``serve`` from ``check``, addresses in use, no control characters."""
 
+import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.kit.deadlines import until
+from tests.kit.relay import ONE_PROCESS, relaying, send, staged
 from zonemta_py.cli.common import echo
 from zonemta_py.cli.main import main
 from zonemta_py.config.endpoints import AdminAddress
@@ -15,6 +18,7 @@ from zonemta_py.config.schema import Admin
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.relay import preflight
 from zonemta_py.relay.preflight import check_addresses, warnings
+from zonemta_py.sink.script import Rule, Step
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +59,29 @@ def test_check_prints_them(directory: Path) -> None:
     assert "warning: listeners[0].trusted_networks lets every client relay" in result.stderr
     as_json = CliRunner().invoke(main, ["check", "--json", "-c", str(path)])
     assert '"warnings":["listeners[0].trusted_networks' in as_json.stdout
+
+
+async def test_a_zone_with_mail_that_is_missing(directory: Path) -> None:
+    """While the relay runs, and when it is down."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        routing = [{"recipient_domain": "a.example", "zone": "bulk"}]
+        retry = {"retry": {"delays": ["1h"]}}
+        config = stage.config(routing=routing, zones={"bulk": retry}, processes=ONE_PROCESS)
+        async with relaying(config) as relay:
+            await send(relay, ["u@a.example"])
+            await until(lambda: bool(relay.queue.traffic.failures), "the delay")
+            stage.config(processes=ONE_PROCESS)  # replaces the file
+            running = await asyncio.to_thread(
+                CliRunner().invoke, main, ["check", "-c", str(config.path)]
+            )
+        down = await asyncio.to_thread(CliRunner().invoke, main, ["check", "-c", str(config.path)])
+        for found in (running, down):
+            assert found.exit_code == 0, found.output
+            wanted = (
+                "mail waits in zone 'bulk', which this configuration lacks: start and reload are refused"
+            )
+            assert found.stderr.count(wanted) == 1
 
 
 def test_an_address_in_use(directory: Path) -> None:

@@ -204,6 +204,23 @@ async def test_zones_pools_and_routes(directory: Path) -> None:
         assert ledger(directory).counts["bulk"]["delivered"] == 2
 
 
+async def test_a_zone_that_there_is_not(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The next rule decides, which the log says once for all messages of a minute."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example")
+        routing = [{"header": "X-Sending-Zone"}, {"recipient_domain": "a.example", "zone": "bulk"}]
+        async with relaying(stage.config(routing=routing, zones={"bulk": {}})) as relay:
+            for zone in ("blk", "blk", "bulk"):
+                await send(relay, ["u@a.example"], f"X-Sending-Zone: {zone}\r\n\r\nb\r\n".encode())
+            await empty(relay)
+            assert relay.queue.unknown_zones.messages == 2
+            assert relay.queue.traffic.accepted["bulk"] == 3
+    found = [each for each in caplog.messages if "there is no zone 'blk'" in each]
+    assert len(found) == 2
+    assert found[0].endswith("of 127.0.0.1 names: it goes to bulk")
+    assert found[1].startswith("repeated 1 more times within a minute")
+
+
 async def test_a_blocked_domain_delays_no_other(directory: Path) -> None:
     """One receiver stalls every greeting, another refuses connections; mail for the third flows."""
     async with staged(directory) as stage:

@@ -56,7 +56,7 @@ async def zonemta(*arguments: object) -> Result:
 async def done(*arguments: object) -> str:
     found = await zonemta(*arguments)
     assert found.exit_code == 0, found.output
-    return found.output
+    return found.stdout
 
 
 def waiting(relay: Relay) -> set[str]:
@@ -77,6 +77,22 @@ async def suspended(relay: Relay) -> dict[str, dict[str, Any]]:
 
     await eventually(said, "every recipient to wait for the suspension")
     return await reasons(relay)
+
+
+async def assert_stopped(config: Config, number: int) -> None:
+    """Mail of what is suspended is counted apart from mail whose destination does not answer."""
+    for name in ("summary", "destinations"):
+        rows = [
+            json.loads(line)
+            for line in (await done("queue", name, "-c", config.path, "--json")).splitlines()
+        ]
+        counts = [sum(row[state] for row in rows) for state in ("stopped", "suspended", "waiting")]
+        assert counts == [number, 0, 0], name
+    listed = await done("queue", "list", "-c", config.path, "--state", "stopped")
+    assert len(listed.splitlines()) == number
+    assert "stopped: an operator has suspended what sends them" in await done(
+        "queue", "flush", "-c", config.path
+    )
 
 
 @pytest.mark.parametrize(("option", "given", "what", "wait"), SUSPENDED)
@@ -101,7 +117,9 @@ async def test_each_kind(
         async with relaying(config) as relay:
             await suspended(relay)
             assert waiting(relay) == wait
-            assert f"suspended by an operator: {what}" in await done("status", "-c", config.path)
+            text = f"suspended by an operator: {what}; stopped by that: {len(wait)} recipient"
+            assert text in await done("status", "-c", config.path)
+            await assert_stopped(config, len(wait))
             assert await done("resume", *chosen) == f"resumed {what.partition(' ')[2]}\n"
             await empty(relay)
             assert sound(relay)

@@ -215,7 +215,7 @@ async def test_a_suspended_user(directory: Path) -> None:
             sink.script = Script(())
             await until(lambda: len(sink.messages) == 1, "the other's mail")
             result = await asyncio.to_thread(zonemta, "user", "resume", "ann", "-c", page)
-            assert result.output == "resumed ann, released 1 recipients\n"
+            assert result.output == "resumed ann, released 1 recipient\n"
             await empty(relay)
 
 

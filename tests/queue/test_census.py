@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, outcomes, settle
-from zonemta_py.core.model import AGES_MIN, OutcomeKind
+from zonemta_py.core.model import AGES_MIN, STATES, OutcomeKind
 from zonemta_py.queue import census as census_module
 from zonemta_py.queue import census_scan
 from zonemta_py.queue.active import Lease
@@ -43,9 +43,7 @@ async def test_every_verb_is_counted(tmp_path: Path) -> None:
         await accept(queue, "later@x.example", options=later)
         held = await accept(queue, "held@x.example", hold="a test")
         depths = Depths(queue.census, queue.windows)
-        expected = dict.fromkeys(
-            ("waiting", "in_flight", "suspended", "deferred", "not_before", "held"), 0
-        )
+        expected = dict.fromkeys(STATES, 0)
         assert depths.zone("default") == {**expected, "waiting": 2, "not_before": 1, "held": 1}
         assert depths.zone("bulk") == {**expected, "waiting": 1}
         assert queue.census.tenants() == {"acme": 3}

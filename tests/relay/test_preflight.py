@@ -100,3 +100,20 @@ dkim:
     many = "tenants: {acme: {domains: [" + ", ".join(f"d{n}.example" for n in range(9)) + "]}}\n"
     [warning] = warnings(parse_config(many + keys, directory / "z.yaml"), "relay.example")
     assert warning.endswith("d4.example (acme) and 4 others: their mail is not signed")
+
+
+def test_secrets_that_others_can_read(directory: Path) -> None:
+    """Those of the owner and the group are not reported, nor what is not there."""
+    for name, mode in (("open", 0o644), ("group", 0o640), ("own", 0o600)):
+        (directory / name).touch(mode)
+        (directory / name).chmod(mode)
+    config = parse_config(
+        """
+dkim: {keys: [{domain: a.example, selector: s, key_file: open}, {domain: b.example, selector: s, key_file: group}]}
+zones: {default: {smarthost: "a:1", tls: required, smarthost_auth: {username: u, password_file: open}}}
+admin: {token_file: own, tls: {certificate_file: none, key_file: none}}
+""",
+        directory / "z.yaml",
+    )
+    found = [each.partition(": ")[0] for each in warnings(config, "relay.example")]
+    assert found == ["dkim.keys[0].key_file", "zones.default.smarthost_auth.password_file"]

@@ -134,7 +134,7 @@ class ProviderSimulation:
             if isinstance(found, Permit):
                 return found
             refusals.append(found)
-        return together(refusals)
+        return together(refusals, self.now_ms)
 
     def _begin(self, destination: str, permit: Permit, sent: int) -> None:
         def send() -> None:

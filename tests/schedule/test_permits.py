@@ -418,17 +418,26 @@ def test_a_rate_is_spread_over_its_period() -> None:
 
 
 def test_of_several_addresses_the_first_that_may_be_used_says_why() -> None:
-    """Whatever the order in which they were drawn; one that waits for a session has no time."""
+    """Whatever the order in which they were drawn; a session may end at any moment."""
     found = [
         Refusal(Limit.PROVIDER_SESSIONS, UNTIL_EVENT, "full"),
         Refusal(Limit.PAUSE, 9_000, "paused"),
         Refusal(Limit.ADDRESS_RATE, 5_000, "rate", at=(("a", 5_000),)),
     ]
     for order in permutations(found):
-        whole = together(order)
+        whole = together(order, 1_000)
         assert (whole.limit, whole.until_ms, whole.reason) == (Limit.ADDRESS_RATE, 5_000, "rate")
         assert (whole.at, whole.others_ms) == ((("a", 5_000),), 9_000)
-    assert together(found[:1]).until_ms == UNTIL_EVENT
+    assert together(found[:1], 1_000).until_ms == UNTIL_EVENT
+    full = Refusal(Limit.PROVIDER_SESSIONS, UNTIL_EVENT, "full", for_session=True)
+    new = Refusal(Limit.WARMUP, 60_000_000, "new")
+    suspended = Refusal(Limit.OPERATOR, UNTIL_EVENT, "suspended")
+    for order in permutations([full, new, suspended]):
+        whole = together(order, 1_000)
+        assert (whole.limit, whole.until_ms) == (Limit.PROVIDER_SESSIONS, UNTIL_EVENT)
+        assert whole.timer_ms == 60_000_000  # what waits is woken then, if no session ends before
+        assert together(order, 59_990_000).limit is Limit.WARMUP
+    assert together([suspended, new], 1_000).limit is Limit.WARMUP
 
 
 def test_a_limit_that_was_lowered_ends_sessions_that_are_in_use() -> None:

@@ -102,6 +102,11 @@ async def test_metrics_tell_what_happened(directory: Path) -> None:
                 found["zonemta_processes", frozenset({"receiver"})] == relay.config.processes.receivers
             )
             assert found["zonemta_process_resident_bytes", frozenset({"queue"})] > 1 << 20
+            for name in ("zone:default", "acme", "mail:campaign=june"):
+                await relay.queue.suspended.suspend(name, "a test")
+            found = await samples(client)
+            for labels in ({"zone", "default"}, {"tenant", "acme"}, {"mail", "campaign june"}):
+                assert found["zonemta_suspended_by_operator", frozenset(labels)] == 1
             assert found["zonemta_delivery_seconds_count", frozenset({"default"})] >= 2
             assert found["zonemta_sessions_opened_total", frozenset({"default"})] >= 1
             assert found["zonemta_write_seconds_count", frozenset()] >= 3
@@ -151,6 +156,9 @@ async def test_health(directory: Path) -> None:
             assert await get(stranger, "/livez") == (200, {"live": True})
             assert await get(stranger, "/readyz") == (200, {"ready": True, "reasons": []})
             assert (await get(stranger, "/api/v1/summary"))[0] == 401
+            assert await get(stranger, "/api/v1/sumary") == (
+                404, {"error": "GET /api/v1/sumary: not found; /api/openapi.json lists the operations"}
+            )  # fmt: skip
             relay._intake.disk_space._min_bytes = 1 << 60
             relay._intake.disk_space._checked_s = -1e9
             status, body = await get(stranger, "/readyz")
@@ -267,6 +275,8 @@ async def test_a_default_port_that_is_in_use(
             async with relaying(second.config(admin=taken)) as relay:
                 assert relay.admin is not None
                 assert relay.admin.server is None
+                [warning] = [each for each in relay.status()["warnings"] if "without health" in each]
+                assert warning.startswith(f"admin.address: 127.0.0.1:{port}: ")
             assert "the relay runs without health, metrics and API" in caplog.text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.requests import HistoryRequest, Row, TailRequest
 from zonemta_py.core.codec import from_json
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.events.history import MESSAGES_MAX, Query, in_lines, lower, make_queries
 from zonemta_py.events.schema import EVENT_NAMES
 from zonemta_py.queue.format.keys import OUTBOX, end_of
@@ -66,7 +66,7 @@ class EventOperations:
         if self._stream is None:
             raise LocalError("no relay is running")
         if request.event not in (None, *EVENT_NAMES):
-            raise LocalError(f"event: expected one of {', '.join(EVENT_NAMES)}")
+            raise UnknownName(f"event: expected one of {', '.join(EVENT_NAMES)}")
         async for record in self._stream.watch():
             if "missed" in record or request.wants(record):
                 yield record

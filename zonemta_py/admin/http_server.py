@@ -67,7 +67,7 @@ class HttpServer:
         hosts = (address.host.lower() for address in settings.address)
         self._names = ("localhost", hostname.lower(), *hosts)
         self._warned: dict[str, float] = {}  # by address of the client
-        application = web.Application()
+        application = web.Application(middlewares=[_api_errors])
         for route in routes:
             application.router.add_route(route.method, route.path, self._guarded(route))
         self._runner = web.AppRunner(
@@ -227,6 +227,21 @@ def _remove_sockets(paths: Sequence[Path]) -> None:
 def problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
     """A response that says what is wrong, as JSON."""
     return web.json_response({"error": text}, status=status, headers=headers)
+
+
+@web.middleware
+async def _api_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """An unknown path or method of the API is answered as JSON, as its other errors are."""
+    try:
+        return await handler(request)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as exc:
+        if not request.path.startswith("/api/"):
+            raise
+        text = f"{request.method} {request.path}: {exc.reason.lower()}; /api/openapi.json lists the operations"
+        headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else None
+        return problem(exc.status, text, headers)
 
 
 def _is_local(request: web.Request) -> bool:

@@ -7,7 +7,7 @@ does not decide how many there are. Names are documented in docs/metrics.md.
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +25,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from zonemta_py.admin.health import LoopWatch
 from zonemta_py.admin.http_server import HttpRoute
 from zonemta_py.admin.process_use import open_descriptors, process_use
+from zonemta_py.admin.reasons import StoppedMail
 from zonemta_py.admin.requests import Row
 from zonemta_py.admin.shaping_series import shaping_series
+from zonemta_py.admin.suspension_operations import suspended_names
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core import clock
 from zonemta_py.core.histogram import Histogram
@@ -40,6 +42,7 @@ DESTINATIONS_MAX = 50
 TENANTS_MAX = 50
 REFUSALS_MAX = 60
 CLASSES_MAX = 500
+SUSPENDED_MAX = 500
 
 
 class ZoneSessions(Protocol):
@@ -48,6 +51,12 @@ class ZoneSessions(Protocol):
     @property
     def sessions(self) -> int:
         """How many sessions its workers have."""
+
+    def stopped(self) -> Collection[str]:
+        """The destinations whose mail waits for the end of what an operator has suspended."""
+
+    def provider(self, destination: str) -> str:
+        """The provider to which mail for ``destination`` goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class RelayCollector(Collector):
         yield from self._delivery()
         yield from self._shaping()
         yield from self._depths()
+        yield from self._suspended()
         yield from self._storage()
         yield from self._processes()
 
@@ -103,6 +113,10 @@ class RelayCollector(Collector):
         yield _by_label(
             CounterMetricFamily, "zonemta_recipients_accepted", "Recipients of accepted messages.", "zone",
             _largest(traffic.accepted, ZONES_MAX),
+        )  # fmt: skip
+        yield _counter(
+            "zonemta_unknown_zones", "Messages whose header asked for a zone that there is not.",
+            self._sources.queue.unknown_zones.messages,
         )  # fmt: skip
         yield _histogram(
             "zonemta_message_size_bytes", "Sizes of accepted messages.", {(): traffic.sizes}, []
@@ -163,7 +177,7 @@ class RelayCollector(Collector):
 
     def _depths(self) -> Iterator[Metric]:
         queue, zones = self._sources.queue, self._zone_names()
-        depths = Depths(queue.census, queue.windows)
+        depths = Depths(queue.census, queue.windows, StoppedMail(queue.suspended, self._sources.zones))
         waiting = GaugeMetricFamily(
             "zonemta_queue_recipients", "Recipients in the queue.", labels=["zone", "state"]
         )
@@ -204,6 +218,17 @@ class RelayCollector(Collector):
         yield _gauge(
             "zonemta_queue_counting", "1 while mail of before the start is being counted.", counting
         )
+
+    def _suspended(self) -> Iterator[Metric]:
+        suspended = suspended_names(self._sources.queue.suspended)[:SUSPENDED_MAX]
+        by_operator = GaugeMetricFamily(
+            "zonemta_suspended_by_operator",
+            "1 for what an operator has suspended.",
+            labels=["kind", "name"],
+        )
+        for kind, name in suspended:
+            by_operator.add_metric([kind, name], 1)
+        yield by_operator
 
     def _storage(self) -> Iterator[Metric]:
         sources, commits = self._sources, self._sources.queue.commits

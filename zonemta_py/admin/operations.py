@@ -8,11 +8,12 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from pathlib import Path
 
 from zonemta_py.admin.egress_operations import EgressOperations
 from zonemta_py.admin.event_operations import EventOperations
 from zonemta_py.admin.mail_operations import MailOperations
-from zonemta_py.admin.reasons import RunningRelay
+from zonemta_py.admin.reasons import RunningRelay, StoppedMail
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -36,12 +37,14 @@ from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.events.history import MESSAGE
 from zonemta_py.queue.census import differences
 from zonemta_py.queue.census_scan import count_all
+from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import (
     META_EXPORTED,
     OUTBOX,
     end_of,
     parse_outbox,
 )
+from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.flush import flush
@@ -86,7 +89,9 @@ class Operations(
             raise LocalError(str(exc)) from exc
 
     async def flush(self, request: FlushRequest) -> AsyncIterator[Row]:
-        """One row with ``woken``, recipients, and ``tried``, destinations that were suspended. Raises LocalError when there is no such message."""
+        """One row with ``woken``, recipients, ``tried``, destinations that did not answer, and ``stopped``: recipients there, now
+        due, that wait for the end of what an operator has suspended. Raises LocalError when there is no such message.
+        """
         if request.message is not None:
             self._require(request.message)
         places = self._places(request)
@@ -101,7 +106,20 @@ class Operations(
         woken = await flush(self._queue, request.zone, request.domain, request.message)
         for zone, destination in places:
             self._relay.zones[zone].probe(destination)
-        yield {"woken": woken, "tried": suspended}
+        yield {"woken": woken, "tried": suspended, "stopped": self._stopped_at(places)}
+
+    def _stopped_at(self, places: set[tuple[str, str | None]]) -> int:
+        queue = self._queue
+        if not queue.suspended:
+            return 0
+        stopped, count = StoppedMail(queue.suspended, self._relay.zones), 0
+        depths = Depths(queue.census, queue.windows, stopped)
+        for zone, destination in places:
+            if destination is None:
+                count += depths.zone(zone)["stopped"]
+            elif stopped.has(zone, destination):
+                count += queue.census.destination(zone, destination)[RecipientState.WAITING]
+        return count
 
     def _places(self, request: FlushRequest) -> set[tuple[str, str | None]]:
         """The zones and destinations that are tried; a destination None: all of the zone."""
@@ -145,6 +163,11 @@ class Operations(
         """One row with ``changed``, keys of the configuration, and ``warnings``; or with ``refused``, why it is not used."""
         if self._relay.reload is None:
             raise LocalError("no relay is running")
+        own = self._relay.status().get("config", "") if self._relay.status is not None else ""
+        if request.file and own and not _is_same_file(request.file, own):
+            text = f"the relay was started with {own}, not with {request.file}: change that file, or restart with this one"
+            yield {"refused": text}
+            return
         try:
             changed = list(self._relay.reload())
         except ConfigError as exc:
@@ -251,3 +274,10 @@ class Operations(
 
 def _chunk_row(chunk: bytes) -> Row:
     return {"chunk": base64.b64encode(chunk).decode()}
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    try:
+        return Path(path).samefile(other)
+    except OSError:
+        return path == other

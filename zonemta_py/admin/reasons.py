@@ -12,7 +12,7 @@ from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientRecord, RecipientState, read_meta
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import MAIL, USER, named, suspended_submitter
+from zonemta_py.queue.suspensions import MAIL, USER, Suspensions, named, suspended_submitter
 from zonemta_py.schedule.constraint import Constraint, Limit
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.classify import NO_ADDRESS
@@ -29,6 +29,12 @@ class ZoneView(Protocol):
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
         """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
+
+    def stopped(self) -> Collection[str]:
+        """The destinations whose mail waits for the end of what an operator has suspended."""
+
+    def provider(self, destination: str) -> str:
+        """The provider to which mail for ``destination`` goes; empty while that is not known, and where there is none."""
 
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now; None: every one."""
@@ -86,6 +92,40 @@ class RunningRelay:
     new_login: Callable[[], dict[str, Any]] | None = None
     tenants: Callable[[], Collection[str]] | None = None
     egress: EgressView | None = None
+
+
+class HasStopped(Protocol):
+    """A running zone, see ``ZoneView``."""
+
+    def stopped(self) -> Collection[str]:
+        """The destinations whose mail waits for the end of what an operator has suspended."""
+
+    def provider(self, destination: str) -> str:
+        """The provider to which mail for ``destination`` goes."""
+
+
+class StoppedMail:
+    """The destinations of a zone whose mail an operator has suspended; None: all. Answers are remembered: for one request."""
+
+    def __init__(self, suspended: Suspensions, zones: Mapping[str, HasStopped]) -> None:
+        self._suspended = suspended
+        self._zones = zones
+        self._found: dict[str, Collection[str] | None] = {}
+
+    def __call__(self, zone: str) -> Collection[str] | None:
+        """Those of ``zone``."""
+        if zone not in self._found:
+            view = self._zones.get(zone) if self._suspended else None
+            found: Collection[str] = view.stopped() if view is not None else ()
+            self._found[zone] = None if f"zone:{zone}" in self._suspended else frozenset(found)
+        return self._found[zone]
+
+    def has(self, zone: str, destination: str) -> bool:
+        """Whether the mail of ``destination`` is stopped, also if it has only just become due."""
+        found, view = self(zone), self._zones.get(zone)
+        if found is None or destination in found or f"domain:{destination}" in self._suspended:
+            return True
+        return view is not None and f"provider:{view.provider(destination)}" in self._suspended
 
 
 class Reasons:

@@ -222,7 +222,9 @@ class LoginRequest(Request, frozen=True):
 
 
 class ReloadRequest(Request, frozen=True):
-    """Read the configuration again."""
+    """Read the configuration again; ``file``: its path, so that a client which means another file has an error."""
+
+    file: str | None = None
 
 
 class HistoryRequest(Request, frozen=True):

@@ -13,13 +13,22 @@ from zonemta_py.core.similar import no_such
 from zonemta_py.events.schema import Shaped
 from zonemta_py.queue.format.records import LABEL_MAX
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import MAIL, SENDING, USER, MailPart, Suspension, part_of_key
+from zonemta_py.queue.suspensions import (
+    MAIL,
+    SENDING,
+    USER,
+    MailPart,
+    Suspension,
+    Suspensions,
+    part_of_key,
+)
 from zonemta_py.schedule.sources import BY_SYSTEM
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 NAME_MAX = 255
 SUBMITTERS = ("tenant", "user")
 KINDS = (*SUBMITTERS, *(each.removesuffix(":") for each in SENDING))
+OF_NO_TABLE = "One that is in no table has the name of its MX host, with a dot: `zonemta queue destinations` shows it."
 PART = "mail"  # the kind of a part of the mail
 
 log = logging.getLogger(__name__)
@@ -77,7 +86,8 @@ class SuspensionOperations:
                 yield _of_key(key).fields | row
 
     async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
-        """One row with ``suspended``, its name in normal form; of a domain also ``not_in``, the zones with a smarthost.
+        """One row with ``suspended``, its name in normal form; of a domain also ``not_in``, the zones with a smarthost; of a
+        provider of which nothing is known a ``warning``.
 
         Raises LocalError for a name that the relay does not know.
         """
@@ -98,6 +108,9 @@ class SuspensionOperations:
         row: Row = {"suspended": what.name or str(what)}
         if what.kind == "domain" and self._egress is not None:
             row["not_in"] = self._egress.smarthost_zones()
+        provider = what.part.provider if what.part else what.name if what.kind == "provider" else ""
+        if provider and self._egress is not None and provider not in self._egress.names("provider"):
+            row["warning"] = f"no mail for a provider '{provider}' is known. {OF_NO_TABLE}"
         yield row
 
     async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
@@ -196,7 +209,8 @@ def known_name(egress: EgressView, kind: str, name: str) -> str:
     if kind == "address":
         name = next((each for each in known if _same_address(each, name)), name)
     if name not in known:
-        raise UnknownName(no_such(kind, name, known))
+        more = f" {OF_NO_TABLE}" if kind == "provider" else ""
+        raise UnknownName(no_such(kind, name, known) + more)
     return name
 
 
@@ -221,6 +235,13 @@ def _of_key(key: str) -> Suspendable:
     if colon and f"{kind}:" in (USER, *SENDING):
         return Suspendable(kind, name)
     return Suspendable("tenant", key)
+
+
+def suspended_names(suspended: Suspensions) -> list[tuple[str, str]]:
+    """The kind and the name of each suspension: zones, providers, addresses and domains first."""
+    found = [_of_key(key) for key in suspended.names()]
+    found.sort(key=lambda each: each.holds)
+    return [(each.kind, str(each.part) if each.part is not None else each.name) for each in found]
 
 
 def _event(

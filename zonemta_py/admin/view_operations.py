@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from heapq import nlargest
 
 from zonemta_py.admin.mail_requests import has_labels
-from zonemta_py.admin.reasons import Reasons, RunningRelay
+from zonemta_py.admin.reasons import Reasons, RunningRelay, StoppedMail
 from zonemta_py.admin.requests import (
     DestinationsRequest,
     ListRequest,
@@ -56,10 +56,16 @@ class ViewOperations:
                 census = counted or census
         return census
 
+    def _stopped(self) -> StoppedMail:
+        return StoppedMail(self._queue.suspended, self._relay.zones)
+
+    def _depths(self, census: Census) -> Depths:
+        return Depths(census, self._queue.windows, self._stopped())
+
     async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
         """A row for each zone."""
         queue, census = self._queue, await self._census()
-        depths, next_due_ms = Depths(census, queue.windows), queue.deferral.next_due_ms()
+        depths, next_due_ms = self._depths(census), queue.deferral.next_due_ms()
         reasons = Reasons(queue, self._relay)
         for zone in census.zones():
             suspended = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
@@ -82,15 +88,15 @@ class ViewOperations:
             }
 
     async def destinations(self, request: DestinationsRequest) -> AsyncIterator[Row]:
-        """A row for each: ``zone``, ``destination``, STATES, ``total``, ``why``, what was attempted in 5 minutes for the destination
-        in all zones (``recent``), and the last ``reply`` that was no success.
+        """A row for each: ``zone``, ``destination``, its ``provider``, STATES, ``total``, ``why``, what was attempted in 5 minutes
+        for the destination in all zones (``recent``), and the last ``reply`` that was no success.
 
         ``zone`` is empty where nothing is queued any more: rates are by destination only.
         """
         queue, census = self._queue, await self._census()
         reasons, depths, traffic = (
             Reasons(queue, self._relay),
-            Depths(census, queue.windows),
+            self._depths(census),
             queue.traffic,
         )
         rates = traffic.rates(traffic.destinations, 5)
@@ -114,6 +120,7 @@ class ViewOperations:
             yield {
                 "zone": zone,
                 "destination": name,
+                "provider": self._relay.zones[zone].provider(name) if zone in self._relay.zones else "",
                 **states,
                 "total": sum(states.values()),
                 "why": to_plain(why),
@@ -148,11 +155,12 @@ class ViewOperations:
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
         found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
+        stopped = self._stopped()
         for number, row in enumerate(self._rows_after(request)):
             record = row.pop("record")
             if number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
-            row["state"] = self._state(row)
+            row["state"] = self._state(row, stopped)
             if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
                 continue
             row.update(labels.of(row["message"]))
@@ -185,7 +193,7 @@ class ViewOperations:
         value = self._queue.store.get(meta_key(message))
         return value is not None and read_meta(value).options.quarantined
 
-    def _state(self, row: Row) -> str:
+    def _state(self, row: Row, stopped: StoppedMail) -> str:
         """One of STATES, for a recipient that waits by what the running relay knows."""
         state: str = row["state"]
         if state == "waiting":
@@ -193,8 +201,11 @@ class ViewOperations:
             window = windows.zone(zone)
             if window.is_leased(waiting_key(zone, row["message"], row["recipient"])):
                 return "in_flight"
-            if window.is_suspended(windows.destination_of(zone, row["domain"])):
+            destination = windows.destination_of(zone, row["domain"])
+            if window.is_suspended(destination):
                 return "suspended"
+            if stopped.has(zone, destination):
+                return "stopped"
         return state
 
     async def show(self, request: ShowRequest) -> AsyncIterator[Row]:
@@ -203,10 +214,10 @@ class ViewOperations:
             row = message_row(view, request.message)
         if row is None:
             raise no_message(request.message)
-        reasons = Reasons(self._queue, self._relay)
+        reasons, stopped = Reasons(self._queue, self._relay), self._stopped()
         for recipient in row["recipients"]:
             record = recipient.pop("record")
-            recipient["state"] = self._state({**recipient, "message": request.message})
+            recipient["state"] = self._state({**recipient, "message": request.message}, stopped)
             why = reasons.of(recipient["zone"], request.message, recipient["recipient"], record)
             recipient["why"] = to_plain(why)
         yield row
@@ -232,7 +243,7 @@ class ViewOperations:
         if self._relay.status is None:
             raise LocalError("no relay is running")
         queue, reasons = self._queue, Reasons(self._queue, self._relay)
-        depths = Depths(queue.census, queue.windows)
+        depths = self._depths(queue.census)
         zones = {zone: depths.zone(zone) for zone in queue.census.zones()}
         suspended = [(zone, name) for zone in zones for name in queue.windows.zone(zone).suspended()]
         why = {place: reasons.destination(*place) for place in suspended[:TOP_DESTINATIONS]}
@@ -293,4 +304,8 @@ def _failures(rate: TrafficRate) -> int:
 
 def no_message(text: str) -> NotFound:
     """What an operation on a message that is not there raises."""
+    if "@" in text.partition(" ")[0]:
+        return NotFound(
+            f"{text} is no queue id: `zonemta history` finds the messages to an address, `zonemta queue list` those that wait"
+        )
     return NotFound(f"no message {text} in the queue; `zonemta history` has those that have left it")

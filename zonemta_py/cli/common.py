@@ -99,6 +99,11 @@ def echo(text: str, color: str | None = None, *, bold: bool = False) -> None:
     click.secho(shown, fg=color, bold=bold or None)
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 recipient``, ``1,200 recipients``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def print_json(row: Any) -> None:
     """Print ``row`` as one line of JSON."""
     click.echo(to_json(row).decode())

@@ -92,4 +92,4 @@ def _provider(config: Config, zone: Zone, domain: str) -> str:
     if zone.smarthost:
         return SMARTHOST
     table = load_providers(config.providers.file, shipped=config.providers.shipped)
-    return table.of_domain(domain) or "that of its MX hosts"
+    return table.of_domain(domain) or "that of its MX hosts: `zonemta queue destinations` shows it"

@@ -18,10 +18,11 @@ from zonemta_py.cli.common import (
 )
 from zonemta_py.cli.names import TENANT
 from zonemta_py.cli.progress import spinner
-from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.queue.access import following, rows_of
 from zonemta_py.cli.reason import shaped_text
 from zonemta_py.config.units import duration
 from zonemta_py.core import clock
+from zonemta_py.events.schema import EVENT_NAMES
 
 _SHOWN = (
     "zone", "attempt", "code", "status", "class", "mx", "mx_ip", "source_ip", "duration_ms", "reason", "due_ms", "report",
@@ -68,7 +69,7 @@ def history(key: str, config_path: Path, since: str, limit: int, as_json: bool) 
 
 @click.command()
 @config_option
-@click.option("--event", help="Only these events: delivered, deferred, bounced, …")
+@click.option("--event", type=click.Choice(EVENT_NAMES), help="Only these events.")
 @zone_option
 @domain_option
 @click.option("--tenant", type=TENANT, help="Only mail of this tenant.")
@@ -76,18 +77,19 @@ def history(key: str, config_path: Path, since: str, limit: int, as_json: bool) 
 @json_option
 @reports_errors
 def tail(config_path: Path, as_json: bool, **filters: Any) -> None:
-    """Print the events of the running relay as they are written, until interrupted.
+    """Print the events of the running relay as they are written, until interrupted. Exits 1 when the relay stops.
 
     \b
     Examples:
       zonemta tail -c config/zonemta.yaml --event bounced
       zonemta tail -c config/zonemta.yaml --domain example.org --json
     """
-    for row in rows_of(config_path, TailRequest(**filters), relay_only=True):
-        if "missed" in row and not as_json:
-            echo(f"… {row['missed']} events were too fast to print")
-        else:
-            print_json(row) if as_json else print_event(row)
+    with following():
+        for row in rows_of(config_path, TailRequest(**filters), relay_only=True):
+            if "missed" in row and not as_json:
+                echo(f"… {row['missed']} events were too fast to print")
+            else:
+                print_json(row) if as_json else print_event(row)
 
 
 def print_event(row: dict[str, Any]) -> None:

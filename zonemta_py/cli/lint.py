@@ -10,6 +10,7 @@ from zonemta_py.cli.common import EXIT_FAILED, echo, json_option, print_json, re
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dns_channel import DnsChannel, NameNotFound, QueryFailed
+from zonemta_py.relay.secret_files import secret_warnings
 from zonemta_py.smtp.address import AddressError, normalise_domain
 from zonemta_py.smtp.bulk_rules import (
     ERROR,
@@ -58,6 +59,8 @@ def lint(
     config = read_config(config_path) if config_path is not None else None
     data = sys.stdin.buffer.read() if str(message) == "-" else message.read_bytes()
     found = check_message(data, wanted, signing_of(config))
+    if config is not None:
+        found += [Finding(WARNING, "secret", text) for text in secret_warnings(config)]
     if dns:
         found += asyncio.run(_dmarc(author_domain(data) or wanted, config))
     print_findings(found, as_json=as_json)

@@ -7,12 +7,13 @@ from zonemta_py.core.durations import ago, time_left
 
 
 def reason_text(why: dict[str, Any]) -> str:
-    """``name, since …, until …: reason [key]``, without what is unknown."""
+    """``name, for …, next in …: reason [key]``, without what is unknown, or less than a second: limits such as a rate come and go."""
     text: str = why["name"].replace("_", " ")
-    if why["since_ms"]:
-        text += f", for {ago(why['since_ms'])}"
-    if why["until_ms"]:
-        text += f", next in {time_left(why['until_ms'])}"
+    if why["since_ms"] and (since := ago(why["since_ms"])) != "0s":
+        text += f", for {since}"
+    left = time_left(why["until_ms"])
+    if left:
+        text += ", next now" if left in ("0s", "now") else f", next in {left}"
     text += f": {why['reason']}"
     return f"{text} [{why['key']}]" if why["key"] else text
 

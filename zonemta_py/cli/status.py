@@ -9,6 +9,7 @@ import click
 from zonemta_py.admin.requests import DestinationsRequest, LoginRequest, RatesRequest, StatusRequest
 from zonemta_py.cli.common import (
     config_option,
+    counted,
     echo,
     json_option,
     print_json,
@@ -69,11 +70,16 @@ def status(config_path: Path, as_json: bool) -> None:
             echo(f"warning    {warning}")
         if row["suspended_submitters"]:
             echo(f"suspended tenants and users: {', '.join(row['suspended_submitters'])}")
-        if row["suspended_sending"]:
-            names = ", ".join(each.replace(":", " ", 1) for each in row["suspended_sending"])
-            echo(f"suspended by an operator: {names}")
+        if names := by_operator(row):
+            stopped = counted(row["queue"]["stopped"], "recipient")
+            echo(f"suspended by an operator: {names}; stopped by that: {stopped}")
         if row["suspended_mail"]:
             echo(f"suspended mail of {'; '.join(row['suspended_mail'])}")
+
+
+def by_operator(row: dict[str, Any]) -> str:
+    """The zones, providers, addresses and domains that an operator has suspended."""
+    return ", ".join(each.replace(":", " ", 1) for each in row["suspended_sending"])
 
 
 def _limited(config_path: Path) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ import click
 from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRequest
 from zonemta_py.cli.common import (
     config_option,
+    counted,
     echo,
     json_option,
     print_json,
@@ -43,7 +44,7 @@ def selectors(command: Command) -> Command:
         click.option("--tenant", multiple=True, type=TENANT, help="A tenant: its mail is not accepted, and held; with a second option only that part of it."),
         click.option("--domain", multiple=True, metavar="NAME", help="The mail for a domain of recipients."),
         click.option("--address", multiple=True, type=ADDRESS, help="An address of a pool, or system: the one that the system chooses."),
-        click.option("--provider", multiple=True, type=PROVIDER, help="A mailbox provider, as `zonemta shaping status` names it."),
+        click.option("--provider", multiple=True, type=PROVIDER, help="A mailbox provider, as `zonemta queue destinations` names it."),
         click.option("--zone", multiple=True, type=ZONE, help="A sending zone."),
     ):  # fmt: skip
         command = option(command)
@@ -107,6 +108,8 @@ def suspend(
         if as_json:
             print_json(row)
             continue
+        if row.get("warning"):
+            click.echo(f"warning: {row['warning']}", err=True)
         kind = f"{next(iter(chosen))} " if len(chosen) == 1 and "campaign" not in chosen else ""
         echo(f"suspended {kind}{row['suspended']}{until_text(until_ms)}")
         if row.get("not_in"):
@@ -172,7 +175,7 @@ def resume(config_path: Path, everything: bool, as_json: bool, **named: tuple[st
             print_json(row)
         elif "resumed" in row:
             resumed += 1
-            released = f", released {row['released']:,} recipients" if row["released"] else ""
+            released = f", released {counted(row['released'], 'recipient')}" if row["released"] else ""
             echo(f"resumed {row['resumed']}{released}")
     if as_json:
         return

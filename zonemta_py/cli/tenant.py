@@ -19,6 +19,7 @@ from zonemta_py.cli.common import (
     EXIT_FAILED,
     EXIT_USAGE,
     config_option,
+    counted,
     echo,
     fail,
     json_option,
@@ -91,7 +92,9 @@ def list_(config_path: Path, as_json: bool) -> None:
       zonemta tenant list -c config/zonemta.yaml
     """
     found = _suspensions(config_path)
-    table = Table("tenant", "users", "domains", "zones", "weight", "suspended since")
+    table = Table(
+        "tenant", "users", "domains", "zones", "weight", "suspended since", box=None, pad_edge=False
+    )
     for name, settings in read_config(config_path).tenants.items():
         if as_json:
             print_json({"tenant": name, **plain_values(settings), "suspended": found.get(name)})
@@ -210,4 +213,4 @@ def resume(name: str, config_path: Path) -> None:
     released = 0
     for row in rows_of(config_path, ResumeRequest(name)):
         released = row["released"]
-    echo(f"resumed {name}, released {released:,} recipients")
+    echo(f"resumed {name}, released {counted(released, 'recipient')}")

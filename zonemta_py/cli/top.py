@@ -18,16 +18,28 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from zonemta_py.admin.requests import RatesRequest, StatusRequest
-from zonemta_py.cli.common import config_option, fail, reports_errors
+from zonemta_py.admin.requests import (
+    DestinationsRequest,
+    RatesRequest,
+    Request,
+    StatusRequest,
+    SummaryRequest,
+    TenantsRequest,
+)
+from zonemta_py.cli.common import EXIT_USAGE, config_option, fail, reports_errors
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import reason_text
+from zonemta_py.cli.status import by_operator
 from zonemta_py.core.durations import ago
 from zonemta_py.core.model import STATES
 
 VIEWS = {"z": "zone", "d": "destination", "t": "tenant", "a": "source"}
 WINDOWS = {"1": 1, "5": 5, "6": 60}
-COLUMNS = ("attempts", "delivered", "deferred", "bounced", "sessions", "p50_ms", "p95_ms")
+COLUMNS = {  # and their headings, short enough for a terminal of 80 columns
+    "attempts": "tried", "delivered": "deliv", "deferred": "defer", "bounced": "bounc", "sessions": "sess",
+    "p50_ms": "p50ms", "p95_ms": "p95ms", "queued": "queued", "stopped": "stopped",
+}  # fmt: skip
+ORDERS = tuple(COLUMNS)
 HELP = "z zones  d destinations  t tenants  a addresses  1 5 6: minutes (1, 5, 60)  o order  / filter  enter open  q quit"
 ROWS_MAX = 200
 
@@ -40,7 +52,7 @@ class Screen:
 
     view: str = "zone"
     minutes: int = 1
-    order: int = 0  # an index of COLUMNS
+    order: int = 0  # an index of ORDERS
     selected: int = 0
     filter: str = ""
     is_typing: bool = False
@@ -56,7 +68,7 @@ class Screen:
         elif key in WINDOWS:
             self.minutes = WINDOWS[key]
         elif key == "o":
-            self.order = (self.order + 1) % len(COLUMNS)
+            self.order = (self.order + 1) % len(ORDERS)
         elif key == "/":
             self.is_typing, self.filter, self.opened = True, "", ""
         elif key in ("up", "k"):
@@ -85,7 +97,16 @@ class Screen:
         found = [row for row in rows if self.filter.lower() in row["name"].lower()]
         if self.opened:
             found = [row for row in found if row["name"] == self.opened]
-        return sorted(found, key=lambda row: -row[COLUMNS[self.order]])
+        return sorted(found, key=lambda row: (-row[ORDERS[self.order]], -row["queued"]))
+
+
+def merged(rows: list[Row], queued: dict[str, tuple[int, int]]) -> list[Row]:
+    """``rows`` of what was attempted, and rows of what is only ``queued``: by name how much, and how much is stopped."""
+    found = {name: {"name": name, **dict.fromkeys(COLUMNS, 0)} for name in queued}
+    found |= {row["name"]: {"queued": 0, "stopped": 0, **row} for row in rows}
+    for name, (total, stopped) in queued.items():
+        found[name] |= {"queued": total, "stopped": stopped}
+    return list(found.values())
 
 
 def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
@@ -97,12 +118,14 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
         f"{counts}\nsessions {status['sessions_in']} in, {status['sessions_out']} out  "
         f"{status['suspended']} destinations suspended\n"
     )
+    if names := by_operator(status):
+        head.append(f"suspended by an operator: {_plain(names)}\n", style="yellow")
     table = Table(box=None, pad_edge=False, header_style="reverse")
-    table.add_column(f"{screen.view} ({screen.minutes} min)", no_wrap=True)
-    for number, name in enumerate(COLUMNS):
+    table.add_column(f"{screen.view} ({screen.minutes} min)", overflow="ellipsis", min_width=12)
+    for number, title in enumerate(COLUMNS.values()):
         mark = "▼" if number == screen.order else ""
-        table.add_column(name.replace("_", " ") + mark, justify="right")
-    shown = max(1, height - 9)
+        table.add_column(title + mark, justify="right", no_wrap=True)
+    shown = max(1, height - 9 - bool(names))
     first = max(0, screen.selected - shown + 1)
     for number, row in enumerate(rows[first : first + shown], first):
         style = "bold" if number == screen.selected else ""
@@ -168,18 +191,37 @@ def top(config_path: Path, every_s: float) -> None:
     """Watch the running relay: what waits, what is sent, which destinations do not answer.
 
     z, d, t and a show zones, destinations, tenants and source addresses; 1, 5 and 6 the last 1, 5 or 60 minutes; o changes
-    the order, / filters, the arrows and enter open a row, q ends.
+    the order, / filters, the arrows and enter open a row, q ends. sess: sessions that were opened; p50 and p95: the time of an
+    attempt; queued: recipients in the queue; stopped: those that wait for the end of what an operator has suspended.
 
     \b
     Example:
       zonemta top -c config/zonemta.yaml
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("top needs a terminal; `zonemta status --json` and `zonemta rates --json` are for programs")
+        fail(
+            "top needs a terminal; `zonemta status --json` and `zonemta rates --json` are for programs",
+            EXIT_USAGE,
+        )
     try:
         _watch(config_path, every_s)
     except KeyboardInterrupt:
         pass  # the usual way to leave
+
+
+def _queued(config_path: Path, view: str) -> dict[str, tuple[int, int]]:
+    """How many recipients are queued, and how many of them are stopped, by what ``view`` shows. None of source addresses."""
+    if view == "source":
+        return {}
+    asked: Request = SummaryRequest()
+    if view != "zone":
+        asked = TenantsRequest(ROWS_MAX) if view == "tenant" else DestinationsRequest(limit=ROWS_MAX)
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows_of(config_path, asked, relay_only=True):
+        total = row["queued"] if view == "tenant" else sum(row[state] for state in STATES)
+        before = found.get(row[view], (0, 0))
+        found[row[view]] = before[0] + total, before[1] + row.get("stopped", 0)
+    return found
 
 
 def _watch(config_path: Path, every_s: float) -> None:
@@ -188,7 +230,8 @@ def _watch(config_path: Path, every_s: float) -> None:
         while not screen.done:
             (status,) = rows_of(config_path, StatusRequest(), relay_only=True)
             request = RatesRequest(screen.minutes, screen.view, ROWS_MAX)
-            rows = screen.visible(list(rows_of(config_path, request, relay_only=True)))
+            attempted = list(rows_of(config_path, request, relay_only=True))
+            rows = screen.visible(merged(attempted, _queued(config_path, screen.view)))
             live.update(render(screen, status, rows, console.height), refresh=True)
             for key in read_keys(every_s):
                 screen.press(key, [row["name"] for row in rows])

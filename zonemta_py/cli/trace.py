@@ -15,7 +15,7 @@ from zonemta_py.cli.common import (
     print_json,
     reports_errors,
 )
-from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.queue.access import following, rows_of
 from zonemta_py.core import clock
 from zonemta_py.transports.tracing import normal_target
 
@@ -28,7 +28,7 @@ COLORS = {"C": None, "S": "cyan", "": "yellow"}
 @json_option
 @reports_errors
 def trace(target: str, config_path: Path, as_json: bool) -> None:
-    """Print the SMTP dialogues of the running relay as they happen, until interrupted.
+    """Print the SMTP dialogues of the running relay as they happen, until interrupted. Exits 1 when the relay stops.
 
     A DOMAIN: sessions with its servers, and sessions of clients that name an address in it. A message's ID: the transactions
     that send it. An IP address: sessions of that client, with that server, or from that address of the relay.
@@ -46,16 +46,17 @@ def trace(target: str, config_path: Path, as_json: bool) -> None:
     except ValueError as exc:
         fail(str(exc), EXIT_USAGE)
     session = ""
-    for row in rows_of(config_path, TraceRequest(target), relay_only=True):
-        if as_json:
-            print_json(row)
-        elif "missed" in row:
-            echo(f"… {row['missed']} lines were too fast to print")
-        else:
-            if row["session"] != session:
-                echo(_head(row), bold=True)
-                session = row["session"]
-            _print_line(row)
+    with following():
+        for row in rows_of(config_path, TraceRequest(target), relay_only=True):
+            if as_json:
+                print_json(row)
+            elif "missed" in row:
+                echo(f"… {row['missed']} lines were too fast to print")
+            else:
+                if row["session"] != session:
+                    echo(_head(row), bold=True)
+                    session = row["session"]
+                _print_line(row)
 
 
 def _head(row: dict[str, Any]) -> str:

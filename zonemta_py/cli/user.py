@@ -10,6 +10,7 @@ from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRe
 from zonemta_py.cli.common import (
     EXIT_USAGE,
     config_option,
+    counted,
     echo,
     fail,
     json_option,
@@ -199,7 +200,7 @@ def resume(name: str, config_path: Path) -> None:
     released = 0
     for row in rows_of(config_path, ResumeRequest(user=name)):
         released = row["released"]
-    echo(f"resumed {name}, released {released:,} recipients")
+    echo(f"resumed {name}, released {counted(released, 'recipient')}")
 
 
 @user.command("list")
@@ -216,7 +217,8 @@ def list_(config_path: Path, path: Path | None, as_json: bool) -> None:
     """
     where = _users_file(config_path, path)
     tenants = Tenants(read_config(config_path).tenants)
-    table, suspended = Table("user", "hash", "enabled", "suspended", "tenant"), _suspended(config_path)
+    table = Table("user", "hash", "enabled", "suspended", "tenant", box=None, pad_edge=False)
+    suspended = _suspended(config_path)
     for entry in read_entries(where):
         tenant = tenants.of(entry.name, "")
         name = tenant.name if tenant is not None else ""

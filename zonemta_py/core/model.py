@@ -5,7 +5,7 @@ from enum import StrEnum
 from zonemta_py.core.codec import Struct
 
 # The states of a recipient in the queue, as an operator sees them.
-STATES = ("waiting", "in_flight", "suspended", "deferred", "not_before", "held")
+STATES = ("waiting", "in_flight", "suspended", "stopped", "deferred", "not_before", "held")
 AGES_MIN = (
     5,
     10,

@@ -17,6 +17,7 @@ from zonemta_py.queue.format.records import RecipientRecord
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.schedule.allowance import together
 from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import OF_SENDER
@@ -155,7 +156,7 @@ class MessageEgress:
             free = [each for each in allowed if egress.refusal(provider, each, now_ms) is None]
             if free and not egress.is_limited(provider, free[0]):
                 return free[0]
-        refused: Refusal | None = None
+        refusals: list[Refusal] = []
         for each in allowed:
             if source_name(each) == slot.permit.address and slot.permit is not FREE:
                 return each
@@ -164,10 +165,12 @@ class MessageEgress:
                 self._egress.release(slot)
                 slot.permit = permit
                 return each
-            refused = refused or permit
+            refusals.append(permit)
         if len(allowed) < len(candidates) and egress.refuses_for_long(provider, allowed, now_ms):
             return self._choose_any(slot, provider, candidates, now_ms)
-        return refused or Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
+        if refusals:
+            return together(refusals, now_ms)
+        return Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
 
     def _allowed(self, lease: Lease, candidates: list[PoolAddress]) -> list[PoolAddress]:
         """The addresses that a message may leave from while they are not refused for long.

@@ -122,6 +122,13 @@ class ZoneEgress:
             ]
         return found
 
+    def stopped(self) -> set[str]:
+        """The destinations that wait for the end of what an operator has suspended, and for nothing else."""
+        found, others = set[str](), set[str]()
+        for destination, _, refusal in self._zone_gates.waiting():
+            (found if refusal.limit is Limit.OPERATOR else others).add(destination)
+        return found - others
+
     def _on_look_up(self, destination: str) -> None:
         if self._ready(destination):
             self._looked_up.add(destination)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from enum import Enum, auto
 
 from zonemta_py.config.zones import Zone
@@ -127,6 +127,15 @@ class ZoneWorkers:
         if binding is None:
             return None
         return constraint_of(binding, self.name, now_s, clock.now_ms())
+
+    def stopped(self) -> Collection[str]:
+        """The destinations whose mail waits for the end of what an operator has suspended."""
+        return self._egress.stopped()
+
+    def provider(self, destination: str) -> str:
+        """Whose limits the mail for ``destination`` has; empty while that is not known, and where there is none."""
+        route = self._egress.routes.of(destination)
+        return route.provider if route is not None else ""
 
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now, or all of them (None)."""

@@ -120,7 +120,6 @@ def stamp(
     removed = [field for field in fields if _is_removed(rules, header, field)]
     message_id = first_value(header, fields, b"message-id")
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
-    date = clock.mail_date(now_ms)
     block = [
         received(
             helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
@@ -129,7 +128,7 @@ def stamp(
             protocol=origin.protocol,
             message_id=message,
             recipient=recipients[0].address if len(recipients) == 1 else "",
-            date=date,
+            date=(date := clock.mail_date(now_ms)),
         )
     ]
     if not message_id:
@@ -157,6 +156,7 @@ def stamp(
         tags=labels.tags,
         options=labels.delivery,
         hold=content.verdict.hold,
+        unknown_zone=rules.router.unknown_zone(values),
     )
 
 

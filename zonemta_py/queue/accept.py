@@ -56,6 +56,7 @@ class NewMessage(Struct, frozen=True):
 
     ``recipients``: each address once. ``key``: digest of the submission key, and what it covers. ``hold``: why
     the message is held from the beginning; empty when it is not. ``submission``: see the event ``accepted``.
+    ``unknown_zone``: for which its header asked in vain.
     """
 
     sender: str
@@ -75,6 +76,7 @@ class NewMessage(Struct, frozen=True):
     options: DeliveryOptions = NO_OPTIONS
     hold: str = ""
     submission: str = ""
+    unknown_zone: str = ""
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:

@@ -1,24 +1,34 @@
 """How many recipients are in each state of an operator's view: the census, and what only a running relay knows.
 
-Of those that wait on disk, workers hold some (*in flight*), and others wait for a suspended destination.
+Of those that wait on disk, workers hold some (*in flight*), others wait for a destination that does not answer (*suspended*),
+or for the end of what an operator has suspended (*stopped*).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from zonemta_py.core.model import AGES_MIN
 from zonemta_py.queue.census import AGE_SLOT_MS, TOTAL, Census, Row
 from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.windows import ReadyWindows
 
+Stopped = Callable[[str], Collection[str] | None]
 
-def depth_of(row: Row, in_flight: int, suspended: int) -> dict[str, int]:
-    """A number for each of STATES. ``suspended`` of those that wait and are not in flight."""
+
+def none_stopped(zone: str) -> Collection[str]:
+    """Of a zone in which no operator has suspended anything."""
+    return ()
+
+
+def depth_of(row: Row, in_flight: int, suspended: int, stopped: int) -> dict[str, int]:
+    """A number for each of STATES. ``suspended`` of those that wait and are not in flight, ``stopped`` of the rest."""
     waiting = max(0, row[RecipientState.WAITING] - in_flight)
     suspended = min(waiting, suspended)
+    stopped = min(waiting - suspended, stopped)
     return {
-        "waiting": waiting - suspended,
+        "waiting": waiting - suspended - stopped,
         "in_flight": in_flight,
         "suspended": suspended,
+        "stopped": stopped,
         "deferred": row[RecipientState.DEFERRED],
         "not_before": row[RecipientState.NOT_BEFORE],
         "held": row[RecipientState.HELD],
@@ -26,21 +36,28 @@ def depth_of(row: Row, in_flight: int, suspended: int) -> dict[str, int]:
 
 
 class Depths:
-    """The depths of one moment."""
+    """The depths of one moment. ``stopped``: the destinations of a zone that an operator has stopped; None: all."""
 
-    def __init__(self, census: Census, windows: ReadyWindows) -> None:
+    def __init__(self, census: Census, windows: ReadyWindows, stopped: Stopped = none_stopped) -> None:
         self._census = census
         self._windows = windows
+        self._stopped = stopped
 
     def zone(self, zone: str) -> dict[str, int]:
         """A number of recipients for each of STATES."""
         window = self._windows.zone(zone)
-        leased = window.leased()
-        suspended = sum(
-            max(0, self._census.destination(zone, name)[RecipientState.WAITING] - leased[name])
-            for name in window.suspended()
-        )
-        return depth_of(self._census.zones().get(zone, [0] * (TOTAL + 1)), leased.total(), suspended)
+        leased, whole = window.leased(), self._census.zones().get(zone, [0] * (TOTAL + 1))
+
+        def waiting(names: Iterable[str]) -> int:
+            counts = (
+                self._census.destination(zone, name)[RecipientState.WAITING] - leased[name]
+                for name in names
+            )
+            return sum(max(0, count) for count in counts)
+
+        names, stopped = set(window.suspended()), self._stopped(zone)
+        of_operator = whole[TOTAL] if stopped is None else waiting(set(stopped) - names)
+        return depth_of(whole, leased.total(), waiting(names), of_operator)
 
     def destinations(self, zone: str, most: int, named: Iterable[str] = ()) -> dict[str, dict[str, int]]:
         """A number for each of STATES, for the destinations with most recipients, and ``named`` ones that have any."""
@@ -48,8 +65,14 @@ class Depths:
         leased = window.leased()
         rows = dict(self._census.largest(zone, most))
         rows.update({name: self._census.destination(zone, name) for name in named})
+        stopped = self._stopped(zone)
         return {
-            name: depth_of(row, leased[name], row[TOTAL] if window.is_suspended(name) else 0)
+            name: depth_of(
+                row,
+                leased[name],
+                row[TOTAL] if window.is_suspended(name) else 0,
+                row[TOTAL] if stopped is None or name in stopped else 0,
+            )
             for name, row in rows.items()
             if row[TOTAL]
         }

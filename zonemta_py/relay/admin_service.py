@@ -60,7 +60,7 @@ class AdminService:
     """The HTTP server of a relay, if ``admin.address`` names one.
 
     One at the default address that cannot be opened is logged, unless it accepts mail: another relay on this machine
-    may have it. ``server`` is None before the start, and without one.
+    may have it; then ``warnings`` says so. ``server`` is None before the start, and without one.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class AdminService:
         self._page: Page | None = None
         self.charts: Charts | None = None
         self.server: HttpServer | None = None
+        self.warnings: list[str] = []
 
     def part(self) -> Part:
         """What the relay starts and stops. Its health says that it stops while it drains."""
@@ -97,9 +98,9 @@ class AdminService:
         except LocalError as exc:
             if needs_admin_address(settings):
                 raise
-            log.error(
-                "%s: the relay runs without health, metrics and API; admin.address: null says so", exc
-            )
+            text = f"{exc}: the relay runs without health, metrics and API; admin.address: null says so"
+            log.error("%s", text)
+            self.warnings = [text]
             return
         self.server = server
 

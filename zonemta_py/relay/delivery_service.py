@@ -2,7 +2,7 @@
 
 import logging
 from asyncio import gather, get_running_loop, sleep
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 
 from zonemta_py.config.schema import Config
@@ -52,6 +52,14 @@ class ProgramZone:
         return Constraint(
             "no_program", "no program dequeues this zone", key=f"zones.{self._name}.transport"
         )
+
+    def stopped(self) -> Collection[str]:
+        """Nothing: no limits of sending apply here."""
+        return ()
+
+    def provider(self, destination: str) -> str:
+        """None: programs deliver it."""
+        return ""
 
     def probe(self, destination: str | None) -> None:
         """Nothing is suspended here."""

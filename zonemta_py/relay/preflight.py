@@ -28,6 +28,7 @@ from zonemta_py.intake.context import make_tls_context
 from zonemta_py.intake.users import load_users
 from zonemta_py.relay.certificates import certificate_warnings
 from zonemta_py.relay.descriptors import check_descriptors
+from zonemta_py.relay.secret_files import secret_warnings
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
 from zonemta_py.transports.connect import verifying_context
@@ -113,6 +114,7 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
         if zone.transport == DEQUEUE_TRANSPORT:
             yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program that embeds this relay"
     yield from _unsigned_tenants(config)
+    yield from secret_warnings(config)
     yield from certificate_warnings(config, clock.utc(clock.now_ms()))
     if config.warmup.file is not None:
         with suppress(ConfigError):  # a reload has used the file; it may be gone by now

@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 from zonemta_py import __version__
@@ -253,11 +254,12 @@ class Relay:
             "hostname": self._config.hostname or socket.getfqdn(),
             "since_ms": self._since_ms,
             "zones": sorted(self._config.zones),
+            "config": str(Path(self._config.path).absolute()) if self._config.path else "",
             "listeners": [str(address) for address in self.addresses],
             "http": admin.addresses(),
             "processes": admin.processes(),
             "not_ready": admin.reasons(),
-            "warnings": [*self._warnings, *self._delivery.egress.unused_state()],
+            "warnings": [*admin.warnings, *self._warnings, *self._delivery.egress.unused_state()],
             "sessions_in": self._intake.sessions,
             "sessions_out": sum(zone.sessions for zone in self._delivery.zones.values()),
             "taken_over": self._orphans.names if self._orphans is not None else [],

@@ -8,7 +8,7 @@ from math import inf
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.paths import KEPT_MS, Refusal
 from zonemta_py.schedule.permits import FREE, Permit, Permits, Stored
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.sources import source_name
@@ -78,7 +78,7 @@ class Allowance:
             refusals.append(permit)
         if not refusals:
             return Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
-        return together(refusals)
+        return together(refusals, now_ms)
 
     def take_wanted(
         self,
@@ -143,16 +143,23 @@ def _count_warming(permit: Permit, warming: Sequence[Warming]) -> None:
         each.underway += 1
 
 
-def together(refusals: Sequence[Refusal]) -> Refusal:
+def together(refusals: Sequence[Refusal], now_ms: int) -> Refusal:
     """The refusal of mail that may leave from several addresses; each of them has refused it.
 
     Its limit and reason are those of the address that may be used first.
     """
     at = tuple(address_until for each in refusals for address_until in each.at)
     others = [each for each in refusals if not each.at]
-    first = min(refusals, key=lambda each: inf if each.until_ms == UNTIL_EVENT else each.until_ms)
+    first = min(refusals, key=lambda each: _expected_ms(each, now_ms))
     for_session = any(each.for_session for each in refusals)
     return first._replace(at=at, others_ms=_first(others), for_session=for_session)
+
+
+def _expected_ms(refusal: Refusal, now_ms: int) -> float:
+    """When a refusal is over, for a comparison: a session may end at any moment, so before a time that is far away."""
+    if refusal.until_ms != UNTIL_EVENT:
+        return refusal.until_ms
+    return now_ms + KEPT_MS if refusal.for_session else inf
 
 
 def _first(refusals: Sequence[Refusal]) -> int:

@@ -83,9 +83,8 @@ class Gates:
             gate.waiting.move_to_end(destination, last=False)
             if address in self._lines:
                 self._lines[address].put_first(gate)
-        until_ms = refusal.others_ms if refusal.at else refusal.until_ms
-        if until_ms != UNTIL_EVENT:
-            self._set_timer(gate, until_ms)
+        if refusal.timer_ms != UNTIL_EVENT:
+            self._set_timer(gate, refusal.timer_ms)
         if address and all(each != address for each, _ in refusal.at):
             self.capacity_at_address(address)  # it has not used the room
 

@@ -15,8 +15,8 @@ KEPT_MS = 60_000  # mail that wants an address takes another one if it has to wa
 class Refusal(NamedTuple):
     """Which limit refuses, until when (ms; or UNTIL_EVENT), and why, as text.
 
-    ``at``: which source addresses have no room for any provider, and until when; then ``others_ms`` is until when the
-    other limits refuse.
+    ``at``: which source addresses have no room for any provider, and until when. If that is so, or several addresses
+    refuse together, ``others_ms`` is until when the first of the other limits refuses.
     """
 
     limit: Limit
@@ -26,6 +26,12 @@ class Refusal(NamedTuple):
     others_ms: int = UNTIL_EVENT
     for_session: bool = False  # it ends when a session does, of any mail
     is_alone: bool = False  # it says nothing of other destinations that wait for the same
+
+    @property
+    def timer_ms(self) -> int:
+        """When what waits is woken; for a limit of ``at`` it is woken with all others that wait for the address."""
+        is_of_several = self.at or self.others_ms != UNTIL_EVENT
+        return self.others_ms if is_of_several else self.until_ms
 
     def is_for_long(self, now_ms: int) -> bool:
         """Whether mail that wants this address takes another one; an operator's suspension may have no end."""

@@ -69,6 +69,7 @@ async def test_a_real_queue(directory: Path) -> None:
     store = open_store(QueueSettings(directory=directory / "one"))
     export_queue(store, directory / "f", quiet)
     store.close()
+    assert (directory / "f").stat().st_mode & 0o777 == 0o600, "it has all mail"
     other = open_store(QueueSettings(directory=directory / "two"))
     import_queue(other, directory / "f", quiet)
     waiting = {key for key in everything(other) if key.startswith(keys.WAITING)}

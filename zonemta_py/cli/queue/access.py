@@ -1,6 +1,8 @@
 """Executes an operation: through the control socket of a running relay, or on the queue when none runs."""
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -56,6 +58,16 @@ def _despite(mistake: ConfigError, config_path: Path, request: Request) -> Itera
     if first is not None:
         yield first
         yield from rows
+
+
+@contextmanager
+def following() -> Iterator[None]:
+    """For rows that end only when the user interrupts them, which exits 0. The end of the relay exits 1."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(0)
+    fail("the relay has stopped: what comes next is not shown; run this again when it is ready")
 
 
 async def _offline(config: Config, request: Request) -> list[Row]:

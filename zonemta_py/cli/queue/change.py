@@ -52,6 +52,9 @@ def flush(
         if row["tried"]:
             text += f", {_counted(row['tried'], 'suspended destination')} tried now"
         echo(text)
+        if row["stopped"]:
+            what = f"{_counted(row['stopped'], 'recipient')} stopped: an operator has suspended what sends them"
+            echo(f"{what}; `zonemta suspend --list`")
 
 
 def _counted(number: int, noun: str) -> str:

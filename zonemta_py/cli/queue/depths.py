@@ -78,7 +78,7 @@ def shape(config_path: Path, zone: str | None, state: str | None, limit: int, as
 def destinations(config_path: Path, zone: str | None, troubled: bool, limit: int, as_json: bool) -> None:
     """List the destinations with most recipients, what was attempted lately, and what keeps their mail waiting.
 
-    Lately: in the last 5 minutes, in all zones.
+    Lately: in the last 5 minutes, in all zones. The provider is the one whose limits the mail has, as a running relay has found it.
 
     \b
     Example:
@@ -94,16 +94,17 @@ def destinations(config_path: Path, zone: str | None, troubled: bool, limit: int
         return
     table = Table(box=None, pad_edge=False)
     counted, recent = ("total", *STATES), ("delivered", "deferred", "bounced")
-    for title in ("zone", "destination", *counted, *(f"{name} lately" for name in recent), "why"):
+    names = "zone", "destination", "provider"
+    for title in (*names, *counted, *(f"{name} lately" for name in recent), "why"):
         table.add_column(
             title.replace("_", " "),
-            justify="left" if title in ("zone", "destination", "why") else "right",
+            justify="left" if title in (*names, "why") else "right",
             overflow="fold",
         )
     for row in rows:
         why = reason_text(row["why"]) if row["why"] else ""
         counts = [*(row[name] for name in counted), *(row["recent"][name] for name in recent)]
-        table.add_row(row["zone"], row["destination"], *map(str, counts), why)
+        table.add_row(*(row[name] for name in names), *map(str, counts), why)
     print_table(table)
 
 

@@ -45,8 +45,8 @@ def summary(config_path: Path, as_json: bool) -> None:
     """Count recipients per zone and state, with the largest destinations.
 
     A running relay keeps these numbers: they cost nothing. in flight: a session delivers them now; suspended: their
-    destination does not answer; deferred: they wait for their next attempt; not before: for the time that their
-    submitter gave; held: for `zonemta queue release`.
+    destination does not answer; stopped: an operator has suspended what sends them; deferred: they wait for their next
+    attempt; not before: for the time that their submitter gave; held: for `zonemta queue release`.
 
     \b
     Example:

@@ -15,6 +15,7 @@ from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
 from zonemta_py.pipeline.rules.simulated_mail import Earlier, SimulatedMail
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted
+from zonemta_py.schedule.allowance import together
 from zonemta_py.schedule.closed_addresses import ClosedAddresses
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.gate import GateKey
@@ -206,17 +207,20 @@ class SimulatedAdmission:
 
     def _take(self, slot: WorkerSlot, provider: str, sources: list[PoolAddress]) -> str | Refusal:
         """The first of ``sources`` that the worker has a permit for, or gets one."""
-        refused: Refusal | None = None
+        now_ms = self._egress.clock.now_ms
+        refusals: list[Refusal] = []
         for each in sources:
             if slot.permit is not FREE and source_name(each) == slot.permit.address:
                 return slot.permit.address
-            permit = self._egress.take(provider, [each], self._egress.clock.now_ms)
+            permit = self._egress.take(provider, [each], now_ms)
             if isinstance(permit, Permit):
                 self.ended(slot)
                 slot.permit = permit
                 return permit.address
-            refused = refused or permit
-        return refused or Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
+            refusals.append(permit)
+        if refusals:
+            return together(refusals, now_ms)
+        return Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
 
     def again_s(self, refusal: Refusal) -> float:
         """When a message for which no address had room is tried again."""

@@ -18,6 +18,7 @@ from zonemta_py.storage import archive
 from zonemta_py.storage.interface import Op, Store
 
 META_IMPORT = b"meta/import"  # the number of imported records, and the file they are from
+MODE = 0o600  # of the file: it has all mail
 LAST = b"\xff" * 8
 
 Progress = Callable[[int], None]  # called with the number of records since the last call
@@ -38,6 +39,8 @@ def export_queue(store: Store, path: Path, progress: Progress) -> int:
     node, boot = store.get(keys.META_NODE) or b"", store.get(keys.META_BOOT) or b"0"
     identity = archive.QueueIdentity(node.decode(), int(boot), found.decode())
     unfinished = path.with_name(f"{path.name}.part")
+    unfinished.touch(MODE)
+    unfinished.chmod(MODE)  # it may be that of an interrupted export
     with unfinished.open("a+b") as file:
         records, start = _resume(file, identity)
         progress(records)

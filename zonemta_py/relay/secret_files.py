@@ -1,0 +1,30 @@
+"""Warnings about keys and passwords that every user of this machine can read."""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from zonemta_py.config.schema import Config
+
+
+def secret_warnings(config: Config) -> Iterator[str]:
+    """A warning for each file with a secret that others may read. Files that are not there are left out."""
+    for key, path in _secrets(config):
+        try:
+            is_open = path is not None and path.stat().st_mode & stat.S_IROTH
+        except OSError:
+            continue  # `preflight.verify` says so
+        if is_open:
+            yield f"{key}: every user of this machine can read {path}: chmod 600, or 640 for the group of the relay"
+
+
+def _secrets(config: Config) -> Iterator[tuple[str, Path | None]]:
+    for i, entry in enumerate(config.dkim.keys):
+        yield f"dkim.keys[{i}].key_file", entry.key_file
+    for i, listener in enumerate(config.listeners):
+        yield f"listeners[{i}].tls.key_file", listener.tls.key_file
+    yield "admin.tls.key_file", config.admin.tls.key_file
+    yield "admin.token_file", config.admin.token_file
+    for name, zone in config.zones.items():
+        for prefix, part in zone.parts():
+            yield f"zones.{name}.{prefix}smarthost_auth.password_file", part.smarthost_auth.password_file
