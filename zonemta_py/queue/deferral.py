@@ -113,22 +113,13 @@ class Deferral:
             if len(turn.woken) >= WAKE_MAX or turn.handled >= WAKE_MAX or turn.read >= READ_MAX:
                 break
             due_ms, zone, message = keys.parse_due(due)
-            finished = undamaged = True
-            turn.left.clear()
-            try:
-                for recipient in self._wake_message(turn, zone, message, is_due):
-                    turn.woken.append(recipient)
-                    if len(turn.woken) >= WAKE_MAX:
-                        finished = False
-                        break
-            except QueueCorrupt as exc:
-                log.critical("%s is not sent, repair the queue: %s", message, exc)
-                undamaged = False  # the key stays: the next start may read the message
             turn.handled += 1
-            if finished:
-                if undamaged and due not in self._expected and due_ms not in turn.left:
-                    turn.batch.delete(due)
-                turn.resume_at = due + b"\x00"
+            if (zone, message) not in turn.left and not self._wake_all(turn, zone, message, is_due):
+                break
+            left = turn.left[zone, message]
+            if left is not None and due not in self._expected and due_ms not in left:
+                turn.batch.delete(due)
+            turn.resume_at = due + b"\x00"
         return turn
 
     def _due_keys(self, stop: bytes) -> Iterator[bytes]:
@@ -139,8 +130,26 @@ class Deferral:
             log.critical("deferred recipients are not sent to, repair the queue: %s", exc)
             self._cursor = max(self._cursor, stop)
 
+    def _wake_all(self, turn: "_Turn", zone: str, message: str, is_due: IsDue) -> bool:
+        """Wake the recipients of a message that are due; False: the turn ended before the last one.
+
+        Once in a turn, also for a message with several ``due/`` keys: its batch is not on disk yet.
+        """
+        left: set[int] = set()
+        try:
+            for recipient in self._wake_message(turn, zone, message, is_due, left):
+                turn.woken.append(recipient)
+                if len(turn.woken) >= WAKE_MAX:
+                    return False
+        except QueueCorrupt as exc:
+            log.critical("%s is not sent, repair the queue: %s", message, exc)
+            turn.left[zone, message] = None
+        else:
+            turn.left[zone, message] = left
+        return True
+
     def _wake_message(
-        self, turn: "_Turn", zone: str, message: str, is_due: IsDue
+        self, turn: "_Turn", zone: str, message: str, is_due: IsDue, left: set[int]
     ) -> Iterator[QueuedRecipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
@@ -152,7 +161,7 @@ class Deferral:
                 address = keys.parse_recipient(key)[2]
                 yield transitions.wake(turn.batch, zone, message, address, record)
             else:
-                turn.left.add(record.due_ms)
+                left.add(record.due_ms)
 
     def delete_unused_due_keys(
         self, batch: WriteBatch, zone: str, message: str, times: Set[int], removed: Container[bytes]
@@ -259,11 +268,15 @@ class Deferral:
 
 @dataclass(slots=True)
 class _Turn:
-    """What one turn of the loop wakes. ``resume_at``: where to read on; empty, where the turn began."""
+    """What one turn of the loop wakes. ``resume_at``: where to read on; empty, where the turn began.
+
+    ``left``: of each message that was read to its end, the due times of recipients that stay. None of a damaged
+    one, whose keys stay: the next start may read it.
+    """
 
     batch: WriteBatch = field(default_factory=WriteBatch)
     woken: list[QueuedRecipient] = field(default_factory=list)
-    left: set[int] = field(default_factory=set)  # due times of recipients of the message that stay
+    left: dict[tuple[str, str], Set[int] | None] = field(default_factory=dict)  # by zone and message
     handled: int = 0  # due keys
     read: int = 0  # recipients
     resume_at: bytes = b""
