@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -56,6 +57,9 @@ class Deferral:
         self._next_due_ms: int | None = None
         self.moving: set[bytes] = set()
         self._expected: Counter[bytes] = Counter()  # due/ keys that commits under way write
+        self._doubtful: set[bytes] = (
+            set()
+        )  # of those, keys of held mail that may wake none when they are written
 
     def expect(self, due: bytes) -> None:
         """A commit under way writes this ``due/`` key, which must not be deleted; ``written`` follows."""
@@ -66,11 +70,23 @@ class Deferral:
         self._expected[due] -= 1
         if not self._expected[due]:
             del self._expected[due]
+            if due in self._doubtful:
+                self._delete_doubtful(due)
         due_ms = keys.parse_due(due)[0]
         if self._next_due_ms is None or due_ms < self._next_due_ms:
             self._next_due_ms = due_ms
             self._changed.set()
         self._cursor = min(self._cursor, keys.due_key(due_ms, "", ""))
+
+    def _delete_doubtful(self, due: bytes) -> None:
+        """A recipient was removed while the key was being written: no timer deletes a key of held mail."""
+        self._doubtful.discard(due)
+        due_ms, zone, message = keys.parse_due(due)
+        batch = WriteBatch()
+        with suppress(QueueCorrupt):  # the key stays until the next start
+            self.delete_unused_due_keys(batch, zone, message, {due_ms}, ())
+        if batch.ops:
+            self._commits.submit(batch)
 
     async def run(self) -> None:
         """Wake recipients at their time, forever."""
@@ -173,6 +189,8 @@ class Deferral:
         unused = {
             due_ms for due_ms in times if keys.due_key(due_ms, zone, message) not in self._expected
         }
+        if keys.HELD_MS in times and keys.HELD_MS not in unused:
+            self._doubtful.add(keys.due_key(keys.HELD_MS, zone, message))
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
             if not unused:
