@@ -11,7 +11,7 @@ import pytest
 import trustme
 from aiohttp import web
 
-from tests.kit.deadlines import scaled
+from tests.kit.deadlines import scaled, until
 from zonemta_py.admin import http_server
 from zonemta_py.admin.http_server import HttpRoute, HttpServer
 from zonemta_py.admin.tokens import Role, Token, Tokens, digest_of
@@ -170,3 +170,38 @@ async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
         for _, each in [*held, (reader, writer)]:
             each.close()
+
+
+async def test_only_open_connections_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a port check, and those that asked for what there is not."""
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 3)
+    async with serving() as server:
+
+        def connections() -> list[object]:
+            assert server._runner.server is not None
+            return [*server._runner.server.connections]
+
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            writer.close()
+            await writer.wait_closed()
+            await until(lambda: not connections(), "the end of the connection")
+        for method, path, status in (("GET", "/nowhere", 404), ("POST", "/open", 405)) * 2:
+            assert (await status_of(server, method, path))[0] == status
+        assert (await status_of(server, "GET", "/open"))[0] == 200
+        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(3)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+        assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
+        for _, each in [*held, (reader, writer)]:
+            each.close()
+
+
+async def test_what_the_api_has_not_is_answered_as_json() -> None:
+    async with serving(routes=[HttpRoute("GET", "/api/v1/open", answer, Role.READ)]) as server:
+        assert await status_of(server, "GET", "/api/v1/nowhere") == (
+            404, '{"error": "there is no /api/v1/nowhere; /api/openapi.json has what there is"}'
+        )  # fmt: skip
+        assert await status_of(server, "POST", "/api/v1/open") == (
+            405, '{"error": "expected GET, not POST"}'
+        )  # fmt: skip
+        assert await status_of(server, "GET", "/nowhere") == (404, "404: Not Found")
