@@ -48,8 +48,10 @@ from zonemta_py.admin.requests import (
     WhyRequest,
 )
 from zonemta_py.admin.tokens import Role
+from zonemta_py.admin.view_operations import KINDS
 from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.model import STATES
 
 
 class Operation(NamedTuple):
@@ -129,15 +131,30 @@ _BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()
 
 
 def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row]:
-    """The rows of the answer. They raise LocalError when the operation fails; a wrong ``limit`` does at once."""
+    """The rows of the answer. They raise LocalError when the operation fails; a wrong argument does at once."""
     operation = operation_of(request)
     limit: int | None = getattr(request, "limit", None)
     if limit is not None and not 1 <= limit <= (operation.limit_max or limit):
         raise LocalError(
             f"limit: expected 1 {f'to {operation.limit_max}' if operation.limit_max else 'or more'}"
         )
+    _check_names(operations, request)
     rows: AsyncIterator[Row] = operation.handler(operations, request)
     return rows
+
+
+def _check_names(operations: Operations, request: Request) -> None:
+    """Raises LocalError for what no row can have: an empty answer would look as if all were well."""
+    if isinstance(request, (ListRequest, ShapeRequest, DestinationsRequest)):
+        operations.require_zone(request.zone)
+    choices: dict[str, tuple[str, ...]] = {}
+    if isinstance(request, (ListRequest, ShapeRequest)):
+        choices = {"state": STATES}
+    elif isinstance(request, RatesRequest):
+        choices = {"kind": KINDS}
+    for name, known in choices.items():
+        if getattr(request, name) not in (None, *known):
+            raise LocalError(f"{name}: expected one of {', '.join(known)}")
 
 
 def operation_of(request: Request) -> Operation:
