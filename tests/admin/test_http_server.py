@@ -196,6 +196,35 @@ async def test_only_open_connections_count(monkeypatch: pytest.MonkeyPatch) -> N
             each.close()
 
 
+async def test_a_request_under_way_at_the_stop() -> None:
+    """It has the grace period, once: a client that does not read does not have it twice."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: web.Request, token: Token | None) -> web.StreamResponse:
+        began.set()
+        await go_on.wait()
+        return await answer(request, token)
+
+    limits: list[float | None] = []
+    async with serving(routes=[HttpRoute("GET", "/wait", wait, Role.READ, is_local=True)]) as server:
+        assert server._runner.server is not None
+        shutdown = server._runner.server.shutdown
+
+        async def recorded(timeout: float | None = None) -> None:
+            limits.append(timeout)
+            await shutdown(timeout)
+
+        server._runner.server.shutdown = recorded  # type: ignore[method-assign]
+        asking = asyncio.create_task(status_of(server, "GET", "/wait"))
+        await began.wait()
+        closing = asyncio.create_task(server.close(scaled(60)))
+        await until(lambda: not server._servers[0].is_serving(), "the beginning of the end")
+        go_on.set()
+        assert await asking == (200, '{"by": ""}')
+        await closing
+    assert set(limits) == {http_server.SHORTEST_S}
+
+
 async def test_what_the_api_has_not_is_answered_as_json() -> None:
     async with serving(routes=[HttpRoute("GET", "/api/v1/open", answer, Role.READ)]) as server:
         assert await status_of(server, "GET", "/api/v1/nowhere") == (

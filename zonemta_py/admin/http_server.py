@@ -87,6 +87,7 @@ class HttpServer:
         self._starting: set[asyncio.Protocol] = (
             set()
         )  # of those, the ones that may be in their handshake
+        self._under_way: set[asyncio.Task[None]] = set()  # requests, or connections that have had some
         self.ports: list[int] = []  # of the addresses, once started; 0 for a Unix socket
 
     async def start(self) -> None:
@@ -124,7 +125,11 @@ class HttpServer:
         _remove_sockets(self._paths)
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()  # closes idle connections
-            await self._runner.server.shutdown(max(grace_s, SHORTEST_S))  # 0 would be no limit
+            if (
+                self._under_way and grace_s
+            ):  # aiohttp waits for it twice, for a client that does not read
+                await asyncio.wait(self._under_way, timeout=grace_s)
+            await self._runner.server.shutdown(SHORTEST_S)
         await self._runner.cleanup()
 
     def _connected(self) -> asyncio.Protocol:
@@ -169,6 +174,11 @@ class HttpServer:
     ) -> web.StreamResponse:
         """Every request comes here, also one for which there is no route."""
         self._heard(request.protocol)
+        task = asyncio.current_task()
+        assert task is not None
+        if task not in self._under_way:
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed as exc:
