@@ -214,7 +214,7 @@ async def test_a_request_under_way_at_the_stop() -> None:
             limits.append(timeout)
             await shutdown(timeout)
 
-        server._runner.server.shutdown = recorded  # type: ignore[method-assign]
+        server._runner.server.shutdown = recorded
         asking = asyncio.create_task(status_of(server, "GET", "/wait"))
         await began.wait()
         closing = asyncio.create_task(server.close(scaled(60)))

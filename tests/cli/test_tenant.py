@@ -29,7 +29,7 @@ async def _make_queue(directory: Path) -> None:
 
 
 async def test_suspended_and_removed_from_the_configuration(tmp_path: Path) -> None:
-    """It can be resumed: its mail would be held for ever."""
+    """It can be resumed: its mail would be held until the next change of the file."""
     async with opened(tmp_path / "queue", clock.now_ms) as queue:
         await queue.suspended.suspend("umbrella", "x")
     resumed = await asyncio.to_thread(zonemta, tmp_path, "resume", "umbrella")
