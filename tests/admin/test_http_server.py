@@ -11,7 +11,7 @@ import pytest
 import trustme
 from aiohttp import web
 
-from tests.kit.deadlines import scaled
+from tests.kit.deadlines import scaled, until
 from zonemta_py.admin import http_server
 from zonemta_py.admin.http_server import HttpRoute, HttpServer
 from zonemta_py.admin.tokens import Role, Token, Tokens, digest_of
@@ -170,3 +170,67 @@ async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
         for _, each in [*held, (reader, writer)]:
             each.close()
+
+
+async def test_only_open_connections_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a port check, and those that asked for what there is not."""
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 3)
+    async with serving() as server:
+
+        def connections() -> list[object]:
+            assert server._runner.server is not None
+            return [*server._runner.server.connections]
+
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            writer.close()
+            await writer.wait_closed()
+            await until(lambda: not connections(), "the end of the connection")
+        for method, path, status in (("GET", "/nowhere", 404), ("POST", "/open", 405)) * 2:
+            assert (await status_of(server, method, path))[0] == status
+        assert (await status_of(server, "GET", "/open"))[0] == 200
+        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(3)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+        assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
+        for _, each in [*held, (reader, writer)]:
+            each.close()
+
+
+async def test_a_request_under_way_at_the_stop() -> None:
+    """It has the grace period, once: a client that does not read does not have it twice."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: web.Request, token: Token | None) -> web.StreamResponse:
+        began.set()
+        await go_on.wait()
+        return await answer(request, token)
+
+    limits: list[float | None] = []
+    async with serving(routes=[HttpRoute("GET", "/wait", wait, Role.READ, is_local=True)]) as server:
+        assert server._runner.server is not None
+        shutdown = server._runner.server.shutdown
+
+        async def recorded(timeout: float | None = None) -> None:
+            limits.append(timeout)
+            await shutdown(timeout)
+
+        server._runner.server.shutdown = recorded
+        asking = asyncio.create_task(status_of(server, "GET", "/wait"))
+        await began.wait()
+        closing = asyncio.create_task(server.close(scaled(60)))
+        await until(lambda: not server._servers[0].is_serving(), "the beginning of the end")
+        go_on.set()
+        assert await asking == (200, '{"by": ""}')
+        await closing
+    assert set(limits) == {http_server.SHORTEST_S}
+
+
+async def test_what_the_api_has_not_is_answered_as_json() -> None:
+    async with serving(routes=[HttpRoute("GET", "/api/v1/open", answer, Role.READ)]) as server:
+        assert await status_of(server, "GET", "/api/v1/nowhere") == (
+            404, '{"error": "there is no /api/v1/nowhere; /api/openapi.json has what there is"}'
+        )  # fmt: skip
+        assert await status_of(server, "POST", "/api/v1/open") == (
+            405, '{"error": "expected GET, not POST"}'
+        )  # fmt: skip
+        assert await status_of(server, "GET", "/nowhere") == (404, "404: Not Found")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.queue import HEADER, accept, lease, opened, settle
+from tests.kit.deadlines import until
+from tests.kit.queue import HEADER, accept, everything, lease, opened, settle
 from zonemta_py.admin.mail_requests import DeleteRequest, HoldRequest, ReleaseRequest
 from zonemta_py.admin.operation_table import OPERATIONS, operation_of, parse_request, run_operation
 from zonemta_py.admin.operations import Operations
@@ -158,6 +159,7 @@ async def test_destinations(queue: Queue) -> None:
     assert by_name["b.example"]["why"]["name"] == "suspension"
     assert (by_name["c.example"]["deferred"], by_name["c.example"]["recent"]["deferred"]) == (1, 1)
     assert by_name["c.example"]["reply"] != ""
+    zones["other"] = SuspendedZone()
     assert await rows(queue, DestinationsRequest(zone="other"), zones=zones) == []
 
 
@@ -276,6 +278,18 @@ async def test_a_damaged_body(queue: Queue) -> None:
     queue.store.write(queue.store.batch([(keys.chunk_key(message, 1), b"?")], sync=True))
     with pytest.raises(LocalError, match=message):
         await rows(queue, BodyRequest(message))
+
+
+async def test_a_body_that_goes_while_it_is_read(queue: Queue) -> None:
+    message = await accept(queue, "x@a.example", body=b"line\r\n" * 30_000)
+    reading = run_operation(Operations(queue), BodyRequest(message))
+    for _ in range(2):
+        await anext(reading)
+    await rows(queue, DeleteRequest(message))
+    await until(lambda: everything(queue.store) == [], "the chunks to go")
+    with pytest.raises(LocalError, match=f"message {message} has left the queue"):
+        async for _ in reading:
+            pass
 
 
 async def test_state(queue: Queue) -> None:
@@ -470,6 +484,23 @@ def _required(request: type[Request]) -> tuple[str, ...]:
 def test_wrong_arguments(name: str, arguments: object, text: str) -> None:
     with pytest.raises(LocalError, match=text):
         parse_request(name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (ListRequest(zone="blk"), "zone: there is no zone 'blk'"),
+        (DestinationsRequest(zone="blk"), "zone: there is no zone 'blk'"),
+        (ListRequest(state="lost"), "state: expected one of waiting, in_flight, "),
+        (ShapeRequest(state="lost"), "state: expected one of waiting, in_flight, "),
+        (RatesRequest(kind="shoe"), "kind: expected one of zone, destination, source, tenant"),
+    ],
+)
+async def test_what_no_row_can_have(queue: Queue, request_: Request, text: str) -> None:
+    """No answer would say that there is none of it."""
+    relay = RunningRelay(zones={"default": SuspendedZone()})
+    with pytest.raises(LocalError, match=text):
+        run_operation(Operations(queue, relay), request_)
 
 
 async def test_rates(queue: Queue) -> None:

@@ -36,6 +36,7 @@ def test_a_token_is_added_and_found(tmp_path: Path) -> None:
     assert (found.tenant, found.role) == ("acme", Role.SEND)
     assert tokens.find(other + "x") is None
     assert tokens.find("") is None
+    assert tokens.find("\ud800") is None  # of a form in UTF-7
     with pytest.raises(LocalError, match="there is a token 'dashboard'"):
         add_token(path, "dashboard", Role.READ)
     with pytest.raises(LocalError, match="a name has letters"):

@@ -29,6 +29,7 @@ def test_findings(tmp_path: Path) -> None:
     assert [(row["level"], row["rule"]) for row in rows] == [("error", "unsubscribe"), ("info", "dkim")]
     assert zonemta("lint", "-", data=LETTER).output == good.output
     assert zonemta("lint", tmp_path / "none.eml").exit_code == 2
+    assert zonemta("lint", "/proc/self/mem").output.startswith("error: /proc/self/mem: ")
     wrong = zonemta("lint", letter, "--from-domain", "a..b")
     assert wrong.exit_code == 2
     assert "--from-domain 'a..b'" in wrong.output

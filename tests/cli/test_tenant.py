@@ -28,6 +28,16 @@ async def _make_queue(directory: Path) -> None:
         pass
 
 
+async def test_suspended_and_removed_from_the_configuration(tmp_path: Path) -> None:
+    """It can be resumed: its mail would be held until the next change of the file."""
+    async with opened(tmp_path / "queue", clock.now_ms) as queue:
+        await queue.suspended.suspend("umbrella", "x")
+    resumed = await asyncio.to_thread(zonemta, tmp_path, "resume", "umbrella")
+    assert resumed.output == "resumed umbrella, released 0 recipients\n"
+    again = await asyncio.to_thread(zonemta, tmp_path, "resume", "umbrella")
+    assert (again.exit_code, "no tenant 'umbrella'" in again.output) == (2, True)
+
+
 def test_before_the_first_start(tmp_path: Path) -> None:
     """There is nothing to suspend in, and the list shows the configuration."""
     listed = [json.loads(line) for line in zonemta(tmp_path, "list", "--json").output.splitlines()]

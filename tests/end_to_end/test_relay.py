@@ -560,6 +560,21 @@ async def test_a_reload_removes_the_zone_of_a_message_that_arrives(directory: Pa
         assert account.queued("old") == account.queued("default") == 0
 
 
+@pytest.mark.parametrize(("first", "second"), [("smtp", "dequeue"), ("dequeue", "smtp")])
+async def test_a_zone_that_is_back_with_another_transport(
+    directory: Path, first: str, second: str
+) -> None:
+    """Its workers, or its programs, are there since it was removed: mail for a program must not go to the MX."""
+    async with (
+        staged(directory) as stage,
+        relaying(stage.config(zones={"x": {"transport": first}})) as relay,
+    ):
+        relay.reload(stage.config(zones={}))
+        with pytest.raises(ConfigError, match=r"zones\.x\.transport: .* needs a restart"):
+            relay.reload(stage.config(zones={"x": {"transport": second}}))
+        relay.reload(stage.config(zones={"x": {"transport": first}}))
+
+
 async def test_many_at_once(directory: Path) -> None:
     """Four domains, forty clients, a thousand messages: each arrives once."""
     async with staged(directory) as stage:

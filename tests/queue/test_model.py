@@ -26,6 +26,7 @@ from tests.kit.queue import (
     outcomes,
     problems,
 )
+from zonemta_py.core.codec import replace
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import WriteBatch
@@ -129,18 +130,22 @@ class QueueMachine(RuleBasedStateMachine):
             )
             for _ in held
         ]
-        due_ms = self.clock.ms + data.draw(st.integers(1, 5000))
+        first_due_ms = self.clock.ms + data.draw(st.integers(1, 5000))
+        apart_ms = data.draw(st.sampled_from([0, 0, 1, 3000]))
         whole = data.draw(st.booleans())
 
         async def settle() -> None:
             futures = []
             for lease, kind in zip(held, fates, strict=True):
-                some = list(outcomes(lease, kind, due_ms=due_ms))[: None if whole else 1]
+                some = [
+                    replace(outcome, due_ms=first_due_ms + apart_ms * number)
+                    for number, outcome in enumerate(outcomes(lease, kind))
+                ][: None if whole else 1]
                 for outcome in some:
                     where = (outcome.recipient.message, outcome.recipient.address)
                     self.waiting.discard(where)
                     if kind is OutcomeKind.DEFERRED:
-                        self.deferred[where] = due_ms
+                        self.deferred[where] = outcome.due_ms
                     else:
                         self.settled += 1
                 futures.append(self.queue.settle(lease, some))

@@ -195,6 +195,27 @@ async def test_deferred_and_woken(directory: Path) -> None:
         assert everything(queue.store) == []
 
 
+async def test_several_times_that_pass_together(directory: Path) -> None:
+    """A message with a ``due/`` key for each recipient: each is woken once, and counted once."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await accept(queue, *[f"r{i}@x.example" for i in range(5)])
+        held = lease(queue, "x.example")
+        times = [clock.ms + 1000, *range(clock.ms + 1, clock.ms + 5)]
+        later = [
+            Outcome(each, OutcomeKind.DEFERRED, LATER, due_ms)
+            for each, due_ms in zip(held.recipients, times, strict=True)
+        ]
+        await queue.settle(held, later)
+        clock.ms += 10
+        while await queue.deferral.wake_due(clock.ms):
+            pass
+        await until(lambda: not queue.deferral.moving, "what is woken")
+        assert queue.census.zones() == {"default": [4, 1, 0, 0, 5]}
+        assert len([key for key in everything(queue.store) if key.startswith(keys.DUE)]) == 1
+        assert problems(queue.store) == []
+
+
 async def test_the_timer_wakes_by_itself(directory: Path) -> None:
     """No poll: the background task sleeps until the first is due, and is woken for a sooner one."""
     from zonemta_py.core import clock

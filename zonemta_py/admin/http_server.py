@@ -26,6 +26,7 @@ BACKLOG = 128
 FIRST_REQUEST_S = 30.0  # from the connection to a whole header
 KEEP_ALIVE_S = 15.0  # from a response to the whole header of the next request
 HANDSHAKE_S = 10.0  # of TLS
+API = "/api/"  # where errors are JSON
 SHORTEST_S = 0.1  # that a request has to finish
 WARN_EVERY_S = 60.0  # about wrong tokens from one address
 WARNED_MAX = 1000
@@ -67,7 +68,7 @@ class HttpServer:
         hosts = (address.host.lower() for address in settings.address)
         self._names = ("localhost", hostname.lower(), *hosts)
         self._warned: dict[str, float] = {}  # by address of the client
-        application = web.Application(middlewares=[_api_errors])
+        application = web.Application(middlewares=[self._answer])
         for route in routes:
             application.router.add_route(route.method, route.path, self._guarded(route))
         self._runner = web.AppRunner(
@@ -80,7 +81,13 @@ class HttpServer:
         )
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []  # of Unix sockets that are ours
-        self._silent: set[asyncio.Protocol] = set()  # connections without a request so far
+        self._silent: dict[
+            asyncio.Protocol, asyncio.TimerHandle
+        ] = {}  # connections without a request so far
+        self._starting: set[asyncio.Protocol] = (
+            set()
+        )  # of those, the ones that may be in their handshake
+        self._under_way: set[asyncio.Task[None]] = set()  # requests, or connections that have had some
         self.ports: list[int] = []  # of the addresses, once started; 0 for a Unix socket
 
     async def start(self) -> None:
@@ -118,32 +125,76 @@ class HttpServer:
         _remove_sockets(self._paths)
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()  # closes idle connections
-            await self._runner.server.shutdown(max(grace_s, SHORTEST_S))  # 0 would be no limit
+            if (
+                self._under_way and grace_s
+            ):  # aiohttp waits for it twice, for a client that does not read
+                await asyncio.wait(self._under_way, timeout=grace_s)
+            await self._runner.server.shutdown(SHORTEST_S)
         await self._runner.cleanup()
 
     def _connected(self) -> asyncio.Protocol:
         """The protocol of a new connection: aiohttp's, or one that closes it."""
         server = self._runner.server
-        if server is None or len(self._silent.union(server.connections)) >= HTTP_CONNECTIONS_MAX:
+        if server is None or self._is_full(server):
             return _Refusal()
         protocol: asyncio.Protocol = server()
-        self._silent.add(protocol)
-        asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._end_if_silent, protocol)
+        loop = asyncio.get_running_loop()
+        self._silent[protocol] = loop.call_later(FIRST_REQUEST_S, self._end_if_silent, protocol)
+        self._starting.add(protocol)
+        handshake_s = HANDSHAKE_S if self._settings.tls.certificate_file is not None else 0.0
+        loop.call_later(handshake_s, self._starting.discard, protocol)
         return protocol
+
+    def _is_full(self, server: web.Server) -> bool:
+        """Whether as many connections are open as may be; those that are closed are forgotten then."""
+        if len({*self._silent, *server.connections}) < HTTP_CONNECTIONS_MAX:
+            return False
+        for protocol in self._silent.keys() - self._starting - {*server.connections}:
+            self._heard(protocol)
+        return len({*self._silent, *server.connections}) >= HTTP_CONNECTIONS_MAX
 
     def _end_if_silent(self, protocol: asyncio.Protocol) -> None:
         transport = getattr(protocol, "transport", None)  # None when the connection has ended
-        if protocol in self._silent and transport is not None:
+        if transport is not None:
             transport.abort()
-        self._silent.discard(protocol)
+        self._heard(protocol)
+
+    def _heard(self, protocol: asyncio.Protocol) -> None:
+        """A connection is not silent any more."""
+        timer = self._silent.pop(protocol, None)
+        if timer is not None:
+            timer.cancel()
+        self._starting.discard(protocol)
 
     # ---- requests
+
+    @web.middleware
+    async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Every request comes here, also one for which there is no route."""
+        self._heard(request.protocol)
+        task = asyncio.current_task()
+        assert task is not None
+        if task not in self._under_way:
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as exc:
+            if not request.path.startswith(API):
+                raise
+            allowed = ", ".join(sorted(exc.allowed_methods))
+            return problem(405, f"expected {allowed}, not {exc.method}", {"Allow": allowed})
+        except web.HTTPNotFound:
+            if not request.path.startswith(API):
+                raise
+            return problem(404, f"there is no {request.path}; /api/openapi.json has what there is")
 
     def _guarded(self, route: HttpRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The handler of ``route`` for those who may use it."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            self._silent.discard(request.protocol)
             token = self._token(request)
             if token is None and not self._is_own_name(request.url.host or ""):
                 text = f"Host: expected an address or one of {', '.join(self._names)}"
@@ -227,21 +278,6 @@ def _remove_sockets(paths: Sequence[Path]) -> None:
 def problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
     """A response that says what is wrong, as JSON."""
     return web.json_response({"error": text}, status=status, headers=headers)
-
-
-@web.middleware
-async def _api_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """An unknown path or method of the API is answered as JSON, as its other errors are."""
-    try:
-        return await handler(request)
-    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as exc:
-        if not request.path.startswith("/api/"):
-            raise
-        text = f"{request.method} {request.path}: {exc.reason.lower()}; /api/openapi.json lists the operations"
-        headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else None
-        return problem(exc.status, text, headers)
 
 
 def _is_local(request: web.Request) -> bool:

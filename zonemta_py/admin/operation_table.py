@@ -51,8 +51,10 @@ from zonemta_py.admin.requests import (
     WhyRequest,
 )
 from zonemta_py.admin.tokens import Role
+from zonemta_py.admin.view_operations import KINDS
 from zonemta_py.core.codec import from_plain, replace
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.model import STATES
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 
 
@@ -140,6 +142,7 @@ def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row
         raise LocalError(
             f"limit: expected 1 {f'to {operation.limit_max}' if operation.limit_max else 'or more'}"
         )
+    _check_names(operations, request)
     rows: AsyncIterator[Row] = operation.handler(operations, request)
     return rows
 
@@ -156,6 +159,20 @@ def _normalised(request: Request) -> Request:
             except AddressError as exc:
                 raise LocalError(f"{name}: {exc}") from exc
     return request
+
+
+def _check_names(operations: Operations, request: Request) -> None:
+    """Raises LocalError for what no row can have: an empty answer would look as if all were well."""
+    if isinstance(request, (ListRequest, ShapeRequest, DestinationsRequest, MailRequest)):
+        operations.require_zone(request.zone)
+    choices: dict[str, tuple[str, ...]] = {}
+    if isinstance(request, (ListRequest, ShapeRequest)):
+        choices = {"state": STATES}
+    elif isinstance(request, RatesRequest):
+        choices = {"kind": KINDS}
+    for name, known in choices.items():
+        if getattr(request, name) not in (None, *known):
+            raise LocalError(f"{name}: expected one of {', '.join(known)}")
 
 
 def operation_of(request: Request) -> Operation:

@@ -42,6 +42,7 @@ from zonemta_py.queue.format.keys import (
     META_EXPORTED,
     OUTBOX,
     end_of,
+    mark_key,
     parse_outbox,
 )
 from zonemta_py.queue.format.records import RecipientState
@@ -86,6 +87,10 @@ class Operations(
             finally:
                 self._queue.release_message(active)
         except QueueCorrupt as exc:
+            if self._queue.store.get(mark_key(request.message)) is None:
+                raise LocalError(
+                    f"message {request.message} has left the queue while it was read"
+                ) from exc
             raise LocalError(str(exc)) from exc
 
     async def flush(self, request: FlushRequest) -> AsyncIterator[Row]:

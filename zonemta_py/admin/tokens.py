@@ -76,7 +76,7 @@ class Tokens:
 
 def digest_of(text: str) -> str:
     """A token as the file has it."""
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_tokens(path: Path) -> list[Token]:

@@ -21,7 +21,7 @@ from zonemta_py.admin.requests import (
     WhyRequest,
 )
 from zonemta_py.core.codec import to_plain
-from zonemta_py.core.errors import LocalError, NotFound
+from zonemta_py.core.errors import LocalError, NotFound, UnknownName
 from zonemta_py.core.model import AGES_MIN, STATES
 from zonemta_py.queue.census import TOTAL, Census
 from zonemta_py.queue.census_scan import count_all
@@ -32,11 +32,13 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import part_of_key
 from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN, TrafficRate
 from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows
+from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.queue.upkeep.state import state_of_message
 
 SLICE_ROWS = 500
 TOP_DESTINATIONS = 10
 DESTINATIONS_OF_ZONE = 100  # that are looked at
+KINDS = ("zone", "destination", "source", "tenant")  # of rates
 NO_RATE = TrafficRate(dict.fromkeys(COUNTED, 0), 0.0, 0, 0)
 
 
@@ -46,6 +48,12 @@ class ViewOperations:
     def __init__(self, queue: Queue, relay: RunningRelay) -> None:
         self._queue = queue
         self._relay = relay
+
+    def require_zone(self, zone: str | None) -> None:
+        """Raises UnknownName for a zone that the running relay does not have, and that has no mail."""
+        zones = self._relay.zones
+        if zone and zones and zone not in zones and zone not in zones_on_disk(self._queue.store):
+            raise UnknownName(f"zone: there is no zone '{zone}'")
 
     async def _census(self) -> Census:
         """That of the running relay; else the queue is counted."""
@@ -275,9 +283,8 @@ class ViewOperations:
         if request.minutes not in WINDOWS_MIN:
             raise LocalError(f"minutes: expected one of {', '.join(map(str, WINDOWS_MIN))}")
         traffic = self._queue.traffic
-        kinds = {"zone": traffic.zones, "destination": traffic.destinations, "source": traffic.sources}
-        kinds["tenant"] = traffic.tenants
-        for kind, counts in kinds.items():
+        tables = traffic.zones, traffic.destinations, traffic.sources, traffic.tenants
+        for kind, counts in zip(KINDS, tables, strict=True):
             if request.kind not in (None, kind):
                 continue
             found = traffic.rates(counts, request.minutes)

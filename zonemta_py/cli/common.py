@@ -93,6 +93,16 @@ def read_config(path: Path) -> Config:
     return load_config(path)
 
 
+def read_message(path: Path) -> bytes:
+    """The bytes of a file. Raises OSError; LocalError for one that opens and cannot be read, as some of /proc."""
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        if exc.filename is not None:
+            raise
+        raise LocalError(f"{path}: {exc.strerror}") from exc
+
+
 def echo(text: str, color: str | None = None, *, bold: bool = False) -> None:
     """Print ``text``, which may be from strangers: control characters would command the terminal."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.cli.common import EXIT_FAILED, echo, json_option, print_json, read_config, reports_errors
+from zonemta_py.cli.common import (
+    EXIT_FAILED,
+    echo,
+    json_option,
+    print_json,
+    read_config,
+    read_message,
+    reports_errors,
+)
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dns_channel import DnsChannel, NameNotFound, QueryFailed
@@ -57,7 +65,7 @@ def lint(
     except AddressError as exc:
         raise ConfigError(f"--from-domain '{from_domain}': {exc}") from exc
     config = read_config(config_path) if config_path is not None else None
-    data = sys.stdin.buffer.read() if str(message) == "-" else message.read_bytes()
+    data = sys.stdin.buffer.read() if str(message) == "-" else read_message(message)
     found = check_message(data, wanted, signing_of(config))
     if config is not None:
         found += [Finding(WARNING, "secret", text) for text in secret_warnings(config)]

@@ -209,7 +209,8 @@ def resume(name: str, config_path: Path) -> None:
     Example:
       zonemta tenant resume acme -c config/zonemta.yaml
     """
-    _known(config_path, name)
+    if name not in _suspensions(config_path):  # it may be suspended, and removed from the configuration
+        _known(config_path, name)
     released = 0
     for row in rows_of(config_path, ResumeRequest(name)):
         released = row["released"]

@@ -1,5 +1,6 @@
 """The group ``zonemta token``."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.names import TENANT
-from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.errors import ConfigError, LocalError
 
 
 @click.group()
@@ -65,7 +66,15 @@ def add(name: str, config_path: Path, role: str, tenant: str) -> None:
     if tenant and tenant not in read_config(config_path).tenants:
         raise ConfigError(f"{config_path}: there is no tenant '{tenant}'")
     path = _file(config_path)
-    echo(add_token(path, name, Role(role), tenant))
+    text = add_token(path, name, Role(role), tenant)
+    try:
+        if sys.stdout is None:
+            raise LocalError("standard output is closed: the token cannot be printed")
+        echo(text)
+        sys.stdout.flush()
+    except BaseException:
+        remove_token(path, name)  # nothing else has its text
+        raise
     click.echo(f"added to {path}; `zonemta reload` lets a running relay know", err=True)
 
 

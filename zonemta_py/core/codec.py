@@ -58,7 +58,10 @@ def unpacker(kind: type[T]) -> Callable[[bytes | memoryview], T]:
 
 def from_json(data: bytes | str) -> Any:
     """Plain values from one JSON document. Raises ValueError when it is not one."""
-    return msgspec.json.decode(data)
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError as exc:
+        raise ValueError("its arrays and objects are nested too deeply") from exc
 
 
 def from_query(value: object, kind: type[T]) -> T:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -56,6 +57,9 @@ class Deferral:
         self._next_due_ms: int | None = None
         self.moving: set[bytes] = set()
         self._expected: Counter[bytes] = Counter()  # due/ keys that commits under way write
+        self._doubtful: set[bytes] = (
+            set()
+        )  # of those, keys of held mail that may wake none when they are written
 
     def expect(self, due: bytes) -> None:
         """A commit under way writes this ``due/`` key, which must not be deleted; ``written`` follows."""
@@ -66,11 +70,23 @@ class Deferral:
         self._expected[due] -= 1
         if not self._expected[due]:
             del self._expected[due]
+            if due in self._doubtful:
+                self._delete_doubtful(due)
         due_ms = keys.parse_due(due)[0]
         if self._next_due_ms is None or due_ms < self._next_due_ms:
             self._next_due_ms = due_ms
             self._changed.set()
         self._cursor = min(self._cursor, keys.due_key(due_ms, "", ""))
+
+    def _delete_doubtful(self, due: bytes) -> None:
+        """A recipient was removed while the key was being written: no timer deletes a key of held mail."""
+        self._doubtful.discard(due)
+        due_ms, zone, message = keys.parse_due(due)
+        batch = WriteBatch()
+        with suppress(QueueCorrupt):  # the key stays until the next start
+            self.delete_unused_due_keys(batch, zone, message, {due_ms}, ())
+        if batch.ops:
+            self._commits.submit(batch)
 
     async def run(self) -> None:
         """Wake recipients at their time, forever."""
@@ -113,22 +129,13 @@ class Deferral:
             if len(turn.woken) >= WAKE_MAX or turn.handled >= WAKE_MAX or turn.read >= READ_MAX:
                 break
             due_ms, zone, message = keys.parse_due(due)
-            finished = undamaged = True
-            turn.left.clear()
-            try:
-                for recipient in self._wake_message(turn, zone, message, is_due):
-                    turn.woken.append(recipient)
-                    if len(turn.woken) >= WAKE_MAX:
-                        finished = False
-                        break
-            except QueueCorrupt as exc:
-                log.critical("%s is not sent, repair the queue: %s", message, exc)
-                undamaged = False  # the key stays: the next start may read the message
             turn.handled += 1
-            if finished:
-                if undamaged and due not in self._expected and due_ms not in turn.left:
-                    turn.batch.delete(due)
-                turn.resume_at = due + b"\x00"
+            if (zone, message) not in turn.left and not self._wake_all(turn, zone, message, is_due):
+                break
+            left = turn.left[zone, message]
+            if left is not None and due not in self._expected and due_ms not in left:
+                turn.batch.delete(due)
+            turn.resume_at = due + b"\x00"
         return turn
 
     def _due_keys(self, stop: bytes) -> Iterator[bytes]:
@@ -139,8 +146,26 @@ class Deferral:
             log.critical("deferred recipients are not sent to, repair the queue: %s", exc)
             self._cursor = max(self._cursor, stop)
 
+    def _wake_all(self, turn: "_Turn", zone: str, message: str, is_due: IsDue) -> bool:
+        """Wake the recipients of a message that are due; False: the turn ended before the last one.
+
+        Once in a turn, also for a message with several ``due/`` keys: its batch is not on disk yet.
+        """
+        left: set[int] = set()
+        try:
+            for recipient in self._wake_message(turn, zone, message, is_due, left):
+                turn.woken.append(recipient)
+                if len(turn.woken) >= WAKE_MAX:
+                    return False
+        except QueueCorrupt as exc:
+            log.critical("%s is not sent, repair the queue: %s", message, exc)
+            turn.left[zone, message] = None
+        else:
+            turn.left[zone, message] = left
+        return True
+
     def _wake_message(
-        self, turn: "_Turn", zone: str, message: str, is_due: IsDue
+        self, turn: "_Turn", zone: str, message: str, is_due: IsDue, left: set[int]
     ) -> Iterator[QueuedRecipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
@@ -152,7 +177,7 @@ class Deferral:
                 address = keys.parse_recipient(key)[2]
                 yield transitions.wake(turn.batch, zone, message, address, record)
             else:
-                turn.left.add(record.due_ms)
+                left.add(record.due_ms)
 
     def delete_unused_due_keys(
         self, batch: WriteBatch, zone: str, message: str, times: Set[int], removed: Container[bytes]
@@ -164,6 +189,8 @@ class Deferral:
         unused = {
             due_ms for due_ms in times if keys.due_key(due_ms, zone, message) not in self._expected
         }
+        if keys.HELD_MS in times and keys.HELD_MS not in unused:
+            self._doubtful.add(keys.due_key(keys.HELD_MS, zone, message))
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
             if not unused:
@@ -266,11 +293,15 @@ class Deferral:
 
 @dataclass(slots=True)
 class _Turn:
-    """What one turn of the loop wakes. ``resume_at``: where to read on; empty, where the turn began."""
+    """What one turn of the loop wakes. ``resume_at``: where to read on; empty, where the turn began.
+
+    ``left``: of each message that was read to its end, the due times of recipients that stay. None of a damaged
+    one, whose keys stay: the next start may read it.
+    """
 
     batch: WriteBatch = field(default_factory=WriteBatch)
     woken: list[QueuedRecipient] = field(default_factory=list)
-    left: set[int] = field(default_factory=set)  # due times of recipients of the message that stay
+    left: dict[tuple[str, str], Set[int] | None] = field(default_factory=dict)  # by zone and message
     handled: int = 0  # due keys
     read: int = 0  # recipients
     resume_at: bytes = b""

@@ -8,7 +8,7 @@ from functools import cached_property
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL, PathKey
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
@@ -192,6 +192,17 @@ class DeliveryService:
             workers.ready(destination, low_volume=low_volume)
         elif self.channels is not None:
             self.channels.wake(zone)
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigError for a zone that was removed, and is back with another transport: programs or workers are there."""
+        for name, zone in config.zones.items():
+            view, for_programs = self.views.get(name), zone.transport == DEQUEUE_TRANSPORT
+            if view is not None and isinstance(view, ProgramZone) != for_programs:
+                before = "another transport" if for_programs else DEQUEUE_TRANSPORT
+                raise ConfigError(
+                    f"zones.{name}.transport: the zone had {before} since the start of this relay; a change needs a "
+                    "restart; no other change of the file is used before"
+                )
 
     def configure(
         self,

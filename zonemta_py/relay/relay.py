@@ -301,6 +301,7 @@ class Relay:
         try:
             config = self._hooks.apply(config or load_config(self._config.path))
             check_reloadable(self._config, config, self._queue.zones_with_mail())
+            self._delivery.check(config)
             verify(config, self._hooks)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
+from zonemta_py.cli.common import json_option, print_json, read_config, read_message, reports_errors
 from zonemta_py.cli.options import (
     EXISTING_FILE,
     ConfigValue,
@@ -215,7 +215,7 @@ def _request(
         raise ConfigError("--campaign '': expected a name")
     config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
     selection = replace(selection, caps=_checked_caps(selection.caps or {}, config))
-    message = message_path.read_bytes()
+    message = read_message(message_path)
     for each in (source, *options["suppress"]):
         require_list(each)
     return PlanRequest(
