@@ -14,9 +14,9 @@ from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
 
 RENEWALS = 3  # in the time of one lease
 
-_unreleased: dict[
-    str, str
-] = {}  # tokens of this process that the server could not be asked to delete, by label
+# Tokens of this process that the server could not be asked to delete, by label. With one, the lease may
+# still be there, and then nothing else writes with it.
+_unreleased: dict[str, str] = {}
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,17 @@ log = logging.getLogger(__name__)
 class LeaseBackend(Protocol):
     """The lease on a server. Every call blocks, and raises LocalError when the server cannot be asked."""
 
-    def try_acquire(self, token: str) -> str | None:
-        """Store ``token``. Returns None, or the token of the relay that has the lease ("" when unknown)."""
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
+        """Store ``token``. Returns None, or the token of the relay that has the lease ("" when unknown).
+
+        A lease with the token ``previous`` is replaced, as one that has expired.
+        """
 
     def renew(self, token: str) -> bool:
         """Extend the lease; False when another relay has it."""
 
     def release(self, token: str, *, mail: bool) -> None:
-        """End the lease. With ``mail`` left in the partition, notify other relays."""
+        """End the lease, if it has ``token``. With ``mail`` left in the partition, notify other relays."""
 
 
 class PartitionLease:
@@ -49,10 +52,8 @@ class PartitionLease:
 
     def acquire(self) -> None:
         """Acquire the lease, and renew it in the background. Raises QueueLocked, LocalError."""
-        if self._label in _unreleased:  # ours from before the server failed: nothing else writes with it
-            self._backend.release(_unreleased[self._label], mail=False)
-            del _unreleased[self._label]
-        other = self._backend.try_acquire(self.token)
+        other = self._backend.try_acquire(self.token, _unreleased.get(self._label, ""))
+        _unreleased.pop(self._label, None)
         if other is not None:
             holder = other.rpartition(":")[0]
             raise QueueLocked(f"{self._label}: in use by {holder or 'another relay'}", holder)

@@ -38,10 +38,10 @@ class RedisLease:
         self._renew = client.commands.register_script(RENEW)
         self._release = client.commands.register_script(RELEASE)
 
-    def try_acquire(self, token: str) -> str | None:
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
         """See ``LeaseBackend``. A new lease begins to count its batches at 1."""
         where = [self._where.lease, self._where.written]
-        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms]))
+        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
         return holder.decode() if holder else None
 
     def renew(self, token: str) -> bool:

@@ -85,7 +85,7 @@ class S3Store(RemoteBodyStore):
     def _check_conditions(self) -> None:
         """Raise LocalError unless the server refuses to write the first batch again."""
         try:
-            self._client.put(self._log_path(self._seq), pack((FORMAT, "?", [])), new=True)
+            self._client.put_new(self._log_path(self._seq), pack((FORMAT, "?", [])))
         except Conflict:
             return
         raise LocalError(
@@ -184,7 +184,7 @@ class S3Store(RemoteBodyStore):
         path = self._log_path(self._seq + 1)
         for _ in range(ATTEMPTS):
             try:
-                self._client.put(path, data, new=True)
+                self._client.put_new(path, data)
                 break
             except Conflict:
                 found = self._client.get(path)
