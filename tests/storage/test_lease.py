@@ -1,6 +1,8 @@
 """The lease of a partition: the same rules on Redis and on S3."""
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +15,7 @@ from tests.kit.servers import notice_queue, part_of, queue_settings
 from tests.kit.stores import kill, own_server, replaced
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
-from zonemta_py.storage.lease import LeaseBackend, PartitionLease, _unreleased
+from zonemta_py.storage.lease import LeaseBackend, PartitionLease, _unreleased, has_ended
 from zonemta_py.storage.open import open_shared_storage
 from zonemta_py.storage.redis import RedisLease
 from zonemta_py.storage.redis_client import RedisClient
@@ -64,10 +66,31 @@ async def test_one_holder(make_lease: MakeLease) -> None:
     one.acquire()
     with pytest.raises(QueueLocked, match=r"partition 'one': in use by .+:[0-9]+$") as caught:
         two.acquire()
-    assert caught.value.holder == one.token.rpartition(":")[0]
+    assert caught.value.holder == one.token
     one.release(mail=False)
     two.acquire()
     two.check()
+
+
+def test_the_token_of_an_ended_process(make_lease: MakeLease) -> None:
+    """Also one with the number of this process, or of another that runs, and those of earlier versions."""
+    token, host, pid = make_lease().token, socket.getfqdn(), os.getpid()
+    unique = token.rpartition(":")[2]
+    running, ended = os.getppid(), 2**22 + 1  # more than there are
+    for other, expected in {
+        token: False,
+        f"{host}:{pid}:00000000.17-{'0' * 16}": True,
+        f"{host}:{running}:{unique}": True,
+        f"{host}:{ended}:{unique}": True,
+        f"other.example:{ended}:{unique}": False,
+        f"{host}:{pid}:{'0' * 16}": True,
+        f"{host}:{running}:{'0' * 16}": False,
+        f"{host}:{ended}:{'0' * 16}": True,
+        f"{host}:{ended}": True,
+        "what": False,
+        "": False,
+    }.items():
+        assert has_ended(other) == expected, other
 
 
 async def test_renewed_in_the_background(make_lease: MakeLease, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -152,6 +153,24 @@ async def test_a_relay_that_comes_back_soon(directory: Path, kind: str) -> None:
     store = open_store(settings, standby=True)
     assert name_of(store) == "one"
     store.close()
+
+
+@pytest.mark.parametrize("standby", [True, False])
+async def test_a_relay_with_the_number_of_the_one_before(
+    directory: Path, kind: str, standby: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a container each is process 1: the lease of the one before is waited for, and the log says so."""
+    settings = queue_settings(directory, kind, lease_s=scaled(0.6))
+    store = cast(RemoteBodyStore, open_store(settings))
+    lease = store._lease
+    lease.release(mail=True)
+    lease._backend.try_acquire(f"{socket.getfqdn()}:{os.getpid()}:{'0' * 16}")
+    store._closed = True
+    store._disconnect()
+    again = open_store(settings, standby=standby)
+    assert name_of(again) == "one"
+    assert "which has ended: waiting until its lease expires" in caplog.text
+    again.close()
 
 
 def test_invalid_addresses(directory: Path) -> None:

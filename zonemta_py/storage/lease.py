@@ -7,12 +7,14 @@ import logging
 import os
 import secrets
 import socket
+from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Protocol
 
 from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
 
 RENEWALS = 3  # in the time of one lease
+STAT_START = 19  # the field of /proc/PID/stat with the start, after the name of the program
 
 # Tokens of this process that the server could not be asked to delete, by label. With one, the lease may
 # still be there, and then nothing else writes with it.
@@ -56,7 +58,7 @@ class PartitionLease:
         _unreleased.pop(self._label, None)
         if other is not None:
             holder = other.rpartition(":")[0]
-            raise QueueLocked(f"{self._label}: in use by {holder or 'another relay'}", holder)
+            raise QueueLocked(f"{self._label}: in use by {holder or 'another relay'}", other)
         self._thread = Thread(target=self._keep_renewing, name=f"renew {self._label}", daemon=True)
         self._thread.start()
 
@@ -107,5 +109,32 @@ class PartitionLease:
 
 
 def _new_token() -> str:
-    """Host, process and 64 random bits: unique, and readable for an operator."""
-    return f"{socket.getfqdn()}:{os.getpid()}:{secrets.token_hex(8)}"
+    """Host, process, when that began, and 64 random bits: unique, and readable for an operator."""
+    pid = str(os.getpid())
+    return f"{socket.getfqdn()}:{pid}:{_began(pid)}-{secrets.token_hex(8)}"
+
+
+def has_ended(token: str) -> bool:
+    """Return whether ``token`` is that of a process of this machine that has ended.
+
+    Its number alone does not tell: in a container the relay may be process 1 each time. Tokens of earlier
+    versions do not say when their process began, and this process has none of them.
+    """
+    host, _, rest = token.partition(":")
+    pid, _, unique = rest.partition(":")
+    if host != socket.getfqdn() or not pid.isdigit():
+        return False
+    began, dash, _ = unique.rpartition("-")
+    if dash:
+        return began != _began(pid)
+    return pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists()
+
+
+def _began(pid: str) -> str:
+    """When a process began: the boot of the machine, and clock ticks since. Empty when there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{boot}.{fields[STAT_START]}"
+    except (OSError, IndexError):
+        return ""

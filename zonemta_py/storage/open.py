@@ -12,7 +12,7 @@ from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access, Store
 from zonemta_py.storage.leveldb_store import LevelDBStore
 from zonemta_py.storage.memory import MemoryStore
-from zonemta_py.storage.partitions import SharedStorage, open_own_or_standby, partition_name
+from zonemta_py.storage.partitions import SharedStorage, open_own, open_own_or_standby
 
 PID_FILE = "relay.pid"
 
@@ -95,9 +95,8 @@ def _open_partition(settings: QueueSettings, *, standby: bool) -> Store:
     storage = open_shared_storage(settings)
     assert storage is not None
     try:
-        if standby:
-            return open_own_or_standby(storage, settings.shared)
-        return storage.open(partition_name(settings.shared))
+        open_partition = open_own_or_standby if standby else open_own
+        return open_partition(storage, settings.shared)
     finally:
         storage.close()
 
