@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.queue import HEADER, accept, lease, opened, settle
+from zonemta_py.admin.mail_requests import DeleteRequest, HoldRequest, ReleaseRequest
 from zonemta_py.admin.operation_table import OPERATIONS, operation_of, parse_request, run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.reasons import RunningRelay
@@ -16,15 +17,12 @@ from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
     CheckRequest,
-    DeleteRequest,
     DestinationsRequest,
     FlushRequest,
     HistoryRequest,
-    HoldRequest,
     ListRequest,
     LogLevelRequest,
     RatesRequest,
-    ReleaseRequest,
     Request,
     ResumeRequest,
     ShapeRequest,
@@ -447,7 +445,7 @@ def _required(request: type[Request]) -> tuple[str, ...]:
         ("list", {"zones": "bulk"}, "list: .*unknown field `zones`"),
         ("list", {"limit": "many"}, r"list: Expected `int \| null`, got `str` - at `\$.limit`"),
         ("show", {}, "show: .*missing required field `message`"),
-        ("hold", {"message": 7}, "hold: Expected `str`, got `int`"),
+        ("hold", {"message": 7}, r"hold: Expected `str \| null`, got `int`"),
         ("summary", [], "summary: Expected `object`, got `array`"),
     ],
 )

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from tests.kit.queue import accept, opened
 from zonemta_py.cli.main import main
+from zonemta_py.cli.queue import mail
 from zonemta_py.core import clock
 
 
@@ -29,8 +30,8 @@ async def message(directory: Path, config: Path) -> str:
 
 @pytest.fixture
 def run(config: Path) -> Iterator[Any]:
-    def invoke(*arguments: str) -> Result:
-        return CliRunner().invoke(main, ["queue", *arguments, "-c", str(config)])
+    def invoke(*arguments: str, answer: str = "") -> Result:
+        return CliRunner().invoke(main, ["queue", *arguments, "-c", str(config)], input=answer)
 
     yield invoke
 
@@ -52,7 +53,39 @@ def test_a_message_is_an_argument_or_an_option(run: Any, message: str, command: 
 def test_a_message_is_required(run: Any, message: str, command: str) -> None:
     result = run(command)
     assert result.exit_code == 2
-    assert "Missing argument 'MESSAGE'" in result.stderr
+    assert "name a MESSAGE, or select mail by --zone" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["hold", "release", "delete", "bounce"])
+def test_a_message_goes_with_no_option_that_selects(run: Any, message: str, command: str) -> None:
+    for arguments in (["--domain", "x.example"], ["--dry-run"]):
+        result = run(command, message, *arguments)
+        assert result.exit_code == 2
+        assert "MESSAGE goes with --recipient only" in result.stderr
+
+
+def test_what_is_selected_is_counted_and_changed(run: Any, message: str) -> None:
+    assert run("hold", "--domain", "X.example", "--dry-run").stdout == "1 recipient selected\n"
+    assert run("hold", "--domain", "X.example").stdout == "1 recipient held, 0 in flight and skipped\n"
+    assert run("release", "--state", "held").stdout == "1 recipient released\n"
+    assert json.loads(run("hold", "--tenant", "", "--json").stdout) == {"held": 2, "in_flight": 0}
+    assert run("hold", "--zone", "no").exit_code == 2
+
+
+def test_a_question_before_selected_mail_is_removed(
+    run: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal only --yes removes it; an answer that is no changes nothing."""
+    for command in ("delete", "bounce"):
+        refused = run(command, "--domain", "x.example")
+        assert refused.exit_code == 2
+        assert "only with --yes" in refused.stderr
+    monkeypatch.setattr(mail, "_has_terminal", lambda: True)
+    asked = run("delete", "--zone", "default", answer="n\n")
+    assert asked.exit_code == 1
+    assert "2 recipients are to be deleted. Go on?" in asked.stderr
+    assert run("delete", "--zone", "default", answer="y\n").stdout.startswith("2 recipients deleted")
+    assert run("delete", "--zone", "default", "--yes").stdout.startswith("0 recipients deleted")
 
 
 def test_flush_needs_no_message(run: Any, message: str) -> None:

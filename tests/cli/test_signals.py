@@ -4,9 +4,12 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.relay import Stage, staged
@@ -14,6 +17,7 @@ from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
+from zonemta_py.cli.main import main
 from zonemta_py.sink.script import Rule, Step
 
 LARGE = b"x" * 70 + b"\r\n"
@@ -126,3 +130,59 @@ async def test_stop_in_the_middle_of_large_mail(directory: Path, grace_s: float)
         wanted = hashlib.sha256(body).digest()
         for message in sink.messages:
             assert hashlib.sha256(message.data.partition(b"\r\n\r\n")[2]).digest() == wanted
+
+
+@pytest.mark.parametrize("store", ["leveldb", "filesystem"])
+async def test_a_running_relay_is_left_alone(directory: Path, store: str) -> None:
+    """LevelDB's own repair takes no lock: it would move the files that the relay writes to."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        queue = {"directory": "queue", "min_free_disk": "1MiB", "store": store}
+        served = Served(directory, stage, queue=queue, zones={"default": {"retry": {"delays": ["1h"]}}})
+        try:
+            await served.send("x@a.example")
+            await until(lambda: [r["state"] for r in served.rows()] == ["deferred"], "a deferral")
+            command = [sys.executable, "-m", "zonemta_py", "queue", "repair", "-c"]
+            found = await asyncio.to_thread(
+                subprocess.run,
+                [*command, str(directory / "zonemta.yaml")],
+                capture_output=True,
+                text=True,
+            )
+            assert found.returncode == 111
+            assert found.stderr.endswith(f"in use by process {served.relay.pid}\n")
+            assert "copy" not in found.stderr
+            names = {path.name for path in (directory / "queue").rglob("*")}
+            assert not [name for name in names if name == "lost" or "before-repair" in name]
+            assert served.relay.stop() == 0
+            served.relay = served.start()
+            assert [row["state"] for row in served.rows()] == ["deferred"]
+        finally:
+            served.relay.kill()
+
+
+async def test_a_mistake_in_the_file_is_no_obstacle(directory: Path) -> None:
+    """Commands ask the running relay; without one the mistake is the answer."""
+    file = directory / "zonemta.yaml"
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        served = Served(directory, stage, zones={"default": {"retry": {"delays": ["1h"]}}})
+        try:
+            file.write_text(f"{file.read_text()}zoness: {{}}\n")
+            for command, shown in (
+                (["status"], "ready      yes"),
+                (["suspend", "--zone", "default"], "suspended zone default"),
+                (["suspend", "--list"], "default"),
+            ):
+                found = await asyncio.to_thread(CliRunner().invoke, main, [*command, "-c", str(file)])
+                assert found.exit_code == 0, found.output
+                assert "zonemta.yaml:" in found.stderr
+                assert "zoness: unknown key" in found.stderr
+                assert "the running relay has an earlier configuration" in found.stderr
+                assert shown in found.stdout
+            assert served.relay.stop() == 0
+        finally:
+            served.relay.kill()
+        found = await asyncio.to_thread(CliRunner().invoke, main, ["status", "-c", str(file)])
+        assert found.exit_code == 2
+        assert found.stdout == ""

@@ -10,9 +10,10 @@ import yaml
 
 from tests.kit.deadlines import eventually, time_limit, until
 from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
+from zonemta_py.admin.mail_requests import ReleaseRequest
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import ListRequest, ReleaseRequest
+from zonemta_py.admin.requests import ListRequest
 from zonemta_py.core import clock
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.rings import IN_ROW

@@ -14,14 +14,13 @@ from tests.kit.deadlines import time_limit, until
 from tests.kit.queue import everything
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
+from zonemta_py.admin.mail_requests import HoldRequest, ReleaseRequest
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.admin.requests import (
     FlushRequest,
-    HoldRequest,
     ListRequest,
-    ReleaseRequest,
     UnreachableClearRequest,
     UnreachableRequest,
 )

@@ -23,7 +23,7 @@ def run(directory: Path, own: str, parts: dict[str, str]) -> "subprocess.Complet
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.kit.parallel", "-c", os.devnull]
     return subprocess.run(
         [*command, "--rootdir", str(directory), *options, "own"],
-        cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True,
         timeout=scaled(50),
     )  # fmt: skip
 

@@ -3,24 +3,27 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
+from zonemta_py.admin.mail_requests import (
+    BounceRequest,
+    DeleteRequest,
+    HoldRequest,
+    MailRequest,
+    ReleaseRequest,
+)
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
-    BounceRequest,
     ChangeRequest,
     CheckRequest,
     ClassifyRequest,
-    DeleteRequest,
     DestinationsRequest,
     FlushRequest,
     HistoryRequest,
-    HoldRequest,
     ListRequest,
     LoginRequest,
     LogLevelRequest,
     RatesRequest,
-    ReleaseRequest,
     ReloadRequest,
     Request,
     ResumeRequest,
@@ -48,8 +51,9 @@ from zonemta_py.admin.requests import (
     WhyRequest,
 )
 from zonemta_py.admin.tokens import Role
-from zonemta_py.core.codec import from_plain
+from zonemta_py.core.codec import from_plain, replace
 from zonemta_py.core.errors import LocalError
+from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 
 
 class Operation(NamedTuple):
@@ -129,8 +133,8 @@ _BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()
 
 
 def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row]:
-    """The rows of the answer. They raise LocalError when the operation fails; a wrong ``limit`` does at once."""
-    operation = operation_of(request)
+    """The rows of the answer. They raise LocalError when the operation fails; a wrong argument does at once."""
+    operation, request = operation_of(request), _normalised(request)
     limit: int | None = getattr(request, "limit", None)
     if limit is not None and not 1 <= limit <= (operation.limit_max or limit):
         raise LocalError(
@@ -138,6 +142,20 @@ def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row
         )
     rows: AsyncIterator[Row] = operation.handler(operations, request)
     return rows
+
+
+def _normalised(request: Request) -> Request:
+    """``request`` with its domain and recipient as the queue has them. Raises LocalError."""
+    if not isinstance(request, (ListRequest, FlushRequest, WhyRequest, MailRequest)):
+        return request
+    for name, normal in (("domain", normalise_domain), ("recipient", normalise)):
+        value: str | None = getattr(request, name, None)
+        if value:
+            try:
+                request = replace(request, **{name: normal(value)})
+            except AddressError as exc:
+                raise LocalError(f"{name}: {exc}") from exc
+    return request
 
 
 def operation_of(request: Request) -> Operation:

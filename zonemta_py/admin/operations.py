@@ -11,19 +11,16 @@ from contextlib import ExitStack
 
 from zonemta_py.admin.egress_operations import EgressOperations
 from zonemta_py.admin.event_operations import EventOperations
+from zonemta_py.admin.mail_operations import MailOperations
 from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
-    BounceRequest,
     CheckRequest,
     ClassifyRequest,
-    DeleteRequest,
     FlushRequest,
-    HoldRequest,
     LoginRequest,
     LogLevelRequest,
-    ReleaseRequest,
     ReloadRequest,
     Row,
     StatsRequest,
@@ -33,7 +30,7 @@ from zonemta_py.admin.requests import (
 )
 from zonemta_py.admin.suspension_operations import SuspensionOperations
 from zonemta_py.admin.tenant_operations import TenantOperations
-from zonemta_py.admin.view_operations import SLICE_ROWS, ViewOperations, no_message
+from zonemta_py.admin.view_operations import SLICE_ROWS, ViewOperations
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.events.history import MESSAGE
@@ -43,7 +40,6 @@ from zonemta_py.queue.format.keys import (
     META_EXPORTED,
     OUTBOX,
     end_of,
-    mark_key,
     parse_outbox,
 )
 from zonemta_py.queue.queue import Queue
@@ -57,12 +53,18 @@ DOWN = RunningRelay()
 
 
 class Operations(
-    ViewOperations, TenantOperations, SuspensionOperations, EgressOperations, EventOperations
+    ViewOperations,
+    MailOperations,
+    TenantOperations,
+    SuspensionOperations,
+    EgressOperations,
+    EventOperations,
 ):
     """The operations on ``queue``, and on the ``relay`` that runs on it."""
 
     def __init__(self, queue: Queue, relay: RunningRelay = DOWN) -> None:
         ViewOperations.__init__(self, queue, relay)
+        MailOperations.__init__(self, queue)
         TenantOperations.__init__(self, queue, relay.verify)
         SuspensionOperations.__init__(self, queue, relay.egress, relay.tenants)
         EgressOperations.__init__(self, relay.egress)
@@ -119,38 +121,6 @@ class Operations(
             for name in zones
             if request.zone in (None, name)
         }
-
-    async def delete(self, request: DeleteRequest) -> AsyncIterator[Row]:
-        """One row with ``deleted`` and ``in_flight``. Raises LocalError when both are 0."""
-        deleted, busy = await self._queue.operator.delete(request.message, request.recipient)
-        if not deleted and not busy:
-            to = f" to {request.recipient}" if request.recipient else ""
-            raise no_message(request.message + to)
-        yield {"deleted": deleted, "in_flight": busy}
-
-    async def bounce(self, request: BounceRequest) -> AsyncIterator[Row]:
-        """One row with ``bounced`` and ``in_flight``. Raises LocalError when there is no such message."""
-        self._require(request.message)
-        bounced, busy = await self._queue.operator.bounce(
-            request.message, request.recipient, request.reason
-        )
-        yield {"bounced": bounced, "in_flight": busy}
-
-    async def hold(self, request: HoldRequest) -> AsyncIterator[Row]:
-        """One row with ``held`` and ``in_flight``. Raises LocalError when there is no such message."""
-        self._require(request.message)
-        held, busy = await self._queue.operator.hold(request.message, request.recipient)
-        yield {"held": held, "in_flight": busy}
-
-    async def release(self, request: ReleaseRequest) -> AsyncIterator[Row]:
-        """One row with ``released``. Raises LocalError when there is no such message."""
-        self._require(request.message)
-        released = await self._queue.operator.release(request.message, request.recipient)
-        yield {"released": released}
-
-    def _require(self, message: str) -> None:
-        if self._queue.store.get(mark_key(message)) is None:
-            raise no_message(message)
 
     async def unreachable(self, request: UnreachableRequest) -> AsyncIterator[Row]:
         """A row for each address. No row when no relay runs."""

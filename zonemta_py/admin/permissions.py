@@ -1,5 +1,6 @@
 """What a token of a tenant may ask: what belongs to others does not exist for it."""
 
+from zonemta_py.admin.mail_requests import MailRequest, ReleaseRequest
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     ChangeRequest,
@@ -7,7 +8,6 @@ from zonemta_py.admin.requests import (
     FlushRequest,
     HistoryRequest,
     ListRequest,
-    ReleaseRequest,
     Request,
     TailRequest,
 )
@@ -20,6 +20,10 @@ def restrict(operations: Operations, request: Request, tenant: str) -> Request:
     if not tenant or isinstance(request, ClassifyRequest):
         return request
     if isinstance(request, (ListRequest, TailRequest, HistoryRequest)):
+        return replace(request, tenant=tenant)
+    if isinstance(request, MailRequest) and request.message is None and request.has_filter:
+        if isinstance(request, ReleaseRequest):
+            raise PermissionError("name the message: a scanner may have had some of these held")
         return replace(request, tenant=tenant)
     message = getattr(request, "message", None)
     if message is not None:

@@ -72,13 +72,6 @@ class ListRequest(Request, frozen=True):
     tag: str | None = None
     after: str = ""
 
-    def has_labels(self, row: Mapping[str, Any]) -> bool:
-        """Whether a recipient is of the wanted tenant, user, campaign and tag."""
-        wanted = {"tenant": self.tenant, "user": self.user, "campaign": self.campaign}
-        return all(value in (None, row[name]) for name, value in wanted.items()) and (
-            self.tag is None or self.tag in row["tags"]
-        )
-
 
 class ShowRequest(Request, frozen=True):
     """Show a message without its body."""
@@ -111,35 +104,6 @@ class FlushRequest(ChangeRequest, frozen=True):
     zone: str | None = None
     domain: str | None = None
     message: str | None = None
-
-
-class DeleteRequest(ChangeRequest, frozen=True):
-    """Remove a message, or only ``recipient``."""
-
-    message: str
-    recipient: str | None = None
-
-
-class BounceRequest(ChangeRequest, frozen=True):
-    """Return a message to its sender, or only ``recipient``; ``reason`` is in the report."""
-
-    message: str
-    recipient: str | None = None
-    reason: str = "returned by the operator"
-
-
-class HoldRequest(ChangeRequest, frozen=True):
-    """Hold a message, or only ``recipient``."""
-
-    message: str
-    recipient: str | None = None
-
-
-class ReleaseRequest(ChangeRequest, frozen=True):
-    """Release a held message, or only ``recipient``."""
-
-    message: str
-    recipient: str | None = None
 
 
 class TenantsRequest(Request, frozen=True):

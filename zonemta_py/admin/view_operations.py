@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator
 from heapq import nlargest
 
+from zonemta_py.admin.mail_requests import has_labels
 from zonemta_py.admin.reasons import Reasons, RunningRelay
 from zonemta_py.admin.requests import (
     DestinationsRequest,
@@ -155,7 +156,7 @@ class ViewOperations:
             if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
                 continue
             row.update(labels.of(row["message"]))
-            if not request.has_labels(row):
+            if not has_labels(request, row):
                 continue
             row["why"] = to_plain(reasons.of(row["zone"], row["message"], row["recipient"], record))
             yield row

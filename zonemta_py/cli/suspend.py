@@ -13,12 +13,12 @@ from zonemta_py.cli.common import (
     json_option,
     print_json,
     print_table,
-    read_config,
     reports_errors,
 )
 from zonemta_py.cli.names import ADDRESS, PROVIDER, TENANT, ZONE
 from zonemta_py.cli.options import POSITIVE_DURATION
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.config.load import queue_directory
 from zonemta_py.core import clock
 
 KINDS = ("zone", "provider", "address", "domain", "tenant", "campaign")
@@ -122,7 +122,8 @@ def until_text(until_ms: int) -> str:
 
 def _list(config_path: Path, *, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
-    if read_config(config_path).queue.directory.is_dir():
+    directory = queue_directory(config_path)
+    if directory is None or directory.is_dir():
         rows = list(rows_of(config_path, SuspendedRequest()))
     if as_json:
         for row in rows:

@@ -40,6 +40,16 @@ def load_config(path: Path | str) -> Config:
     return config
 
 
+def queue_directory(path: Path) -> Path | None:
+    """The queue's directory by a file that may be wrong elsewhere; None: the file does not tell."""
+    try:
+        document = plain(read_text(path), str(path)) or {}
+        name = (document.get("queue") or {}).get("directory", Config().queue.directory)
+        return path.parent / Path(name)
+    except (ConfigError, AttributeError, TypeError):
+        return None
+
+
 def read_text(path: Path) -> str:
     """Raises ConfigError."""
     try:

@@ -10,7 +10,6 @@ from typing import Any
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
-from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.recovery import last_seq, newest_message
@@ -19,23 +18,21 @@ from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.queue.upkeep.repair import repair_contents
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.leveldb import repair_database
-from zonemta_py.storage.open import open_store, store_directory
+from zonemta_py.storage.open import locked_files, open_store
 
 
 def keep_copy(config: Config) -> Path:
-    """Copy the store to a new directory beside it, returned. Raises LocalError when there is none."""
-    directory = store_directory(config.queue)
-    if directory is None or not directory.is_dir():
-        raise LocalError(f"{config.queue.directory}: there is no queue to repair")
-    copy = directory.with_name(
-        f"{directory.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}"
-    )
-    for number in count(2):
-        if not copy.exists():
-            break
-        copy = copy.with_name(f"{copy.name.partition('Z')[0]}Z-{number}")
-    shutil.copytree(directory, copy, symlinks=True)
-    return copy
+    """Copy the store to a new directory beside it, returned. Raises QueueLocked, LocalError when there is none."""
+    with locked_files(config.queue) as directory:
+        copy = directory.with_name(
+            f"{directory.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}"
+        )
+        for number in count(2):
+            if not copy.exists():
+                break
+            copy = copy.with_name(f"{copy.name.partition('Z')[0]}Z-{number}")
+        shutil.copytree(directory, copy, symlinks=True)
+        return copy
 
 
 def accept_older_queue(config: Config) -> None:
@@ -53,10 +50,9 @@ async def repair(config: Config, records: Iterable[dict[str, Any]]) -> list[dict
 
     The relay must not be running. Raises QueueLocked, LocalError.
     """
-    directory = store_directory(config.queue)
-    assert directory is not None
     if config.queue.store == "leveldb":
-        repair_database(directory)
+        with locked_files(config.queue) as directory:
+            repair_database(directory)
     queue = open_queue(config, access=Access.REPAIR)
     queue.commits.start()
     try:

@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,17 @@ FileStep = tuple[str, str, bytes]  # path; "write", "link" or "remove"; contents
 _unpack_steps = unpacker(tuple[int, list[FileStep]])
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Meanwhile no other process opens the store. Raises QueueLocked when one has it open, OSError without a lock file."""
+    with (directory / RELAY / "lock").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise QueueLocked(f"{directory}: in use by another process") from exc
+        yield
+
+
 class FilesystemStore(MemoryStore):
     """A queue below ``directory``. Raises QueueLocked when another process has it open, else LocalError."""
 
@@ -60,9 +71,6 @@ class FilesystemStore(MemoryStore):
         try:
             self._make_directories()
             self._open()
-        except BlockingIOError as exc:
-            self._resources.close()
-            raise QueueLocked(f"{directory}: in use by another process") from exc
         except BaseException as exc:
             self._resources.close()
             if isinstance(exc, OSError):
@@ -88,8 +96,7 @@ class FilesystemStore(MemoryStore):
         (root / RELAY / "lock").touch(mode=0o600)
 
     def _open(self) -> None:
-        lock = self._resources.enter_context((self._root / RELAY / "lock").open("rb"))
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._resources.enter_context(locked(self._root))
         if self._access is not Access.READ:
             self._finish_intent()
             self._load()

@@ -171,19 +171,32 @@ def _linked(directory: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         name = stack.enter_context(TemporaryDirectory(prefix="zonemta-read-"))
         if (directory / "LOCK").exists():
-            lock = stack.enter_context((directory / "LOCK").open("r+b"))
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as exc:
-                raise QueueLocked(f"{directory}: in use by another process") from exc
+            stack.enter_context(locked(directory))
         for path in directory.iterdir():
             if path.name != "LOCK":
                 (Path(name) / path.name).symlink_to(path.absolute())
         yield Path(name)
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Meanwhile no other process opens the database. Raises QueueLocked when one has it open.
+
+    See ``_linked`` for who may call it.
+    """
+    with (directory / "LOCK").open("a+b") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise QueueLocked(f"{directory}: in use by another process") from exc
+        yield
+
+
 def repair_database(directory: Path) -> None:
-    """Let LevelDB rebuild the database from every table and log that it can read. Raises LocalError."""
+    """Let LevelDB rebuild the database from every table and log that it can read. Raises LocalError.
+
+    LevelDB takes no lock for that: the caller has it (``locked``).
+    """
     try:
         _leveldb.repair_db(str(directory), paranoid_checks=True)
     except (_leveldb.Error, OSError) as exc:

@@ -1,13 +1,15 @@
 """Opens the store that the configuration names. A file next to it holds the process id of its user."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueLocked
 from zonemta_py.core.files import private_directory
+from zonemta_py.storage import filesystem, leveldb
 from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access, Store
 from zonemta_py.storage.leveldb_store import LevelDBStore
@@ -80,6 +82,27 @@ def open_store(
         store.close()
         raise LocalError(f"{pid_file}: {exc}") from exc
     return store
+
+
+@contextmanager
+def locked_files(settings: QueueSettings) -> Iterator[Path]:
+    """The directory of a local store, which no other process opens meanwhile.
+
+    Raises QueueLocked, which names the process that has it, LocalError when there is none.
+    """
+    directory = store_directory(settings)
+    if directory is None or not directory.is_dir():
+        raise LocalError(f"{settings.directory}: there is no queue to repair")
+    lock = filesystem.locked if settings.store == "filesystem" else leveldb.locked
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(directory))
+        except QueueLocked as exc:
+            user = _user(settings.directory / PID_FILE)
+            raise QueueLocked(f"{settings.directory}: the queue is in use by process {user}") from exc
+        except FileNotFoundError:
+            pass  # damaged: no process has it open without its lock file
+        yield directory
 
 
 def _open_local(settings: QueueSettings, access: Access) -> Store:

@@ -287,6 +287,20 @@ def test_shaping_rules_act(rule: ShapingRule, check: str) -> None:
         assert not [ms for ms in times if first.time_ms + 1000 < ms < until_ms]
 
 
+def test_a_reply_about_the_sender_is_one_for_all_recipients() -> None:
+    """Of 100 messages to 50 recipients each, two were refused: that is two refusals, not a hundred (decision 124)."""
+    model = ReplyModel([CountedReply(0, None, 4900), CountedReply(0, REFUSED, 100, of_sender=True)])
+    rule = ShapingRule(
+        "s", classes=("blocked",), threshold_count=10, threshold_s=7200.0, action="suspend", for_s=7200.0
+    )
+    played = Played(big(ProviderLimits(), rules=(rule,)), mail(100, recipients=50), replies=model)
+    assert played.delivered == 5000
+    assert played.found.paths.changes == {}
+    refused = sum(use.refused for each in played.found.zones.values() for use in each.paths.values())
+    assert 0 < refused < 500
+    assert refused % 50 == 0
+
+
 def test_what_rules_say_of_recipients() -> None:
     """Held and bounced ones are not tried again; a ladder of its own replaces that of the zone."""
     model = ReplyModel([CountedReply(0, None, 0), CountedReply(0, REFUSED, 1, of_sender=True)])

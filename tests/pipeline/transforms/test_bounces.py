@@ -2,7 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from tests.pipeline.segments import delivered, write_segment
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 DAY_MS = 86_400_000
@@ -32,6 +36,26 @@ def test_hard_bounces(spark: "SparkSession") -> None:
     ]
     rows = outcomes.transform(hard_bounces(10 * DAY_MS, 2, 30)).collect()
     assert [row["entry"] for row in rows] == ["twice@x.example"]
+
+
+def test_reports_to_senders_suppress_no_sender(spark: "SparkSession", tmp_path: "Path") -> None:
+    """The report of a bounce failed: its recipient is who sends the list."""
+    from zonemta_py.pipeline.spark.event_log import open_log
+    from zonemta_py.pipeline.spark.events import read_events
+    from zonemta_py.pipeline.transforms.bounces import delivery_outcomes
+
+    refused = {"event": "bounced", "code": 550, "status": "5.1.1", "reply": "no such user"}
+    events = [
+        delivered(1, recipient="r@x.example", **refused),
+        delivered(2, recipient="news@example.com", sender="", **refused),
+        delivered(3, recipient="news@example.com", sender=""),
+    ]
+    write_segment(tmp_path, "s1", events)
+    found = delivery_outcomes(read_events(spark, open_log(spark, str(tmp_path)))).orderBy("time_ms")
+    assert [(row["recipient"], row["event"]) for row in found.collect()] == [
+        ("r@x.example", "bounced"),
+        ("news@example.com", "delivered"),
+    ]
 
 
 def test_complaints_and_reported_failures(spark: "SparkSession") -> None:

@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ChangeRequest, Request, ResumeRequest, Row
 from zonemta_py.cli.common import EXIT_USAGE, fail, read_config
+from zonemta_py.config.load import queue_directory
 from zonemta_py.config.schema import Config
+from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.similar import no_such
 from zonemta_py.storage.interface import Access
 
@@ -14,9 +18,14 @@ from zonemta_py.storage.interface import Access
 def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) -> Iterator[Row]:
     """The rows of the answer to ``request``. ``relay_only``: a running relay is required.
 
+    A file with a mistake is no obstacle where a relay runs: it is an incident in which the operator makes them.
     Raises ConfigError, QueueLocked, LocalError.
     """
-    config = read_config(config_path)
+    try:
+        config = read_config(config_path)
+    except ConfigError as exc:
+        yield from _despite(exc, config_path, request)
+        return
     directory = config.queue.directory
     if not directory.is_dir():
         fail(f"{directory}: there is no queue yet; the first `zonemta serve` creates it")
@@ -31,6 +40,22 @@ def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) ->
         import asyncio
 
         yield from asyncio.run(_offline(config, request))
+
+
+def _despite(mistake: ConfigError, config_path: Path, request: Request) -> Iterator[Row]:
+    """The rows, from the relay that runs on the queue that the file names. Raises ``mistake`` when none does."""
+    directory = queue_directory(config_path)
+    if directory is None:
+        raise mistake
+    rows = ask(directory, request)
+    try:
+        first = next(rows, None)
+    except OSError as exc:
+        raise mistake from exc
+    click.echo(f"warning: {mistake}\nthe running relay has an earlier configuration", err=True)
+    if first is not None:
+        yield first
+        yield from rows
 
 
 async def _offline(config: Config, request: Request) -> list[Row]:

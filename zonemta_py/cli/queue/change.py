@@ -1,23 +1,13 @@
-"""The commands of ``zonemta queue`` that change messages: flush, hold, release, delete, repair."""
+"""``zonemta queue flush`` and ``zonemta queue repair``."""
 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import click
 
-from zonemta_py.admin.requests import (
-    BounceRequest,
-    DeleteRequest,
-    FlushRequest,
-    HoldRequest,
-    ReleaseRequest,
-    Request,
-)
+from zonemta_py.admin.requests import FlushRequest
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     config_option,
@@ -30,41 +20,18 @@ from zonemta_py.cli.common import (
     zone_option,
 )
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.queue.mail import takes_message
 from zonemta_py.events.log import gaps, read_log
 from zonemta_py.relay.repair import keep_copy, repair
 
 SHOWN = 50  # lines of a repair that are printed without --json
 
 
-def takes_message(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The message of a command: its argument MESSAGE, or its option ``--message``."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def wrapper(argument: str | None, option: str | None, **values: Any) -> None:
-            if argument and option and argument != option:
-                raise click.UsageError("MESSAGE and --message name different messages")
-            message = argument or option
-            if required and not message:
-                raise click.UsageError("Missing argument 'MESSAGE'.")
-            command(message=message, **values)
-
-        message_option = click.option(
-            "--message", "option", metavar="MESSAGE", help="The same as the argument MESSAGE."
-        )
-        message_argument = click.argument(
-            "argument", metavar="MESSAGE" if required else "[MESSAGE]", required=False
-        )
-        return message_argument(message_option(wrapper))
-
-    return decorate
-
-
 @click.command()
 @config_option
 @zone_option
 @domain_option
-@takes_message(required=False)
+@takes_message
 @json_option
 @reports_errors
 def flush(
@@ -89,95 +56,6 @@ def flush(
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{' is' if number == 1 else 's are'}"
-
-
-@click.command()
-@config_option
-@takes_message(required=True)
-@click.option("--recipient", metavar="ADDRESS", help="Only this recipient; the others stay.")
-@json_option
-@reports_errors
-def delete(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
-    """Remove a message, or one of its recipients, without a report.
-
-    Recipients in a transaction are skipped and counted; exits 1 if there were any.
-
-    \b
-    Example:
-      zonemta queue delete -c config/zonemta.yaml 019a1b2c3d4e000001abcdef --recipient ann@example.org
-    """
-    _change(config_path, DeleteRequest(message, recipient), "deleted", as_json=as_json)
-
-
-@click.command()
-@config_option
-@takes_message(required=True)
-@click.option("--recipient", metavar="ADDRESS", help="Only this recipient; the others stay.")
-@click.option(
-    "--reason", default="returned by the operator", show_default=True, help="What the report says."
-)
-@json_option
-@reports_errors
-def bounce(config_path: Path, message: str, recipient: str | None, reason: str, as_json: bool) -> None:
-    """Return a message, or one of its recipients, to its sender: it fails, with one report.
-
-    The sender's NOTIFY is respected. Recipients in a transaction are skipped and counted; exits 1 if there
-    were any.
-
-    \b
-    Example:
-      zonemta queue bounce -c config/zonemta.yaml 019a1b2c3d4e000001abcdef --reason "sent by mistake"
-    """
-    _change(config_path, BounceRequest(message, recipient, reason), "bounced", as_json=as_json)
-
-
-@click.command()
-@config_option
-@takes_message(required=True)
-@click.option("--recipient", metavar="ADDRESS", help="Only this recipient; the others are not held.")
-@json_option
-@reports_errors
-def hold(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
-    """Keep a message in the queue, unsent, until it is released.
-
-    Recipients in a transaction are skipped and counted; exits 1 if there were any.
-
-    \b
-    Example:
-      zonemta queue hold -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
-    """
-    _change(config_path, HoldRequest(message, recipient), "held", as_json=as_json)
-
-
-def _change(config_path: Path, request: Request, done: str, *, as_json: bool) -> None:
-    """Execute ``request`` and print its row; ``done`` names the count of changed recipients."""
-    in_flight = 0
-    for row in rows_of(config_path, request):
-        in_flight += row["in_flight"]
-        if as_json:
-            print_json(row)
-        else:
-            echo(f"{row[done]} recipients {done}, {row['in_flight']} in flight and skipped")
-    if in_flight:
-        sys.exit(EXIT_FAILED)
-
-
-@click.command()
-@config_option
-@takes_message(required=True)
-@click.option("--recipient", metavar="ADDRESS", help="Only this recipient; the others stay held.")
-@json_option
-@reports_errors
-def release(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
-    """Release held recipients of a message: they are due at once.
-
-    \b
-    Example:
-      zonemta queue list -c config/zonemta.yaml --state held
-      zonemta queue release -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
-    """
-    for row in rows_of(config_path, ReleaseRequest(message, recipient)):
-        print_json(row) if as_json else echo(f"{row['released']} recipients released")
 
 
 @click.command("repair")

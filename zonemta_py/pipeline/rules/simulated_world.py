@@ -77,7 +77,10 @@ class SimulatedWorld:
     def replies_of(
         self, message: SimulatedMessage, tried: tuple[int, int], path: PathKey
     ) -> Counter[RecordedReply | None]:
-        """What the peer says of ``tried`` (recipients, attempt from 1); None: it accepts them."""
+        """What the peer says of ``tried`` (recipients, attempt from 1); None: it accepts them.
+
+        A reply that speaks of the sender is that to all of them: they are of one message (decision 124).
+        """
         (recipients, attempt), peer = tried, self.peers.of(message)
         nth, model = min(attempt, ATTEMPTS_MAX), self._model(message.destination, path[0])
         deferred, bounced = share_at(peer.deferred, nth), share_at(peer.bounced, nth)
@@ -85,13 +88,14 @@ class SimulatedWorld:
         if model is not None:
             meter = self.meters.setdefault(path, RateMeter())
             per_minute = meter.add(recipients, self.clock.now_s)
+            refused = model.of_sender(per_minute, self.random)
+            if refused is not None:
+                return Counter({refused: recipients})
         found: Counter[RecordedReply | None] = Counter()
         for _ in range(recipients):
-            reply = model.of_sender(per_minute, self.random) if model is not None else None
-            if reply is None:
-                drawn = self.random.random()
-                if drawn < deferred + bounced:
-                    event = DEFERRED if drawn < deferred else BOUNCED
-                    reply = (model or UNKNOWN_REPLIES).other(event, self.random)
+            reply, drawn = None, self.random.random()
+            if drawn < deferred + bounced:
+                event = DEFERRED if drawn < deferred else BOUNCED
+                reply = (model or UNKNOWN_REPLIES).other(event, self.random)
             found[reply] += 1
         return found

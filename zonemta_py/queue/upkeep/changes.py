@@ -1,6 +1,7 @@
 """What an operator's commands do with each recipient: remove it, return it to the sender, hold it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,18 @@ from zonemta_py.smtp.classification import ReplyClass
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
+
+
+Selected = str | Sequence[bytes] | None  # of a message: an address, keys of recipients, or all
+
+
+def is_selected(recipient: bytes, selected: Selected) -> bool:
+    """Whether the recipient with this key is one of ``selected``."""
+    if selected is None:
+        return True
+    if isinstance(selected, str):
+        return keys.parse_recipient(recipient)[2] == selected
+    return recipient in selected
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from zonemta_py.queue.suspensions import (
     named,
     suspended_submitter,
 )
+from zonemta_py.queue.upkeep.changes import Selected, is_selected
 from zonemta_py.queue.upkeep.inspect import held_messages
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class HeldMail:
             log.critical("message %s is not released: %s", message, exc)
             return 0
 
-    async def keep(self, message: str, zones: Iterable[str], address: str | None) -> int:
+    async def keep(self, message: str, zones: Iterable[str], selected: Selected) -> int:
         """Let recipients stay held when the suspensions end for which they are; returns how many. An operator has held them."""
         store, batch, kept = self._queue.store, WriteBatch(), set[bytes]()
         for name in self._names():
@@ -124,7 +125,7 @@ class HeldMail:
                 prefix = keys.held_key(name, keys.deferred_key(zone, message, ""))
                 for key in store.keys(prefix, keys.end_of(prefix)):
                     recipient = keys.parse_held(key)[1]
-                    if address in (None, keys.parse_recipient(recipient)[2]):
+                    if is_selected(recipient, selected):
                         batch.delete(key)
                         kept.add(recipient)
         if kept:

@@ -22,14 +22,12 @@ from zonemta_py.queue.format.records import FORMAT, RecipientRecord
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.upkeep.changes import Change, Deletion, Hold, Return, Withdrawal
+from zonemta_py.queue.upkeep.changes import Change, Deletion, Hold, Return, Selected, Withdrawal
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
 STEP = 250  # recipients in one turn of the loop and one batch
-
-Selected = str | Sequence[bytes] | None  # of a message: an address, keys of recipients, or all
 
 _Step = list[tuple[bytes, RecipientRecord]]
 
@@ -58,25 +56,25 @@ class _Removed:
 
 
 class Operator:
-    """The operator's verbs of ``queue``. Each raises QueueUnavailable, QueueCorrupt."""
+    """The operator's verbs of ``queue``, for some recipients of a message, or all. Each raises QueueUnavailable, QueueCorrupt."""
 
     def __init__(self, queue: "Queue") -> None:
         self._queue = queue
 
-    async def delete(self, message: str, address: str | None = None) -> tuple[int, int]:
-        """Remove a message's recipients, or one; returns (removed, left because in flight)."""
-        return await self._change(message, address, Deletion(self._queue))
+    async def delete(self, message: str, selected: Selected = None) -> tuple[int, int]:
+        """Remove recipients; returns (removed, left because in flight)."""
+        return await self._change(message, selected, Deletion(self._queue))
 
     async def bounce(
-        self, message: str, address: str | None = None, reason: str = "returned by the operator"
+        self, message: str, selected: Selected = None, reason: str = "returned by the operator"
     ) -> tuple[int, int]:
-        """Return a message to its sender, or one recipient, as failed; returns (returned, left because in flight)."""
-        return await self._change(message, address, Return(self._queue, reason))
+        """Return recipients to the sender as failed; returns (returned, left because in flight)."""
+        return await self._change(message, selected, Return(self._queue, reason))
 
     async def hold(
-        self, message: str, address: str | None = None, reason: str = "an operator"
+        self, message: str, selected: Selected = None, reason: str = "an operator"
     ) -> tuple[int, int]:
-        """Hold a message's recipients, or one; returns (held, left because in flight).
+        """Hold recipients; returns (held, left because in flight).
 
         Those that are held for a suspension stay held when that ends, and count.
         """
@@ -84,10 +82,10 @@ class Operator:
             return 0, 0
         active = self._queue.acquire_message(message)
         try:
-            kept = await self._queue.held_mail.keep(message, active.meta.zones, address)
+            kept = await self._queue.held_mail.keep(message, active.meta.zones, selected)
         finally:
             self._queue.release_message(active)
-        held, busy = await self._change(message, address, Hold(self._queue, reason))
+        held, busy = await self._change(message, selected, Hold(self._queue, reason))
         return held + kept, busy
 
     async def hold_for(
