@@ -1,12 +1,15 @@
 """Which store is opened, and the error when it cannot be."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.kit.stores import MARK, put
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.core.errors import LocalError, QueueLocked
+from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
+from zonemta_py.queue.format import keys
 from zonemta_py.storage.open import open_store
 
 
@@ -29,3 +32,31 @@ def test_a_queue_in_another_store(directory: Path, other: str) -> None:
     open_store(QueueSettings(directory=directory)).close()
     with pytest.raises(LocalError, match="store 'leveldb' here"):
         open_store(QueueSettings(directory=directory, store=other))
+
+
+@pytest.mark.parametrize("kind", ["leveldb", "filesystem"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_files_that_were_deleted(directory: Path, kind: str, replaced: bool) -> None:
+    """A write is refused, although the open files take it: no later opening would find it."""
+    settings = QueueSettings(directory=directory / "queue", store=kind)
+    store = open_store(settings)
+    put(store, {b"meta/a": b"1"})
+    (directory / "queue").rename(directory / "moved")
+    if replaced:
+        shutil.copytree(directory / "moved", directory / "queue")
+    for _ in range(2):
+        with pytest.raises(QueueUnavailable, match="deleted or replaced while it was in use"):
+            put(store, {b"meta/b": b"2"})
+    store.close()
+    again = open_store(settings)
+    assert dict(again.scan(b"meta/", b"meta0")) == ({b"meta/a": b"1"} if replaced else {})
+    again.close()
+
+
+def test_a_segment_that_was_deleted(directory: Path) -> None:
+    store = open_store(QueueSettings(directory=directory))
+    put(store, {keys.chunk_key("1" * 24, 2): b"c" * keys.CHUNK_BYTES, MARK: b"x"})
+    shutil.rmtree(directory / "db" / "bodies")
+    with pytest.raises(QueueUnavailable, match=r"00000001\.segment"):
+        put(store, {keys.chunk_key("2" * 24, 2): b"c" * keys.CHUNK_BYTES, MARK: b"x"})
+    store.close()

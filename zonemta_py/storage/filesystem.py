@@ -17,7 +17,7 @@ from typing import Any
 from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import private_directory, sync_directory, write_at
+from zonemta_py.core.files import KnownFile, private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.filesystem_contents import (
     CONTENTS,
@@ -34,7 +34,7 @@ from zonemta_py.storage.filesystem_names import (
     relay_key,
     relay_path,
 )
-from zonemta_py.storage.interface import Access, Op
+from zonemta_py.storage.interface import GONE, Access, Op
 from zonemta_py.storage.memory import MemoryStore
 
 DIRECTORIES = ("data", "queue", "inflight", "cleanup")
@@ -97,6 +97,7 @@ class FilesystemStore(MemoryStore):
 
     def _open(self) -> None:
         self._resources.enter_context(locked(self._root))
+        self._lock_file = KnownFile(self._root / RELAY / "lock")
         if self._access is not Access.READ:
             self._finish_intent()
             self._load()
@@ -133,6 +134,8 @@ class FilesystemStore(MemoryStore):
 
     def write(self, batch: Any) -> None:
         """Write ``batch``. Raises QueueUnavailable, also for every later batch."""
+        if self._failure is None and not self._lock_file.is_there():
+            self._failure = QueueUnavailable(f"{self._root}: {GONE}")
         if self._failure is not None:
             raise self._failure
         ops, sync = batch

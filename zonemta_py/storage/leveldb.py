@@ -17,8 +17,8 @@ from typing import Any
 import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import private_directory
-from zonemta_py.storage.interface import Access, Op
+from zonemta_py.core.files import KnownFile, private_directory
+from zonemta_py.storage.interface import GONE, Access, Op
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
@@ -77,6 +77,7 @@ class LevelDB(LevelDBView):
                 private_directory(directory)
                 opened = directory
             self._db: Any = _open(opened, create=access is Access.CREATE)
+            self._lock_file = KnownFile(opened / "LOCK")
         except BaseException as exc:
             self._borrowed.close()
             if isinstance(exc, _leveldb.IOError):
@@ -109,11 +110,16 @@ class LevelDB(LevelDBView):
         return batch
 
     def write(self, batch: Any) -> None:
-        """Write all of ``batch`` or nothing. Raises QueueUnavailable."""
+        """Write all of ``batch`` or nothing. Raises QueueUnavailable.
+
+        LevelDB writes to open files: it does not notice that they were deleted.
+        """
         try:
             batch.write()
         except (_leveldb.Error, OSError) as exc:
             raise QueueUnavailable(f"{self._directory}: {exc}") from exc
+        if not self._lock_file.is_there():
+            raise QueueUnavailable(f"{self._directory}: {GONE}")
 
     def compact(self) -> None:
         """Free the disk space of removed keys."""
