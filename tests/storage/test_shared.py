@@ -21,7 +21,9 @@ from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage, open_store
 from zonemta_py.storage.partitions import SharedStorage
+from zonemta_py.storage.redis import RedisStore
 from zonemta_py.storage.remote import RemoteBodyStore
+from zonemta_py.storage.s3 import S3Store
 
 
 def name_of(store: Store) -> str:
@@ -85,6 +87,39 @@ async def test_a_loss_found_by_a_renewal(storage: SharedStorage) -> None:
     two = await asyncio.to_thread(open_in_time, storage)
     assert content(two) == {}
     two.close()
+
+
+async def test_a_server_that_lost_its_data(
+    directory: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss is not another relay's doing, and the queue that opens then is not the one that was there."""
+    settings = queue_settings(directory, kind)
+    one = cast(RemoteBodyStore, open_store(settings))
+    put(one, {keys.META_NODE: b"abcdef", keys.META_BOOT: b"7", MARK: b"x"})
+    forget_partition(one)
+    one._lease.renew()
+    with pytest.raises(
+        QueueUnavailable, match="no relay has it: it has expired, or the server has lost"
+    ):
+        put(one, {b"a": b"1"})
+    one.close()
+    two = open_store(settings)
+    assert "the server has lost the queue abcdef, which this process had open" in caplog.text
+    put(two, {keys.META_NODE: b"abcdef", keys.META_BOOT: b"6"})
+    two.close()
+    caplog.clear()
+    open_store(settings).close()
+    assert caplog.text == ""
+
+
+def forget_partition(store: RemoteBodyStore) -> None:
+    """Delete all that the server has of a partition."""
+    if isinstance(store, RedisStore):
+        where = store._where
+        store._client.run(store._client.commands.delete(where.index, where.values, where.lease))
+    else:
+        client = cast(S3Store, store)._client
+        client.delete(client.paths(""))
 
 
 async def test_partitions_without_a_relay(storage: SharedStorage) -> None:

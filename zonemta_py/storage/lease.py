@@ -32,8 +32,11 @@ class LeaseBackend(Protocol):
         A lease with the token ``previous`` is replaced, as one that has expired.
         """
 
+    def holder(self) -> str | None:
+        """Return the token of the lease; None when no relay has it."""
+
     def renew(self, token: str) -> bool:
-        """Extend the lease; False when another relay has it."""
+        """Extend the lease; False when it has another token, or none."""
 
     def release(self, token: str, *, mail: bool) -> None:
         """End the lease, if it has ``token``. With ``mail`` left in the partition, notify other relays."""
@@ -45,6 +48,7 @@ class PartitionLease:
     def __init__(self, label: str, lease_s: float, backend: LeaseBackend) -> None:
         self.token = _new_token()
         self.lost = False
+        self._loss = ""
         self._label = label
         self._interval_s = lease_s / RENEWALS
         self._backend = backend
@@ -75,20 +79,26 @@ class PartitionLease:
             log.error("%s: the lease could not be renewed: %s", self._label, exc)
 
     def mark_lost(self) -> None:
-        """Another relay has the partition: every later ``check`` raises. Logged once."""
+        """The lease has another token, or none: every later ``check`` raises. Logged once."""
         with self._losing:
             if not self.lost:
+                self._loss = f"{self._label}: the lease is lost{self._reason()}"
                 self.lost = True
                 log.critical("%s", self._loss)
+
+    def _reason(self) -> str:
+        try:
+            holder = self._backend.holder()
+        except LocalError:
+            return ""
+        if holder is None:
+            return ", and no relay has it: it has expired, or the server has lost its data"
+        return ", another relay has it"
 
     def check(self) -> None:
         """Raise QueueUnavailable when the lease is lost."""
         if self.lost:
             raise QueueUnavailable(self._loss)
-
-    @property
-    def _loss(self) -> str:
-        return f"{self._label}: the lease is lost, another relay has it"
 
     def stop_renewing(self) -> None:
         """End the background thread; the lease then expires."""

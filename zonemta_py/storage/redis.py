@@ -44,6 +44,11 @@ class RedisLease:
         holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
         return holder.decode() if holder else None
 
+    def holder(self) -> str | None:
+        """See ``LeaseBackend``."""
+        found = self._client.run(self._client.commands.get(self._where.lease))
+        return found.decode() if found else None
+
     def renew(self, token: str) -> bool:
         """See ``LeaseBackend``."""
         renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
@@ -68,7 +73,7 @@ class RedisStore(RemoteBodyStore):
         self._client = RedisClient(settings.redis, label)
         self._where = RedisKeys(prefix, name)
         lease = PartitionLease(label, lease_s, RedisLease(self._client, prefix, name, lease_s))
-        super().__init__(name, label, self._client.thread, lease)
+        super().__init__(name, label, self._client.thread, lease, f"{settings.redis.url} {prefix}")
         self._script = self._client.commands.register_script(WRITE)
         self._written = 0  # batches
         self._removed_chunks: set[bytes] = set()  # out of the index, still in the hash

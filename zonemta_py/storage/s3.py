@@ -46,7 +46,9 @@ class S3Store(RemoteBodyStore):
         label, lease_s = f"S3 partition '{name}'", settings.shared.lease
         self._client = S3Client(settings.s3)
         lease = PartitionLease(label, lease_s, S3Lease(self._client, name, lease_s))
-        super().__init__(name, label, self._client.thread, lease)
+        s3 = settings.s3
+        place = f"{s3.endpoint} {s3.bucket} {s3.prefix}"
+        super().__init__(name, label, self._client.thread, lease, place)
         self._seq = 0
         self._boot = b""  # the number of this writer's first batch, in hex
         self._first: set[int] = set()  # first batches of all boots

@@ -31,6 +31,14 @@ class S3Lease:
             return None
         return ""  # another relay was faster
 
+    def holder(self) -> str | None:
+        """See ``LeaseBackend``."""
+        found = self._client.get(self._path)
+        try:
+            return _token_of(found) if found is not None and not is_free(found) else None
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+
     def _data(self, token: str, *, mail: bool = True) -> bytes:
         """While it is held, ``mail`` is true: a relay that dies may have left some."""
         return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
