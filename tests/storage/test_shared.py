@@ -163,11 +163,12 @@ async def test_notifications(directory: Path, kind: str) -> None:
     storage.close()
 
 
-async def test_a_standby_partition(directory: Path, kind: str) -> None:
-    """A relay whose partition is being delivered by another opens a standby."""
+async def test_a_standby_partition(directory: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A relay whose partition is being delivered by another opens a standby, which has no suspensions."""
     settings = queue_settings(directory, kind)
     stores = [open_store(settings, standby=True) for _ in range(3)]
     assert [name_of(store) for store in stores] == ["one", "one-2", "one-3"]
+    assert caplog.text.count("what an operator has suspended in 'one' is not suspended there") == 2
     with pytest.raises(QueueLocked):
         open_store(settings)
     for store in stores:

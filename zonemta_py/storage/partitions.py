@@ -86,7 +86,10 @@ def open_own_or_standby(storage: SharedStorage, settings: SharedStorageSettings)
             store = storage.open(chosen)
         except QueueLocked:
             continue
-        log.warning("queue.shared.name: partition '%s' is in use, '%s' is used instead", name, chosen)
+        log.warning(
+            "queue.shared.name: partition '%s' is in use, '%s' is used instead; what an operator has suspended "
+            "in '%s' is not suspended there: see zonemta suspend --list", name, chosen, name,
+        )  # fmt: skip
         return store
     raise QueueLocked(
         f"queue.shared.name: {name} and its standby names up to {name}-{NAMES_MAX - 1} are in use"
