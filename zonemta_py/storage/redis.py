@@ -46,20 +46,20 @@ class RedisLease:
 
     def holder(self) -> str | None:
         """See ``LeaseBackend``."""
-        found = self._client.run(self._client.commands.get(self._where.lease))
+        found = self._client.run_once(self._client.commands.get(self._where.lease))
         return found.decode() if found else None
 
     def renew(self, token: str) -> bool:
         """See ``LeaseBackend``."""
         renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
-        return bool(self._client.run(renewal))
+        return bool(self._client.run_once(renewal))
 
     def release(self, token: str, *, mail: bool) -> None:
         """See ``LeaseBackend``."""
-        released = self._client.run(self._release(keys=[self._where.lease], args=[token]))
+        released = self._client.run_once(self._release(keys=[self._where.lease], args=[token]))
         if released and mail:
             try:
-                self._client.run(self._client.commands.rpush(self._notifications, self._name))
+                self._client.run_once(self._client.commands.rpush(self._notifications, self._name))
             except LocalError as exc:  # no memory is free; others look for mail now and then
                 log.warning("other relays are not notified: %s", exc)
 
