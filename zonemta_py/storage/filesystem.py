@@ -39,6 +39,7 @@ from zonemta_py.storage.memory import MemoryStore
 
 DIRECTORIES = ("data", "queue", "inflight", "cleanup")
 INTENT = f"{RELAY}/intent"
+DAMAGED = "intent.damaged"
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class FilesystemStore(MemoryStore):
 
     def __init__(self, directory: Path, access: Access = Access.CREATE) -> None:
         super().__init__()
-        self._root = directory
+        self._directory = directory
+        self._root = directory  # or a copy of it, for reading
         self._access = access
         self._layout = Layout()
         self._failure: QueueUnavailable | None = None
@@ -230,9 +232,14 @@ class FilesystemStore(MemoryStore):
         path = self._root / INTENT
         if not path.exists():
             return
-        crc, steps = _unpack_steps(path.read_bytes())
-        if crc32(pack(steps)) != crc:
-            raise LocalError(f"{path}: damaged; zonemta queue repair keeps what can be read")
+        steps = _read_intent(path)
+        if steps is None:
+            if self._access is not Access.REPAIR:
+                raise QueueCorrupt(f"{self._directory / INTENT}: damaged")
+            kept = path.replace(path.with_name(DAMAGED))
+            sync_directory(kept.parent)
+            log.critical("%s: the last batch is lost, it is kept in %s", path, kept.name)
+            return
         for name, kind, _ in steps:
             if kind == "write":  # a temporary file of an earlier version
                 file = self._root / name
@@ -272,6 +279,15 @@ class FilesystemStore(MemoryStore):
     def close(self) -> None:
         """Release the lock."""
         self._resources.close()
+
+
+def _read_intent(path: Path) -> list[FileStep] | None:
+    """The steps in an intent file; None when it is damaged."""
+    try:
+        crc, steps = _unpack_steps(path.read_bytes())
+    except QueueCorrupt:
+        return None
+    return steps if crc32(pack(steps)) == crc else None
 
 
 def _of_this_version(step: FileStep) -> FileStep:
