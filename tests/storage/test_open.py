@@ -8,8 +8,9 @@ import pytest
 
 from tests.kit.stores import MARK, put
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.queue.format import keys
+from zonemta_py.storage.interface import Access
 from zonemta_py.storage.open import open_store
 
 
@@ -60,3 +61,27 @@ def test_a_segment_that_was_deleted(directory: Path) -> None:
     with pytest.raises(QueueUnavailable, match=r"00000001\.segment"):
         put(store, {keys.chunk_key("2" * 24, 2): b"c" * keys.CHUNK_BYTES, MARK: b"x"})
     store.close()
+
+
+@pytest.mark.parametrize("access", [Access.CREATE, Access.READ])
+def test_a_damaged_database(directory: Path, access: Access) -> None:
+    """The error is one of damage, and names the database, also when its files are read in another place."""
+    settings = QueueSettings(directory=directory)
+    open_store(settings).close()
+    (directory / "db" / "CURRENT").write_text("MANIFEST-999999\n")
+    with pytest.raises(QueueCorrupt) as caught:
+        open_store(settings, access=access)
+    assert f"{directory}/db: Corruption: CURRENT points to" in str(caught.value)
+    assert f"{directory}/db/MANIFEST-999999" in str(caught.value)
+
+
+def test_a_path_with_the_word_lock(directory: Path) -> None:
+    """An error of its files is not a lock of another process."""
+    settings = QueueSettings(directory=directory / "blockstore")
+    open_store(settings).close()
+    database = directory / "blockstore" / "db"
+    (database / "MANIFEST-000099").mkdir()
+    (database / "CURRENT").write_text("MANIFEST-000099\n")
+    with pytest.raises(LocalError, match="Is a directory") as caught:
+        open_store(settings)
+    assert not isinstance(caught.value, QueueLocked)
