@@ -207,6 +207,22 @@ async def test_a_store_without_conditions(directory: Path, monkeypatch: pytest.M
         opened(directory)
 
 
+@pytest.mark.parametrize("kind", ["log", "snapshot"])
+async def test_a_damaged_object(directory: Path, kind: str) -> None:
+    """The error names it, and a remedy that there is."""
+    store = opened(directory)
+    put(store, {MARK: b"x"})
+    if kind == "snapshot":
+        store._snapshot()
+    path = store._client.paths(f"one/{kind}/")[-1]
+    store.close()
+    with client_of(queue_settings(directory, "s3")) as client:
+        client.put(path, b"\xc1")
+    with pytest.raises(LocalError, match=rf"one/{kind}/\w+: damaged .*restore this object") as caught:
+        opened(directory)
+    assert not isinstance(caught.value, QueueCorrupt)
+
+
 async def test_a_damaged_lease(directory: Path) -> None:
     """Its partition is ignored and cannot be opened; the others are listed."""
     store = opened(directory)
