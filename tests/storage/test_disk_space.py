@@ -35,14 +35,13 @@ def test_inodes(
     """Some have to be free, unless the file system has no limit: the filesystem store needs files to settle mail."""
     found = dict.fromkeys(("f_bavail", "f_frsize"), 1 << 20)
     free, total = 59, 600
-    monkeypatch.setattr(disk_space, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**found, f_favail=free, f_files=total))
     disk = DiskSpace(tmp_path, 1)
     assert not disk.is_sufficient()
     assert "fewer than 60 inodes are free, new mail is refused with 452" in caplog.text
     free = 60
     assert disk.is_sufficient()
-    free, total = 999, 10**7
+    free, total = 9999, 10**7
     assert not disk.is_sufficient()
     free = total = 0
     assert disk.is_sufficient()

@@ -10,8 +10,9 @@ from zonemta_py.storage.interface import Space
 
 CHECK_INTERVAL_S = 1.0
 SERVER_RESERVE = 10  # a server keeps at most a tenth of its memory free
-INODES_MIN = 1000  # for the files by which queued mail is settled
+INODES_MIN = 10_000  # for the files by which queued mail is settled
 INODES_RESERVE = 10  # of a small file system at most a tenth stays free
+NEAR = 8  # times the inodes that have to be free
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,10 @@ class DiskSpace:
             inodes = min(
                 INODES_MIN, stat.f_files // INODES_RESERVE
             )  # none: a file system without a limit
+            if stat.f_favail < NEAR * inodes:
+                self._checked_s = (
+                    -CHECK_INTERVAL_S
+                )  # a second of mail may need them all: check again at once
             if stat.f_favail < inodes:
                 lack = f"fewer than {inodes} inodes are free"
         if free < required:
