@@ -52,7 +52,7 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
 def delivery_outcomes(events: DataFrame) -> DataFrame:
     """``recipient``, ``event``, ``time_ms``, ``status`` and ``reason`` of each bounce and delivery in the events.
 
-    Without bounces of mail without a sender: its recipients are senders, to whom the relay reports.
+    Without bounces of mail without a sender: it goes to senders, as reports of the relay.
     """
     replies = events.where((F.col("event") == "bounced") & (F.col("sender") != "")).select(
         "recipient", "event", "time_ms", "code", "status", mask_reply(F.col("reply")).alias("kind")
