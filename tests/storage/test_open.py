@@ -11,7 +11,7 @@ from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Access
-from zonemta_py.storage.open import open_store
+from zonemta_py.storage.open import locked_files, open_store
 
 
 @pytest.mark.parametrize("kind", ["leveldb", "filesystem"])
@@ -85,3 +85,13 @@ def test_a_path_with_the_word_lock(directory: Path) -> None:
     with pytest.raises(LocalError, match="Is a directory") as caught:
         open_store(settings)
     assert not isinstance(caught.value, QueueLocked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("s3", "s3 has no files"), ("leveldb", "no queue to repair")]
+)
+def test_nothing_to_repair(directory: Path, kind: str, text: str) -> None:
+    """A store on a server cannot be repaired here, and a queue has to be there."""
+    settings = QueueSettings(directory=directory, store=kind)
+    with pytest.raises(LocalError, match=text), locked_files(settings):
+        pass

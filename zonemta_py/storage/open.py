@@ -91,7 +91,12 @@ def locked_files(settings: QueueSettings) -> Iterator[Path]:
     Raises QueueLocked, which names the process that has it, LocalError when there is none.
     """
     directory = store_directory(settings)
-    if directory is None or not directory.is_dir():
+    if directory is None:
+        raise LocalError(
+            f"queue.store: {settings.store} has no files on this machine: there is nothing to repair here, see "
+            "docs/stores.md"
+        )
+    if not directory.is_dir():
         raise LocalError(f"{settings.directory}: there is no queue to repair")
     lock = filesystem.locked if settings.store == "filesystem" else leveldb.locked
     with ExitStack() as stack:
