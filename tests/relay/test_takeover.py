@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from tests.kit.queue import accept, make_queue
 from tests.kit.relay import relaying, staged
 from tests.kit.servers import SHARED, queue_settings
 from tests.kit.shared_relays import shared_settings
-from zonemta_py.core.errors import LocalError, QueueUnavailable
+from zonemta_py.config.schema import Config
+from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
 from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage
@@ -35,6 +37,13 @@ class FailingRelay:
 
     async def start(self) -> None:
         raise LocalError("not here")
+
+    def reload(self, config: Config) -> None:
+        """Do nothing."""
+
+    async def flush(self) -> int:
+        """Return that no recipient woke."""
+        return 0
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Do nothing."""
@@ -72,6 +81,47 @@ async def test_a_partition_is_released(directory: Path, kind: str, how: str) -> 
     await asyncio.to_thread(lambda: storage.open("one").close())
     assert opened == ["one"]
     await recovery.close()
+
+
+class RelayUnderCommand(FailingRelay):
+    """A takeover relay that notes what it is asked, and refuses the second configuration."""
+
+    def __init__(self) -> None:
+        super().__init__(SimpleNamespace(failure=None))
+        self.configured: list[object] = []
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    def reload(self, config: Config) -> None:
+        """Note the configuration."""
+        if self.configured:
+            raise ConfigError("zone 'x' has mail")
+        self.configured.append((config.hostname, config.queue.directory.name))
+
+    async def flush(self) -> int:
+        """Return a number of recipients."""
+        if len(self.configured) > 1:
+            raise QueueUnavailable("the lease is lost")
+        return 3
+
+
+async def test_reload_and_flush_reach_it(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each partition that is delivered gets the configuration; one that refuses it is named in the log."""
+    relay = RelayUnderCommand()
+    storage = await with_mail(directory, "redis")
+    config = Config(hostname="new.example", queue=queue_settings(directory, "redis"))
+    recovery = OrphanRecovery(storage, config.queue.shared, lambda store, name: relay)
+    assert await recovery.flush() == 0
+    await recovery.start()
+    await until(lambda: recovery._relays, "the take-over")
+    recovery.reload(config)
+    assert relay.configured == [("new.example", "one")]
+    assert await recovery.flush() == 3
+    recovery.reload(config)
+    assert "the queue of one keeps its configuration: zone 'x' has mail" in caplog.text
+    await recovery.close()
+    assert not recovery._relays
 
 
 @pytest.mark.parametrize("kind", SHARED)

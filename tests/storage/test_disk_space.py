@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,24 @@ def test_disk_space(
     refused, accepted = [record.getMessage() for record in caplog.records]
     assert "new mail is refused with 452" in refused
     assert "new mail is accepted" in accepted
+
+
+def test_inodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some have to be free, unless the file system has no limit: the filesystem store needs files to settle mail."""
+    found = dict.fromkeys(("f_bavail", "f_frsize"), 1 << 20)
+    free, total = 59, 600
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**found, f_favail=free, f_files=total))
+    disk = DiskSpace(tmp_path, 1)
+    assert not disk.is_sufficient()
+    assert "fewer than 60 inodes are free, new mail is refused with 452" in caplog.text
+    free = 60
+    assert disk.is_sufficient()
+    free, total = 9999, 10**7
+    assert not disk.is_sufficient()
+    free = total = 0
+    assert disk.is_sufficient()
 
 
 def test_the_disk_is_not_checked_for_every_message(tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ from tests.kit.queue import (
     settle,
 )
 from zonemta_py.core.codec import pack
-from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, new_recipient_record
 from zonemta_py.storage import filesystem as files
 from zonemta_py.storage.filesystem import FilesystemStore
+from zonemta_py.storage.interface import Access
 
 STORE = "filesystem"
 
@@ -170,6 +171,25 @@ async def test_a_crash_between_any_two_steps(
         if not cut:
             assert "b@y.example" in here
         assert queue.store.get(keys.mark_key(first)) is not None
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", pack((1, [("data/.relay/meta/k", "write", b"2")]))])
+def test_a_damaged_intent(directory: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """An opening names the file; a repair keeps it under another name, and opens what is there."""
+    store = FilesystemStore(directory)
+    store.write(store.batch([(b"meta/k", b"1")], sync=True))
+    store.close()
+    intent = directory / "data" / ".relay" / "intent"
+    intent.write_bytes(data)
+    for access in (Access.CREATE, Access.READ):
+        with pytest.raises(QueueCorrupt, match=f"{intent}: damaged"):
+            FilesystemStore(directory, access)
+    FilesystemStore(directory, Access.REPAIR).close()
+    assert "kept in intent.damaged" in caplog.text
+    assert intent.with_name("intent.damaged").read_bytes() == data
+    store = FilesystemStore(directory)
+    assert store.get(b"meta/k") == b"1"
+    store.close()
 
 
 def test_an_incomplete_intent_is_ignored(directory: Path) -> None:

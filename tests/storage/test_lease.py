@@ -1,6 +1,8 @@
 """The lease of a partition: the same rules on Redis and on S3."""
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +15,7 @@ from tests.kit.servers import notice_queue, part_of, queue_settings
 from tests.kit.stores import kill, own_server, replaced
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
-from zonemta_py.storage.lease import LeaseBackend, PartitionLease
+from zonemta_py.storage.lease import LeaseBackend, PartitionLease, _unreleased, has_ended
 from zonemta_py.storage.open import open_shared_storage
 from zonemta_py.storage.redis import RedisLease
 from zonemta_py.storage.redis_client import RedisClient
@@ -64,10 +66,31 @@ async def test_one_holder(make_lease: MakeLease) -> None:
     one.acquire()
     with pytest.raises(QueueLocked, match=r"partition 'one': in use by .+:[0-9]+$") as caught:
         two.acquire()
-    assert caught.value.holder == one.token.rpartition(":")[0]
+    assert caught.value.holder == one.token
     one.release(mail=False)
     two.acquire()
     two.check()
+
+
+def test_the_token_of_an_ended_process(make_lease: MakeLease) -> None:
+    """Also one with the number of this process, or of another that runs, and those of earlier versions."""
+    token, host, pid = make_lease().token, socket.getfqdn(), os.getpid()
+    unique = token.rpartition(":")[2]
+    running, ended = os.getppid(), 2**22 + 1  # more than there are
+    for other, expected in {
+        token: False,
+        f"{host}:{pid}:00000000.17-{'0' * 16}": True,
+        f"{host}:{running}:{unique}": True,
+        f"{host}:{ended}:{unique}": True,
+        f"other.example:{ended}:{unique}": False,
+        f"{host}:{pid}:{'0' * 16}": True,
+        f"{host}:{running}:{'0' * 16}": False,
+        f"{host}:{ended}:{'0' * 16}": True,
+        f"{host}:{ended}": True,
+        "what": False,
+        "": False,
+    }.items():
+        assert has_ended(other) == expected, other
 
 
 async def test_renewed_in_the_background(make_lease: MakeLease, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +171,49 @@ async def test_notifications_of_mail(directory: Path, kind: str, make_lease: Mak
         lease.release(mail=mail)
         assert storage.wait_for_notification(1) == expected
     storage.close()
+
+
+async def test_a_lease_that_could_not_be_released(
+    make_lease: MakeLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process may have it again at once. Once another relay has it, it has to wait like any other."""
+
+    def cannot(*_: object, **__: object) -> None:
+        raise LocalError("no answer")
+
+    def left() -> None:
+        lease = make_lease()
+        lease.acquire()
+        with monkeypatch.context() as patch:
+            patch.setattr(lease._backend, "release", cannot)
+            lease.release(mail=True)
+
+    left()
+    again = make_lease()
+    again.acquire()
+    assert is_locked(make_lease())
+    again.release(mail=False)
+    left()
+    monkeypatch.setattr("zonemta_py.storage.lease._unreleased", left_over := dict(_unreleased))
+    left_over.clear()
+    assert is_locked(make_lease()), "as in another process"
+
+
+async def test_a_lease_that_another_relay_has_by_now(
+    directory: Path, kind: str, make_lease: MakeLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release that failed is not repeated on it: it stays with that relay, also on a server of versions."""
+    one = make_lease()
+    one.acquire()
+    one.stop_renewing()
+    monkeypatch.setitem(_unreleased, "partition 'one'", one.token)
+    with ExitStack() as closing:
+        overwrite(queue_settings(directory, kind), closing)
+        with pytest.raises(QueueLocked, match="x:1"):
+            make_lease().acquire()
+        backend_of(queue_settings(directory, kind), LONG_S, closing).release(one.token, mail=True)
+    with pytest.raises(QueueLocked, match="x:1"):
+        make_lease().acquire()
 
 
 @pytest.mark.usefixtures("no_retries")

@@ -6,11 +6,12 @@ from typing import cast
 import pytest
 
 from tests.kit.servers import DURABLE, queue_settings, start_redis
-from tests.kit.stores import CHUNK, content, kill, own_server, put, replaced
+from tests.kit.stores import CHUNK, content, kill, own_server, put, replaced, suspended
 from zonemta_py.config.schema import QueueSettings, RedisSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
 from zonemta_py.storage import redis as redis_store
+from zonemta_py.storage import redis_client
 from zonemta_py.storage.open import open_store
 from zonemta_py.storage.redis import RedisStore
 
@@ -51,6 +52,20 @@ async def test_a_redis_that_ended(directory: Path) -> None:
     kill(process)
     with pytest.raises(LocalError, match=r"queue\.redis\.url: redis://.* cannot be used"):
         open_store(settings)
+
+
+async def test_a_redis_that_hangs_at_the_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A relay that stops asks once: the release is not repeated until all retries are used up."""
+    settings, process = own_server(directory, "redis")
+    store = cast(RedisStore, open_store(settings))
+    monkeypatch.setattr(redis_client, "ANSWER_S", 0.2)
+    with suspended(process):
+        store.close()
+    assert "the lease is not released and has to expire" in caplog.text
+    assert "no answer within" in caplog.text
+    kill(process)
 
 
 async def test_a_batch_that_comes_again(directory: Path) -> None:

@@ -1,21 +1,34 @@
 """The store in S3: its snapshots, its bodies, and servers that do not fit."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from tests.kit.cut_proxy import cut_proxy
 from tests.kit.deadlines import scaled
 from tests.kit.servers import queue_settings
 from tests.kit.stores import CHUNK, MARK, content, open_in_time, put, replaced, stop_renewing
-from zonemta_py.config.schema import S3Settings
-from zonemta_py.core.errors import LocalError
+from zonemta_py.config.schema import QueueSettings, S3Settings
+from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.storage import s3 as s3_store
+from zonemta_py.storage import s3_client
 from zonemta_py.storage.open import open_shared_storage, open_store
 from zonemta_py.storage.s3 import S3Store
-from zonemta_py.storage.s3_client import S3Client
+from zonemta_py.storage.s3_client import Conflict, S3Client
 from zonemta_py.storage.s3_lease import S3Lease
+
+
+@contextmanager
+def client_of(settings: QueueSettings) -> Iterator[S3Client]:
+    client = S3Client(settings.s3)
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def opened(directory: Path) -> S3Store:
@@ -103,6 +116,85 @@ async def test_a_lease_whose_version_changed(directory: Path) -> None:
     client.close()
 
 
+def through(settings: QueueSettings, port: int) -> QueueSettings:
+    """``settings`` with a proxy before the server."""
+    return replaced(settings, s3=replaced(settings.s3, endpoint=f"http://127.0.0.1:{port}"))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("times", [1, 9])
+async def test_a_connection_that_ends_in_an_object(directory: Path, times: int) -> None:
+    """It is read again; when that does not help, the error is one of the store."""
+    settings, wanted = queue_settings(directory, "s3"), b"/body/"
+    store = open_store(settings)
+    put(store, {CHUNK: b"c" * 60_000, MARK: b"m" * 40_000})
+    store.close()
+
+    def cut_after(request: bytes) -> int | None:
+        matches = request.startswith(b"GET ") and wanted in request.partition(b"\r\n")[0]
+        return 2000 if matches and b"list-type" not in request and proxy.cuts < times else None
+
+    with cut_proxy(str(settings.s3.endpoint), cut_after) as proxy:
+        store = open_store(through(settings, proxy.port))
+        if times == 1:
+            assert await store.fetch_chunk(CHUNK) == b"c" * 60_000
+        else:
+            with pytest.raises(QueueCorrupt, match="cannot be read"):
+                await store.fetch_chunk(CHUNK)
+        assert proxy.cuts == min(times, s3_client.READ_ATTEMPTS)
+        store.close()
+        proxy.cuts, wanted = 0, b"/log/"
+        if times == 1:
+            open_store(through(settings, proxy.port)).close()
+        else:
+            with pytest.raises(LocalError, match="s3://queues"):
+                open_store(through(settings, proxy.port))
+
+
+async def test_a_lost_answer_to_the_acquisition(directory: Path) -> None:
+    """The client sends the request again and is refused: the lease is this relay's nevertheless."""
+    settings = queue_settings(directory, "s3")
+    open_store(settings).close()
+
+    def cut_after(request: bytes) -> int | None:
+        lease = request.startswith(b"PUT ") and b"/lease" in request.partition(b"\r\n")[0]
+        return 0 if lease and not proxy.cuts else None
+
+    with cut_proxy(str(settings.s3.endpoint), cut_after) as proxy:
+        store = cast(S3Store, open_store(through(settings, proxy.port), standby=True))
+        assert (proxy.cuts, store.name) == (1, "one")
+        store._lease.renew()
+        put(store, {b"a": b"1"})
+        store.close()
+    with client_of(settings) as client:
+        lease = client.get("one/lease")
+    assert lease is not None
+    assert b'"token":""' in lease.data
+
+
+async def test_a_version_that_is_missing(directory: Path) -> None:
+    """It is no version: nothing is written, with or without an object."""
+    with client_of(queue_settings(directory, "s3")) as client:
+        for _ in range(2):
+            with pytest.raises(Conflict):
+                client.replace("x", b"2", "")
+            client.put("x", b"1")
+        found = client.get("x")
+        assert found is not None
+        assert found.data == b"1"
+
+
+async def test_deletions_that_are_refused(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The answer to a deletion has the status 200 and a list of errors: the log names the first."""
+
+    async def refused(**_: object) -> dict[str, Any]:
+        return {"Errors": [{"Key": "p/one/body/1", "Code": "AccessDenied", "Message": "no"}]}
+
+    with client_of(queue_settings(directory, "s3")) as client:
+        client._s3.delete_objects = refused
+        client.delete(["one/body/1"])
+    assert "1 unused objects are not deleted: p/one/body/1: AccessDenied no" in caplog.text
+
+
 async def test_a_store_without_conditions(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two relays could write one partition there: refused when it is opened."""
     conditional = S3Client._put
@@ -113,6 +205,22 @@ async def test_a_store_without_conditions(directory: Path, monkeypatch: pytest.M
     monkeypatch.setattr(S3Client, "_put", careless)
     with pytest.raises(LocalError, match="ignores If-None-Match"):
         opened(directory)
+
+
+@pytest.mark.parametrize("kind", ["log", "snapshot"])
+async def test_a_damaged_object(directory: Path, kind: str) -> None:
+    """The error names it, and a remedy that there is."""
+    store = opened(directory)
+    put(store, {MARK: b"x"})
+    if kind == "snapshot":
+        store._snapshot()
+    path = store._client.paths(f"one/{kind}/")[-1]
+    store.close()
+    with client_of(queue_settings(directory, "s3")) as client:
+        client.put(path, b"\xc1")
+    with pytest.raises(LocalError, match=rf"one/{kind}/\w+: damaged .*restore this object") as caught:
+        opened(directory)
+    assert not isinstance(caught.value, QueueCorrupt)
 
 
 async def test_a_damaged_lease(directory: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage, open_store
 from zonemta_py.storage.partitions import SharedStorage
+from zonemta_py.storage.redis import RedisStore
 from zonemta_py.storage.remote import RemoteBodyStore
+from zonemta_py.storage.s3 import S3Store
 
 
 def name_of(store: Store) -> str:
@@ -86,6 +89,39 @@ async def test_a_loss_found_by_a_renewal(storage: SharedStorage) -> None:
     two.close()
 
 
+async def test_a_server_that_lost_its_data(
+    directory: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss is not another relay's doing, and the queue that opens then is not the one that was there."""
+    settings = queue_settings(directory, kind)
+    one = cast(RemoteBodyStore, open_store(settings))
+    put(one, {keys.META_NODE: b"abcdef", keys.META_BOOT: b"7", MARK: b"x"})
+    forget_partition(one)
+    one._lease.renew()
+    with pytest.raises(
+        QueueUnavailable, match="no relay has it: it has expired, or the server has lost"
+    ):
+        put(one, {b"a": b"1"})
+    one.close()
+    two = open_store(settings)
+    assert "the server has lost the queue abcdef, which this process had open" in caplog.text
+    put(two, {keys.META_NODE: b"abcdef", keys.META_BOOT: b"6"})
+    two.close()
+    caplog.clear()
+    open_store(settings).close()
+    assert caplog.text == ""
+
+
+def forget_partition(store: RemoteBodyStore) -> None:
+    """Delete all that the server has of a partition."""
+    if isinstance(store, RedisStore):
+        where = store._where
+        store._client.run(store._client.commands.delete(where.index, where.values, where.lease))
+    else:
+        client = cast(S3Store, store)._client
+        client.delete(client.paths(""))
+
+
 async def test_partitions_without_a_relay(storage: SharedStorage) -> None:
     """Those with mail are listed, whether their lease was released or expired."""
     assert storage.orphans() == []
@@ -127,11 +163,12 @@ async def test_notifications(directory: Path, kind: str) -> None:
     storage.close()
 
 
-async def test_a_standby_partition(directory: Path, kind: str) -> None:
-    """A relay whose partition is being delivered by another opens a standby."""
+async def test_a_standby_partition(directory: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A relay whose partition is being delivered by another opens a standby, which has no suspensions."""
     settings = queue_settings(directory, kind)
     stores = [open_store(settings, standby=True) for _ in range(3)]
     assert [name_of(store) for store in stores] == ["one", "one-2", "one-3"]
+    assert caplog.text.count("what an operator has suspended in 'one' is not suspended there") == 2
     with pytest.raises(QueueLocked):
         open_store(settings)
     for store in stores:
@@ -152,6 +189,24 @@ async def test_a_relay_that_comes_back_soon(directory: Path, kind: str) -> None:
     store = open_store(settings, standby=True)
     assert name_of(store) == "one"
     store.close()
+
+
+@pytest.mark.parametrize("standby", [True, False])
+async def test_a_relay_with_the_number_of_the_one_before(
+    directory: Path, kind: str, standby: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a container each is process 1: the lease of the one before is waited for, and the log says so."""
+    settings = queue_settings(directory, kind, lease_s=scaled(0.6))
+    store = cast(RemoteBodyStore, open_store(settings))
+    lease = store._lease
+    lease.release(mail=True)
+    lease._backend.try_acquire(f"{socket.getfqdn()}:{os.getpid()}:{'0' * 16}")
+    store._closed = True
+    store._disconnect()
+    again = open_store(settings, standby=standby)
+    assert name_of(again) == "one"
+    assert "which has ended: waiting until its lease expires" in caplog.text
+    again.close()
 
 
 def test_invalid_addresses(directory: Path) -> None:

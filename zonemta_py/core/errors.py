@@ -35,7 +35,7 @@ class UnknownName(LocalError):
 
 
 class QueueLocked(LocalError):
-    """Another process has the queue open; the text names it. ``holder`` is host:pid, or empty."""
+    """Another process has the queue open; the text names it. ``holder`` is the token of its lease, or empty."""
 
     def __init__(self, text: str, holder: str = "") -> None:
         super().__init__(text)

@@ -45,6 +45,25 @@ def private_directory(path: Path) -> None:
         )  # fmt: skip
 
 
+class KnownFile:
+    """The file that is at ``path`` now. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        found = self._path.stat()
+        return found.st_dev, found.st_ino
+
+    def is_there(self) -> bool:
+        """Return whether it still is; False when it was deleted or replaced."""
+        try:
+            return self._now() == self._identity
+        except OSError:
+            return False
+
+
 @contextmanager
 def replaced(path: Path, mode: int = 0o644) -> Iterator[TextIO]:
     """Yields a file for the new contents of ``path``, which has them when the block has ended; all or nothing.

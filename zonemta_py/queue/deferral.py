@@ -186,11 +186,7 @@ class Deferral:
 
         ``removed``: the keys that ``batch`` removes; those of batches before it are gone, or are going.
         """
-        unused = {
-            due_ms for due_ms in times if keys.due_key(due_ms, zone, message) not in self._expected
-        }
-        if keys.HELD_MS in times and keys.HELD_MS not in unused:
-            self._doubtful.add(keys.due_key(keys.HELD_MS, zone, message))
+        unused = self._not_expected(zone, message, times)
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
             if not unused:
@@ -204,10 +200,17 @@ class Deferral:
 
     def delete_due_keys(self, batch: WriteBatch, zone: str, message: str, times: Set[int]) -> None:
         """As ``delete_unused_due_keys``, of a message that has no other recipients."""
-        for due_ms in times:
-            due = keys.due_key(due_ms, zone, message)
-            if due not in self._expected:
-                batch.delete(due)
+        for due_ms in self._not_expected(zone, message, times):
+            batch.delete(keys.due_key(due_ms, zone, message))
+
+    def _not_expected(self, zone: str, message: str, times: Set[int]) -> set[int]:
+        """Those of ``times`` whose ``due/`` key no commit under way writes; one of held mail is looked at again when it is written."""
+        unused = {
+            due_ms for due_ms in times if keys.due_key(due_ms, zone, message) not in self._expected
+        }
+        if keys.HELD_MS in times and keys.HELD_MS not in unused:
+            self._doubtful.add(keys.due_key(keys.HELD_MS, zone, message))
+        return unused
 
     def commit(self, batch: WriteBatch, woken: Sequence[QueuedRecipient]) -> CommitFuture:
         """Write ``batch``, which wakes ``woken``, and offer them to their windows; from now on nothing else moves them."""

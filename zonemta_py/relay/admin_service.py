@@ -238,10 +238,10 @@ class AdminService:
 
     def _lacks_space(self) -> str:
         try:
-            sufficient = self._sources.intake.disk_space.is_sufficient()
+            self._sources.intake.disk_space.is_sufficient()
         except OSError as exc:
             return f"the free space is not known: {exc}"
-        return "" if sufficient else "less than queue.min_free_disk is free"
+        return self._sources.intake.disk_space.lack
 
     def _lacks_descriptors(self) -> str:
         most, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], open_descriptors() or 0

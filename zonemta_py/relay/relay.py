@@ -43,9 +43,9 @@ from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
 from zonemta_py.relay.reload import changed_files, changed_keys, check_reloadable, use_in_queue
-from zonemta_py.relay.takeover import OrphanRecovery, takeover_config
+from zonemta_py.relay.takeover import OrphanRecovery, dequeue_zones, takeover_config
 from zonemta_py.relay.traces import OtherProcesses, Traces
-from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router, one_zone
+from zonemta_py.routing import DEFAULT_ZONE, Destinations, make_router, one_zone
 from zonemta_py.schedule.retry import Backoff
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage
@@ -142,9 +142,8 @@ class Relay:
             parts.append(Part("the control socket", control.start, close=control.close))
         storage = open_shared_storage(config.queue) if self._takes_over else None
         if storage is not None:
-            left_alone = {n for n, zone in config.zones.items() if zone.transport == DEQUEUE_TRANSPORT}
             self._orphans = OrphanRecovery(
-                storage, config.queue.shared, self._takeover_relay, left_alone
+                storage, config.queue.shared, self._takeover_relay, dequeue_zones(config)
             )
             parts.append(Part("take-over", self._orphans.start, drain=self._orphans.close))
         hostname = config.hostname or socket.getfqdn()
@@ -291,8 +290,7 @@ class Relay:
     def reload(self, config: Config | None = None) -> list[str]:
         """Use ``config``, or the file of the present one as it is now; returns the keys that changed.
 
-        Files that it names (certificates, users, DKIM keys) are read again. Raises ConfigError when it is
-        not usable, or when a change needs a restart; then the present one stays in use.
+        Files that it names are read again. Raises ConfigError for one that cannot be used, or needs a restart: the present one stays.
         """
         if config is None and not self._config.path:
             raise ConfigError("the configuration was not read from a file")
@@ -324,6 +322,8 @@ class Relay:
         self._delivery.configure(config, hostname, router, dkim_keys, egress_files)
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)
+        if self._orphans is not None:
+            self._orphans.reload(config)
         self._warn()
         for warning in self._delivery.egress.unused_state():
             log.warning("%s", warning)
@@ -335,6 +335,7 @@ class Relay:
         self._delivery.unreachable.clear()  # before mail is ready that would be refused for it
         woken = await flush(self._queue)
         self._delivery.probe()
+        woken += await self._orphans.flush() if self._orphans is not None else 0
         log.info("flushed: %d recipients are ready", woken)
         return woken
 

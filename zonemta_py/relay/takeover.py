@@ -14,10 +14,11 @@ from typing import Protocol
 from zonemta_py.config.schema import Config, Processes, SharedStorageSettings
 from zonemta_py.config.units import ProcessCount
 from zonemta_py.core import clock
-from zonemta_py.core.errors import QueueLocked
+from zonemta_py.core.errors import ConfigError, LocalError, QueueLocked
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
+from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.partitions import SharedStorage
 
@@ -39,6 +40,11 @@ def takeover_config(config: Config, name: str) -> Config:
     )
 
 
+def dequeue_zones(config: Config) -> set[str]:
+    """The zones whose mail is left to programs."""
+    return {name for name, zone in config.zones.items() if zone.transport == DEQUEUE_TRANSPORT}
+
+
 class TakeoverRelay(Protocol):
     """A relay on another relay's queue."""
 
@@ -48,6 +54,12 @@ class TakeoverRelay(Protocol):
 
     async def start(self) -> None:
         """Begin to deliver."""
+
+    def reload(self, config: Config) -> object:
+        """Use ``config``. Raises ConfigError."""
+
+    async def flush(self) -> int:
+        """Make all deferred recipients ready; returns how many woke. Raises LocalError."""
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Finish the running transactions, and close the queue."""
@@ -74,12 +86,36 @@ class OrphanRecovery:
         self._grace_s: float | None = None
         self._skipped_until: dict[str, float] = {}  # monotonic time, by partition
         self._takeovers: dict[str, asyncio.Task[None]] = {}
+        self._relays: dict[str, TakeoverRelay] = {}  # those that have started
+        self._config: Config | None = None  # of the last reload
         self._task: asyncio.Task[None] | None = None
 
     @property
     def names(self) -> list[str]:
         """The partitions that are being delivered."""
         return sorted(self._takeovers)
+
+    def reload(self, config: Config) -> None:
+        """Use ``config`` for the partitions that are being delivered; an error is logged."""
+        self._config, self._dequeue_zones = config, dequeue_zones(config)
+        for name, relay in self._relays.items():
+            self._reload_one(config, name, relay)
+
+    def _reload_one(self, config: Config, name: str, relay: TakeoverRelay) -> None:
+        try:
+            relay.reload(takeover_config(config, name))
+        except ConfigError as exc:
+            log.error("the queue of %s keeps its configuration: %s", name, exc)
+
+    async def flush(self) -> int:
+        """Flush the partitions that are being delivered; returns how many recipients woke."""
+        woken = 0
+        for name, relay in list(self._relays.items()):
+            try:
+                woken += await relay.flush()
+            except LocalError as exc:
+                log.error("the queue of %s is not flushed: %s", name, exc)
+        return woken
 
     async def start(self) -> None:
         """Look for partitions in the background."""
@@ -132,14 +168,19 @@ class OrphanRecovery:
             self._takeovers.pop(name, None)
 
     async def _deliver(self, name: str, store: Store) -> None:
+        before = self._config
         relay = await asyncio.to_thread(self._make_relay, store, name)
         try:
             await relay.start()
+            self._relays[name] = relay
+            if self._config is not None and self._config is not before:  # reloaded meanwhile
+                self._reload_one(self._config, name, relay)
             while not self._stopping.is_set() and relay.queue.failure is None:
                 if not await asyncio.to_thread(self._has_work, store):
                     break
                 await clock.wait_event(self._stopping, self._settings.poll)
         finally:
+            self._relays.pop(name, None)
             await relay.stop(self._grace_s)
 
     def _has_work(self, store: Store) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import private_directory, sync_directory, write_at
+from zonemta_py.core.files import KnownFile, private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.filesystem_contents import (
     CONTENTS,
@@ -34,11 +34,12 @@ from zonemta_py.storage.filesystem_names import (
     relay_key,
     relay_path,
 )
-from zonemta_py.storage.interface import Access, Op
+from zonemta_py.storage.interface import GONE, Access, Op
 from zonemta_py.storage.memory import MemoryStore
 
 DIRECTORIES = ("data", "queue", "inflight", "cleanup")
 INTENT = f"{RELAY}/intent"
+DAMAGED = "intent.damaged"
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class FilesystemStore(MemoryStore):
 
     def __init__(self, directory: Path, access: Access = Access.CREATE) -> None:
         super().__init__()
-        self._root = directory
+        self._directory = directory
+        self._root = directory  # or a copy of it, for reading
         self._access = access
         self._layout = Layout()
         self._failure: QueueUnavailable | None = None
@@ -97,6 +99,7 @@ class FilesystemStore(MemoryStore):
 
     def _open(self) -> None:
         self._resources.enter_context(locked(self._root))
+        self._lock_file = KnownFile(self._root / RELAY / "lock")
         if self._access is not Access.READ:
             self._finish_intent()
             self._load()
@@ -133,6 +136,8 @@ class FilesystemStore(MemoryStore):
 
     def write(self, batch: Any) -> None:
         """Write ``batch``. Raises QueueUnavailable, also for every later batch."""
+        if self._failure is None and not self._lock_file.is_there():
+            self._failure = QueueUnavailable(f"{self._root}: {GONE}")
         if self._failure is not None:
             raise self._failure
         ops, sync = batch
@@ -227,9 +232,14 @@ class FilesystemStore(MemoryStore):
         path = self._root / INTENT
         if not path.exists():
             return
-        crc, steps = _unpack_steps(path.read_bytes())
-        if crc32(pack(steps)) != crc:
-            raise LocalError(f"{path}: damaged; zonemta queue repair keeps what can be read")
+        steps = _read_intent(path)
+        if steps is None:
+            if self._access is not Access.REPAIR:
+                raise QueueCorrupt(f"{self._directory / INTENT}: damaged")
+            kept = path.replace(path.with_name(DAMAGED))
+            sync_directory(kept.parent)
+            log.critical("%s: the last batch is lost, it is kept in %s", path, kept.name)
+            return
         for name, kind, _ in steps:
             if kind == "write":  # a temporary file of an earlier version
                 file = self._root / name
@@ -269,6 +279,15 @@ class FilesystemStore(MemoryStore):
     def close(self) -> None:
         """Release the lock."""
         self._resources.close()
+
+
+def _read_intent(path: Path) -> list[FileStep] | None:
+    """The steps in an intent file; None when it is damaged."""
+    try:
+        crc, steps = _unpack_steps(path.read_bytes())
+    except QueueCorrupt:
+        return None
+    return steps if crc32(pack(steps)) == crc else None
 
 
 def _of_this_version(step: FileStep) -> FileStep:

@@ -16,6 +16,9 @@ Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 # The key of an operation, without value, for a store that ``is_sparse``: write some chunks to another place.
 MOVE_CHUNKS = b"segment/move"
 
+# Why a store on this machine writes no more: its files would be where no later opening finds them.
+GONE = "deleted or replaced while it was in use: the mail that was queued in it is lost, unless it is put back"
+
 
 class Access(Enum):
     """What the opening of a store may do.

@@ -7,16 +7,18 @@ import logging
 import os
 import secrets
 import socket
+from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Protocol
 
 from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
 
 RENEWALS = 3  # in the time of one lease
+STAT_START = 19  # the field of /proc/PID/stat with the start, after the name of the program
 
-_unreleased: dict[
-    str, str
-] = {}  # tokens of this process that the server could not be asked to delete, by label
+# Tokens of this process that the server could not be asked to delete, by label. With one, the lease may
+# still be there, and then nothing else writes with it.
+_unreleased: dict[str, str] = {}
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +26,20 @@ log = logging.getLogger(__name__)
 class LeaseBackend(Protocol):
     """The lease on a server. Every call blocks, and raises LocalError when the server cannot be asked."""
 
-    def try_acquire(self, token: str) -> str | None:
-        """Store ``token``. Returns None, or the token of the relay that has the lease ("" when unknown)."""
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
+        """Store ``token``. Returns None, or the token of the relay that has the lease ("" when unknown).
+
+        A lease with the token ``previous`` is replaced, as one that has expired.
+        """
+
+    def holder(self) -> str | None:
+        """Return the token of the lease; None when no relay has it."""
 
     def renew(self, token: str) -> bool:
-        """Extend the lease; False when another relay has it."""
+        """Extend the lease; False when it has another token, or none."""
 
     def release(self, token: str, *, mail: bool) -> None:
-        """End the lease. With ``mail`` left in the partition, notify other relays."""
+        """End the lease, if it has ``token``. With ``mail`` left in the partition, notify other relays."""
 
 
 class PartitionLease:
@@ -40,6 +48,7 @@ class PartitionLease:
     def __init__(self, label: str, lease_s: float, backend: LeaseBackend) -> None:
         self.token = _new_token()
         self.lost = False
+        self._loss = ""
         self._label = label
         self._interval_s = lease_s / RENEWALS
         self._backend = backend
@@ -49,13 +58,11 @@ class PartitionLease:
 
     def acquire(self) -> None:
         """Acquire the lease, and renew it in the background. Raises QueueLocked, LocalError."""
-        if self._label in _unreleased:  # ours from before the server failed: nothing else writes with it
-            self._backend.release(_unreleased[self._label], mail=False)
-            del _unreleased[self._label]
-        other = self._backend.try_acquire(self.token)
+        other = self._backend.try_acquire(self.token, _unreleased.get(self._label, ""))
+        _unreleased.pop(self._label, None)
         if other is not None:
             holder = other.rpartition(":")[0]
-            raise QueueLocked(f"{self._label}: in use by {holder or 'another relay'}", holder)
+            raise QueueLocked(f"{self._label}: in use by {holder or 'another relay'}", other)
         self._thread = Thread(target=self._keep_renewing, name=f"renew {self._label}", daemon=True)
         self._thread.start()
 
@@ -72,20 +79,26 @@ class PartitionLease:
             log.error("%s: the lease could not be renewed: %s", self._label, exc)
 
     def mark_lost(self) -> None:
-        """Another relay has the partition: every later ``check`` raises. Logged once."""
+        """The lease has another token, or none: every later ``check`` raises. Logged once."""
         with self._losing:
             if not self.lost:
+                self._loss = f"{self._label}: the lease is lost{self._reason()}"
                 self.lost = True
                 log.critical("%s", self._loss)
+
+    def _reason(self) -> str:
+        try:
+            holder = self._backend.holder()
+        except LocalError:
+            return ""
+        if holder is None:
+            return ", and no relay has it: it has expired, or the server has lost its data"
+        return ", another relay has it"
 
     def check(self) -> None:
         """Raise QueueUnavailable when the lease is lost."""
         if self.lost:
             raise QueueUnavailable(self._loss)
-
-    @property
-    def _loss(self) -> str:
-        return f"{self._label}: the lease is lost, another relay has it"
 
     def stop_renewing(self) -> None:
         """End the background thread; the lease then expires."""
@@ -106,5 +119,32 @@ class PartitionLease:
 
 
 def _new_token() -> str:
-    """Host, process and 64 random bits: unique, and readable for an operator."""
-    return f"{socket.getfqdn()}:{os.getpid()}:{secrets.token_hex(8)}"
+    """Host, process, when that began, and 64 random bits: unique, and readable for an operator."""
+    pid = str(os.getpid())
+    return f"{socket.getfqdn()}:{pid}:{_began(pid)}-{secrets.token_hex(8)}"
+
+
+def has_ended(token: str) -> bool:
+    """Return whether ``token`` is that of a process of this machine that has ended.
+
+    Its number alone does not tell: in a container the relay may be process 1 each time. Tokens of earlier
+    versions do not say when their process began, and this process has none of them.
+    """
+    host, _, rest = token.partition(":")
+    pid, _, unique = rest.partition(":")
+    if host != socket.getfqdn() or not pid.isdigit():
+        return False
+    began, dash, _ = unique.rpartition("-")
+    if dash:
+        return began != _began(pid)
+    return pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists()
+
+
+def _began(pid: str) -> str:
+    """When a process began: the boot of the machine, and clock ticks since. Empty when there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{boot}.{fields[STAT_START]}"
+    except (OSError, IndexError):
+        return ""

@@ -17,8 +17,8 @@ from typing import Any
 import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import private_directory
-from zonemta_py.storage.interface import Access, Op
+from zonemta_py.core.files import KnownFile, private_directory
+from zonemta_py.storage.interface import GONE, Access, Op
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
@@ -69,22 +69,19 @@ class LevelDB(LevelDBView):
     def __init__(self, directory: Path, access: Access = Access.CREATE) -> None:
         self._directory = directory
         self._borrowed = ExitStack()  # what a read-only opening needs until ``close``
+        opened = directory
         try:
             _check_presence(directory, access)
             if access is Access.READ:
                 opened = self._borrowed.enter_context(_linked(directory))
             else:
                 private_directory(directory)
-                opened = directory
             self._db: Any = _open(opened, create=access is Access.CREATE)
+            self._lock_file = KnownFile(opened / "LOCK")
         except BaseException as exc:
             self._borrowed.close()
-            if isinstance(exc, _leveldb.IOError):
-                if "lock" in str(exc).lower() and "permission" not in str(exc).lower():
-                    raise QueueLocked(f"{directory}: in use by another process") from exc
-                raise LocalError(f"{directory}: {exc}") from exc
             if isinstance(exc, _leveldb.Error | OSError):
-                raise LocalError(f"{directory}: {exc}") from exc
+                raise _opening_error(exc, directory, opened) from exc
             raise
         super().__init__(self._db)
 
@@ -109,11 +106,16 @@ class LevelDB(LevelDBView):
         return batch
 
     def write(self, batch: Any) -> None:
-        """Write all of ``batch`` or nothing. Raises QueueUnavailable."""
+        """Write all of ``batch`` or nothing. Raises QueueUnavailable.
+
+        LevelDB writes to open files: it does not notice that they were deleted.
+        """
         try:
             batch.write()
         except (_leveldb.Error, OSError) as exc:
             raise QueueUnavailable(f"{self._directory}: {exc}") from exc
+        if not self._lock_file.is_there():
+            raise QueueUnavailable(f"{self._directory}: {GONE}")
 
     def compact(self) -> None:
         """Free the disk space of removed keys."""
@@ -133,6 +135,19 @@ class LevelDB(LevelDBView):
         """Close the database. A read or write in another thread would crash the process."""
         self._db.close()
         self._borrowed.close()
+
+
+def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
+    """What an error of the opening means. Its text names ``opened``, which an operator does not know."""
+    given = exc.args[0] if exc.args else ""
+    text = given.decode(errors="replace") if isinstance(given, bytes) else str(exc)
+    text = text.replace(str(opened), str(directory))
+    if isinstance(exc, _leveldb.CorruptionError):
+        return QueueCorrupt(f"{directory}: {text}")
+    # LevelDB's words for a lock that another process has, or this one; the path may have any word in it.
+    if text.startswith("IO error: lock ") and "permission" not in text.lower():
+        return QueueLocked(f"{directory}: in use by another process")
+    return LocalError(f"{directory}: {text}")
 
 
 def _open(directory: Path, *, create: bool) -> Any:

@@ -14,7 +14,7 @@ from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access, Store
 from zonemta_py.storage.leveldb_store import LevelDBStore
 from zonemta_py.storage.memory import MemoryStore
-from zonemta_py.storage.partitions import SharedStorage, open_own_or_standby, partition_name
+from zonemta_py.storage.partitions import SharedStorage, open_own, open_own_or_standby
 
 PID_FILE = "relay.pid"
 
@@ -91,7 +91,12 @@ def locked_files(settings: QueueSettings) -> Iterator[Path]:
     Raises QueueLocked, which names the process that has it, LocalError when there is none.
     """
     directory = store_directory(settings)
-    if directory is None or not directory.is_dir():
+    if directory is None:
+        raise LocalError(
+            f"queue.store: {settings.store} has no files on this machine: there is nothing to repair here, see "
+            "docs/stores.md"
+        )
+    if not directory.is_dir():
         raise LocalError(f"{settings.directory}: there is no queue to repair")
     lock = filesystem.locked if settings.store == "filesystem" else leveldb.locked
     with ExitStack() as stack:
@@ -118,9 +123,8 @@ def _open_partition(settings: QueueSettings, *, standby: bool) -> Store:
     storage = open_shared_storage(settings)
     assert storage is not None
     try:
-        if standby:
-            return open_own_or_standby(storage, settings.shared)
-        return storage.open(partition_name(settings.shared))
+        open_partition = open_own_or_standby if standby else open_own
+        return open_partition(storage, settings.shared)
     finally:
         storage.close()
 

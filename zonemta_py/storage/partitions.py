@@ -6,7 +6,7 @@ or writes there while the lease lasts; a write by a relay that has lost it is re
 
 import logging
 import socket
-from pathlib import Path
+from contextlib import suppress
 from threading import Event
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from zonemta_py.config.schema import SharedStorageSettings
 from zonemta_py.core.errors import QueueLocked
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Store
+from zonemta_py.storage.lease import has_ended
 
 log = logging.getLogger(__name__)
 
@@ -52,37 +53,44 @@ def partition_name(settings: SharedStorageSettings) -> str:
     return settings.name or socket.getfqdn()
 
 
-def open_own_or_standby(storage: SharedStorage, settings: SharedStorageSettings) -> Store:
-    """Open this relay's partition; a standby (``NAME-2`` …) while another relay delivers it.
+def open_own(storage: SharedStorage, settings: SharedStorageSettings) -> Store:
+    """Open this relay's partition.
 
     A lease held by a dead process of this machine is waited for: its mail and its submission keys are in
-    that partition. Raises QueueLocked when every name is in use, LocalError when the server fails.
+    that partition. Raises QueueLocked when another process has it, LocalError when the server fails.
     """
     name, pause = partition_name(settings), Event()
-    for _ in range(int((settings.lease + SLACK_S) / RETRY_S)):
+    for attempt in range(int((settings.lease + SLACK_S) / RETRY_S)):
         try:
             return storage.open(name)
         except QueueLocked as exc:
-            if not _is_dead(exc.holder):
-                break
-            pause.wait(RETRY_S)
-    for number in range(1, NAMES_MAX):
-        chosen = name if number == 1 else f"{name}-{number}"
+            if not has_ended(exc.holder):
+                raise
+            if attempt == 0:
+                log.warning("%s, which has ended: waiting until its lease expires", exc)
+        pause.wait(RETRY_S)
+    return storage.open(name)
+
+
+def open_own_or_standby(storage: SharedStorage, settings: SharedStorageSettings) -> Store:
+    """Like ``open_own``; while another relay delivers that partition, open a standby (``NAME-2`` …).
+
+    Raises QueueLocked when every name is in use.
+    """
+    name = partition_name(settings)
+    with suppress(QueueLocked):
+        return open_own(storage, settings)
+    for number in range(2, NAMES_MAX):
+        chosen = f"{name}-{number}"
         try:
             store = storage.open(chosen)
         except QueueLocked:
             continue
-        if number > 1:
-            log.warning(
-                "queue.shared.name: partition '%s' is in use, '%s' is used instead", name, chosen
-            )
+        log.warning(
+            "queue.shared.name: partition '%s' is in use, '%s' is used instead; what an operator has suspended "
+            "in '%s' is not suspended there: see zonemta suspend --list", name, chosen, name,
+        )  # fmt: skip
         return store
     raise QueueLocked(
         f"queue.shared.name: {name} and its standby names up to {name}-{NAMES_MAX - 1} are in use"
     )
-
-
-def _is_dead(holder: str) -> bool:
-    """Return whether ``holder`` (host:pid) is a process of this machine that has ended."""
-    host, _, pid = holder.rpartition(":")
-    return host == socket.getfqdn() and pid.isdigit() and not Path(f"/proc/{pid}").exists()

@@ -38,23 +38,28 @@ class RedisLease:
         self._renew = client.commands.register_script(RENEW)
         self._release = client.commands.register_script(RELEASE)
 
-    def try_acquire(self, token: str) -> str | None:
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
         """See ``LeaseBackend``. A new lease begins to count its batches at 1."""
         where = [self._where.lease, self._where.written]
-        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms]))
+        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
         return holder.decode() if holder else None
+
+    def holder(self) -> str | None:
+        """See ``LeaseBackend``."""
+        found = self._client.run_once(self._client.commands.get(self._where.lease))
+        return found.decode() if found else None
 
     def renew(self, token: str) -> bool:
         """See ``LeaseBackend``."""
         renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
-        return bool(self._client.run(renewal))
+        return bool(self._client.run_once(renewal))
 
     def release(self, token: str, *, mail: bool) -> None:
         """See ``LeaseBackend``."""
-        released = self._client.run(self._release(keys=[self._where.lease], args=[token]))
+        released = self._client.run_once(self._release(keys=[self._where.lease], args=[token]))
         if released and mail:
             try:
-                self._client.run(self._client.commands.rpush(self._notifications, self._name))
+                self._client.run_once(self._client.commands.rpush(self._notifications, self._name))
             except LocalError as exc:  # no memory is free; others look for mail now and then
                 log.warning("other relays are not notified: %s", exc)
 
@@ -68,7 +73,7 @@ class RedisStore(RemoteBodyStore):
         self._client = RedisClient(settings.redis, label)
         self._where = RedisKeys(prefix, name)
         lease = PartitionLease(label, lease_s, RedisLease(self._client, prefix, name, lease_s))
-        super().__init__(name, label, self._client.thread, lease)
+        super().__init__(name, label, self._client.thread, lease, f"{settings.redis.url} {prefix}")
         self._script = self._client.commands.register_script(WRITE)
         self._written = 0  # batches
         self._removed_chunks: set[bytes] = set()  # out of the index, still in the hash

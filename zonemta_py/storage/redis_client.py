@@ -1,5 +1,6 @@
 """The adapter of redis: a client with retries, and the check that its server is durable."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -52,6 +53,10 @@ class RedisClient:
         """Return the answer, blocking. Raises LocalError."""
         return self.thread.run(work)
 
+    def run_once(self, work: Awaitable[T]) -> T:
+        """Like ``run``, for what must not wait long: a server that does not answer is not asked again."""
+        return self.thread.run(_in_time(work))
+
     def close(self) -> None:
         """Disconnect."""
         self.thread.close(self.commands.aclose)
@@ -93,3 +98,10 @@ class RedisClient:
                 "there, or queue.durability: none here"
             )
         return True
+
+
+async def _in_time(work: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(work, ANSWER_S)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None

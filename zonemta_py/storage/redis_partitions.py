@@ -27,7 +27,7 @@ class RedisSharedStorage:
 
     def _check(self, *, sync: bool) -> None:
         try:
-            self._client.run(self._client.commands.ping())
+            self._client.run_once(self._client.commands.ping())
         except LocalError as exc:
             url = without_user_info(self._settings.redis.url)
             raise LocalError(f"queue.redis.url: {url} cannot be used: {exc}") from exc
@@ -64,7 +64,7 @@ class RedisSharedStorage:
         """See ``SharedStorage.wait_for_notification``."""
         timeout_s = min(max(0.01, wait_s), WAIT_MAX_S)
         notifications = [notifications_key(self._prefix)]
-        found = self._client.run(self._client.commands.blpop(notifications, timeout=timeout_s))
+        found = self._client.run_once(self._client.commands.blpop(notifications, timeout=timeout_s))
         return found[1].decode() if found else None
 
     def close(self) -> None:

@@ -34,11 +34,12 @@ for i = at, removed - 1 do redis.call('ZREM', KEYS[2], ARGV[i]) end
 for i = removed, #ARGV do redis.call('HDEL', KEYS[3], ARGV[i]) end
 return 1
 """
-# Keys: lease, written. Arguments: the token, milliseconds. Returns nil, or the token of the holder.
+# Keys: lease, written. Arguments: the token, milliseconds, a token that is replaced. Returns nil, or the token
+# of the holder.
 ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[1] then return false end
-if held then return held end
+if held and held ~= ARGV[3] then return held end
 redis.call('DEL', KEYS[2])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SET', KEYS[2], 0)

@@ -4,6 +4,7 @@ The partition is leased, so this process is its only writer: once loaded, the co
 A batch is written to the server first, then to memory. No read but that of a chunk asks the server.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,6 +17,12 @@ from zonemta_py.storage.loop_thread import LoopThread
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.partitions import MAIL_PREFIXES
 
+_had: dict[
+    str, tuple[bytes, int]
+] = {}  # node and boot of partitions that this process had open, by place
+
+log = logging.getLogger(__name__)
+
 
 class RemoteBodyStore(MemoryStore, ABC):
     """One partition, leased from ``_open`` until ``close``. Memory holds a reference for each chunk.
@@ -24,9 +31,13 @@ class RemoteBodyStore(MemoryStore, ABC):
     taken without the answer could lose mail.
     """
 
-    def __init__(self, name: str, label: str, thread: LoopThread, lease: PartitionLease) -> None:
+    def __init__(
+        self, name: str, label: str, thread: LoopThread, lease: PartitionLease, place: str
+    ) -> None:
+        """``place``: the server, and where on it the partitions are."""
         super().__init__()
         self.name = name
+        self._place = f"{place} {name}"
         self._label = label
         self._thread = thread  # where the client runs
         self._lease = lease
@@ -65,6 +76,21 @@ class RemoteBodyStore(MemoryStore, ABC):
         except BaseException:
             self._leave(mail=True)
             raise
+        had = _had.get(self._place)
+        if had is not None and self._opening()[0] != had[0]:
+            log.critical(
+                "%s: the server has lost the queue %s, which this process had open: the mail that was queued is "
+                "gone. The event log has what was accepted: zonemta audit", self._label, had[0].decode(),
+            )  # fmt: skip
+        elif had is not None and self._opening()[1] < had[1]:
+            log.critical(
+                "%s: the server has lost the last changes of the queue, its boot is %d and was %d: mail may be gone, "
+                "or be sent again", self._label, self._opening()[1], had[1],
+            )  # fmt: skip
+
+    def _opening(self) -> tuple[bytes, int]:
+        """The node and the boot of the queue."""
+        return super().get(keys.META_NODE) or b"", int(super().get(keys.META_BOOT) or b"0")
 
     # ---- reading
 
@@ -141,5 +167,7 @@ class RemoteBodyStore(MemoryStore, ABC):
 
     def _leave(self, *, mail: bool) -> None:
         self._closed = True
+        if self._opening()[0]:
+            _had[self._place] = self._opening()
         self._lease.release(mail=mail)
         self._disconnect()

@@ -15,6 +15,7 @@ are never deleted.
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.codec import pack, unpacker
@@ -46,7 +47,9 @@ class S3Store(RemoteBodyStore):
         label, lease_s = f"S3 partition '{name}'", settings.shared.lease
         self._client = S3Client(settings.s3)
         lease = PartitionLease(label, lease_s, S3Lease(self._client, name, lease_s))
-        super().__init__(name, label, self._client.thread, lease)
+        s3 = settings.s3
+        place = f"{s3.endpoint} {s3.bucket} {s3.prefix}"
+        super().__init__(name, label, self._client.thread, lease, place)
         self._seq = 0
         self._boot = b""  # the number of this writer's first batch, in hex
         self._first: set[int] = set()  # first batches of all boots
@@ -85,7 +88,7 @@ class S3Store(RemoteBodyStore):
     def _check_conditions(self) -> None:
         """Raise LocalError unless the server refuses to write the first batch again."""
         try:
-            self._client.put(self._log_path(self._seq), pack((FORMAT, "?", [])), new=True)
+            self._client.put_new(self._log_path(self._seq), pack((FORMAT, "?", [])))
         except Conflict:
             return
         raise LocalError(
@@ -98,8 +101,9 @@ class S3Store(RemoteBodyStore):
             return
         found = self._client.get(paths[-1])
         if found is None:
-            raise QueueCorrupt(f"{paths[-1]}: the snapshot is missing")
-        version, items = _unpack_snapshot(found.data)
+            raise _damaged(paths[-1], "it is missing")
+        with _naming(paths[-1]):
+            version, items = _unpack_snapshot(found.data)
         _check_format(paths[-1], version)
         MemoryStore.write(self, items)
         self._seq = _seq_of(paths[-1])
@@ -115,8 +119,9 @@ class S3Store(RemoteBodyStore):
                 newer.append((seq, path))
         for seq, path, data in self._read_all(newer):
             if seq != self._seq + 1:
-                raise QueueCorrupt(f"{path}: the batch before it is missing")
-            version, _, ops = _unpack_batch(data)
+                raise _damaged(path, "the batch before it is missing")
+            with _naming(path):
+                version, _, ops = _unpack_batch(data)
             _check_format(path, version)
             MemoryStore.write(self, ops)
             self._seq = seq
@@ -131,7 +136,7 @@ class S3Store(RemoteBodyStore):
             objects = self._client.get_all(path for _, path in page)
             for (seq, path), found in zip(page, objects, strict=True):
                 if found is None:
-                    raise QueueCorrupt(f"{path}: the batch is missing")
+                    raise _damaged(path, "it is missing")
                 yield seq, path, found.data
 
     # ---- reading
@@ -184,7 +189,7 @@ class S3Store(RemoteBodyStore):
         path = self._log_path(self._seq + 1)
         for _ in range(ATTEMPTS):
             try:
-                self._client.put(path, data, new=True)
+                self._client.put_new(path, data)
                 break
             except Conflict:
                 found = self._client.get(path)
@@ -234,6 +239,23 @@ class S3Store(RemoteBodyStore):
             *(p for p in batches if _seq_of(p) <= self._seq and _seq_of(p) not in self._first),
             *(p for p in snapshots if _seq_of(p) < self._seq),
         ]
+
+
+def _damaged(path: str, reason: object) -> LocalError:
+    """Not QueueCorrupt: ``queue repair`` is for the stores of this machine."""
+    return LocalError(
+        f"s3: {path}: damaged ({reason}): restore this object from another version of it or from a backup of the "
+        "bucket, or choose another queue.shared.name"
+    )
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors of the decoder in the block name the object."""
+    try:
+        yield
+    except QueueCorrupt as exc:
+        raise _damaged(path, exc) from exc
 
 
 def _seq_of(path: str) -> int:

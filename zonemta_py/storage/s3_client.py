@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from aiohttp import ClientError as ConnectionFailure
 from botocore.exceptions import BotoCoreError, ClientError
 
 from zonemta_py.config.schema import S3Settings
@@ -25,6 +26,10 @@ CONCURRENT = 8  # requests of one call
 DELETE_MAX = 1000  # objects in one request, by the protocol
 WAIT_MAX_S = 20  # of a receive, by the protocol
 VISIBLE_AGAIN_S = 900  # a notification that is not deleted by then is delivered again
+READ_ATTEMPTS = 3  # of an object whose connection ends in the middle, which the client does not repeat
+
+# ConnectionFailure: aiobotocore does not convert every error of the connection below it.
+CLIENT_ERRORS = (ClientError, BotoCoreError, ConnectionFailure, OSError, ValueError)
 
 T = TypeVar("T")
 
@@ -60,8 +65,7 @@ class S3Client:
         self._bucket = settings.bucket
         self._prefix = settings.prefix.strip("/") + "/"
         self._sqs_url = settings.notices
-        errors = (ClientError, BotoCoreError, OSError, ValueError)
-        self.thread = LoopThread("s3", f"s3://{settings.bucket}", errors)
+        self.thread = LoopThread("s3", f"s3://{settings.bucket}", CLIENT_ERRORS)
         self._clients = AsyncExitStack()
         self._deletions: set[asyncio.Task[None]] = set()
         try:
@@ -89,14 +93,20 @@ class S3Client:
 
     async def fetch(self, path: str) -> S3Object | None:
         """Return an object, or None; on the client's loop."""
-        try:
-            answer = await self._s3.get_object(Bucket=self._bucket, Key=self._prefix + path)
-        except ClientError as exc:
-            if exc.response["Error"]["Code"] in ("NoSuchKey", "404"):
-                return None
-            raise
-        async with answer["Body"] as body:
-            data = await body.read()
+        for attempts_left in reversed(range(READ_ATTEMPTS)):
+            try:
+                answer = await self._s3.get_object(Bucket=self._bucket, Key=self._prefix + path)
+            except ClientError as exc:
+                if exc.response["Error"]["Code"] in ("NoSuchKey", "404"):
+                    return None
+                raise
+            try:
+                async with answer["Body"] as body:
+                    data = await body.read()
+                break
+            except CLIENT_ERRORS:
+                if not attempts_left:
+                    raise
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         written: datetime = answer["LastModified"]
         age_s = (parsedate_to_datetime(date) - written).total_seconds() if date else 0.0
@@ -115,13 +125,19 @@ class S3Client:
 
         return list(await asyncio.gather(*map(one, paths)))
 
-    def put(self, path: str, data: bytes, *, new: bool = False, etag: str = "") -> str:
-        """Write an object and return its version.
+    def put(self, path: str, data: bytes) -> str:
+        """Write an object, whether there is one or not, and return its version."""
+        return self._run(self._put(path, data, {}))
 
-        With ``new`` it must not exist, with ``etag`` it must be that version: raises Conflict otherwise.
-        """
-        condition = {"IfNoneMatch": "*"} if new else {"IfMatch": etag} if etag else {}
-        return self._run(self._put(path, data, condition))
+    def put_new(self, path: str, data: bytes) -> str:
+        """Write an object and return its version. Raises Conflict when there is one."""
+        return self._run(self._put(path, data, {"IfNoneMatch": "*"}))
+
+    def replace(self, path: str, data: bytes, etag: str) -> str:
+        """Write an object and return its version. Raises Conflict unless it is the version ``etag`` now."""
+        if not etag:  # a server may ignore an empty condition
+            raise Conflict(path)
+        return self._run(self._put(path, data, {"IfMatch": etag}))
 
     async def _put(self, path: str, data: bytes, condition: Mapping[str, str]) -> str:
         try:
@@ -173,8 +189,8 @@ class S3Client:
         return found
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, which need not exist."""
-        self._run(self._delete(list(paths)))
+        """Delete objects, which need not exist. What cannot be deleted stays, with a warning."""
+        self._run(self._try_delete(list(paths)))
 
     def delete_later(self, paths: Iterable[str]) -> None:
         """Delete objects in the background; ``close`` waits for that."""
@@ -188,13 +204,17 @@ class S3Client:
     async def _try_delete(self, paths: list[str]) -> None:
         try:
             await self._delete(paths)
-        except (ClientError, BotoCoreError, OSError) as exc:
+        except (LocalError, *CLIENT_ERRORS) as exc:
             log.warning("s3://%s: %d unused objects are not deleted: %s", self._bucket, len(paths), exc)
 
     async def _delete(self, paths: list[str]) -> None:
         for at in range(0, len(paths), DELETE_MAX):
             names = [{"Key": self._prefix + path} for path in paths[at : at + DELETE_MAX]]
-            await self._s3.delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
+            answer = await self._s3.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": names, "Quiet": True}
+            )
+            for refused in answer.get("Errors", ()):  # in an answer with the status 200
+                raise LocalError(f"{refused.get('Key')}: {refused.get('Code')} {refused.get('Message')}")
 
     # ---- notifications
 

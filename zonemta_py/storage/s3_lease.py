@@ -17,19 +17,25 @@ class S3Lease:
         self._lease_s = lease_s
         self._etag = ""  # the version that this relay wrote
 
-    def try_acquire(self, token: str) -> str | None:
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
         """See ``LeaseBackend``. Also raises LocalError for an object that is not a lease."""
         found = self._client.get(self._path)
         try:
-            if found is None:
-                self._etag = self._client.put(self._path, self._data(token), new=True)
-                return None
-            if is_free(found):
-                self._etag = self._client.put(self._path, self._data(token), etag=found.etag)
-                return None
-            return str(from_json(found.data)["token"])
-        except Conflict:
-            return ""  # another relay was faster
+            if found is not None and not is_free(found):
+                holder = _token_of(found)
+                if holder != previous:
+                    return holder
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+        if self._write(self._data(token), found.etag if found is not None else None):
+            return None
+        return ""  # another relay was faster
+
+    def holder(self) -> str | None:
+        """See ``LeaseBackend``."""
+        found = self._client.get(self._path)
+        try:
+            return _token_of(found) if found is not None and not is_free(found) else None
         except (ValueError, KeyError, TypeError) as exc:
             raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
 
@@ -37,11 +43,13 @@ class S3Lease:
         """While it is held, ``mail`` is true: a relay that dies may have left some."""
         return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
 
-    def renew(self, token: str) -> bool:
-        """See ``LeaseBackend``."""
-        data = self._data(token)
+    def _write(self, data: bytes, etag: str | None) -> bool:
+        """Write the lease if it is the version ``etag`` (None: if there is none); False if it is not."""
         try:
-            self._etag = self._client.put(self._path, data, etag=self._etag)
+            if etag is None:
+                self._etag = self._client.put_new(self._path, data)
+            else:
+                self._etag = self._client.replace(self._path, data, etag)
         except Conflict:
             # Perhaps by this relay: the answer was lost, and the client sent the request again.
             found = self._client.get(self._path)
@@ -50,14 +58,24 @@ class S3Lease:
             self._etag = found.etag
         return True
 
-    def release(self, token: str, *, mail: bool) -> None:
+    def renew(self, token: str) -> bool:
         """See ``LeaseBackend``."""
+        return self._write(self._data(token), self._etag)
+
+    def release(self, token: str, *, mail: bool) -> None:
+        """See ``LeaseBackend``. The object is read first: what this relay wrote last may have been replaced."""
+        found = self._client.get(self._path)
         try:
-            self._client.put(self._path, self._data("", mail=mail), etag=self._etag)
-        except Conflict as exc:
-            raise LocalError(f"{self._path} has changed") from exc
-        if mail:
+            if found is None or _token_of(found) != token:
+                return
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+        if self._write(self._data("", mail=mail), found.etag) and mail:
             self._client.send_notification(self._name)
+
+
+def _token_of(lease: S3Object) -> str:
+    return str(from_json(lease.data)["token"])
 
 
 def is_free(lease: S3Object) -> bool:

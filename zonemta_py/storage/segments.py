@@ -5,6 +5,7 @@ them are needed only the database knows. A file is never appended to again after
 that what a crash left at its end does no harm.
 """
 
+import errno
 import os
 import struct
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from zonemta_py.core.checksum import crc32
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.files import private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.interface import View
+from zonemta_py.storage.interface import GONE, View
 from zonemta_py.storage.leveldb import LevelDB
 
 FILE_HEADER = b"zonemta bodies 1"
@@ -159,6 +160,8 @@ class SegmentFiles:
         for number, handle in list(self._unsynced.items()):
             if sync:
                 os.fdatasync(handle)
+                if not os.fstat(handle).st_nlink:
+                    raise FileNotFoundError(errno.ENOENT, GONE, str(self._path(number)))
             del self._unsynced[number]
             if self._writing is None or self._writing[0] != number:
                 os.close(handle)

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.queue import Clock, accept, begin, make_queue, opened, settle
+from tests.kit.queue import Clock, accept, begin, make_queue, opened, problems, settle
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.repair import repair_contents
 from zonemta_py.storage.leveldb_store import LevelDBStore
 
 MESSAGES = 400
@@ -107,4 +109,21 @@ async def test_damaged_keys_of_spilled_mail(directory: Path, caplog: pytest.LogC
     assert queue.windows.zone("default").room.size == MESSAGES
     assert "spilled mail cannot be read" in caplog.text
     assert "task stopped" not in caplog.text
+    await queue.close()
+
+
+async def test_a_repair_leaves_no_chunk(directory: Path) -> None:
+    """Those of a message that it removes go at once: a check of the repaired queue finds nothing."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await accept(queue, "u@x.example", body=b"line\r\n" * 50_000)
+    segment = next(directory.rglob("*.segment"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    queue = make_queue(directory, clock)
+    queue.commits.start()
+    rows = await repair_contents(queue, RecipientHistory([], addresses=True), ["default"])
+    assert "removed" in {row["what"] for row in rows}
+    assert problems(queue.store) == []
     await queue.close()

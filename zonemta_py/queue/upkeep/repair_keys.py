@@ -1,6 +1,7 @@
 """Repair of the keys that belong to no message, and of values that cannot be read."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import WriteBatch
@@ -27,7 +28,7 @@ OF_A_MESSAGE = (keys.INFLIGHT, keys.BOUNCE)
 
 
 async def remove_other_keys(queue: Queue, add_row: AddRow) -> None:
-    """Remove keys without a message, and values that cannot be read. Raises QueueUnavailable."""
+    """Remove keys without a message, values that cannot be read, and chunks of removed messages. Raises QueueUnavailable."""
     store = queue.store
     for space, read in READERS.items():
         for key, value in scan_space(store, space):
@@ -43,6 +44,9 @@ async def remove_other_keys(queue: Queue, add_row: AddRow) -> None:
             await _delete(queue, key)
     for key, _ in scan_space(store, keys.SPILL):  # the start-up scan writes the ones that are needed
         await _delete(queue, key)
+    for key, _ in scan_space(store, keys.CLEANUP):  # a damaged chunk would be found by the next check
+        with suppress(QueueCorrupt):  # the next start tries again
+            await queue.cleanup.remove_chunks(keys.owner_of(key))
 
 
 def _is_needed(store: Store, due: bytes) -> bool:
