@@ -145,7 +145,7 @@ async def test_a_removed_segment_is_given_up(
         await exporter.start()
         Broken(monkeypatch, segments, "_link", 1)
         await accept(queue, "a@x.example")
-        await until(lambda: exporter._ended, "the export")
+        await until(lambda: exporter._seal_at_s, "the first attempt")
         open_segments(directory / "events", queue.node)[0].unlink()
         await exporter._seal_ended(now=True)
         assert exporter._ended == []
