@@ -118,7 +118,7 @@ async def test_a_lease_whose_version_changed(directory: Path) -> None:
 
 def through(settings: QueueSettings, port: int) -> QueueSettings:
     """``settings`` with a proxy before the server."""
-    return replaced(settings, s3=replaced(settings.s3, endpoint=f"http://127.0.0.1:{port}"))  # type: ignore[no-any-return]
+    return replaced(settings, s3=replaced(settings.s3, endpoint=f"http://127.0.0.1:{port}"))  # type: ignore[no-any-return]  # of any settings
 
 
 @pytest.mark.parametrize("times", [1, 9])

@@ -56,13 +56,9 @@ class DiskSpace:
             except FileNotFoundError:
                 return  # a queue without files here
             free = stat.f_bavail * stat.f_frsize
-            inodes = min(
-                INODES_MIN, stat.f_files // INODES_RESERVE
-            )  # none: a file system without a limit
-            if stat.f_favail < NEAR * inodes:
-                self._checked_s = (
-                    -CHECK_INTERVAL_S
-                )  # a second of mail may need them all: check again at once
+            inodes = min(INODES_MIN, stat.f_files // INODES_RESERVE)  # 0: there is no limit
+            if stat.f_favail < NEAR * inodes:  # a second of mail may need them all: check again at once
+                self._checked_s = -CHECK_INTERVAL_S
             if stat.f_favail < inodes:
                 lack = f"fewer than {inodes} inodes are free"
         if free < required:

@@ -19,6 +19,7 @@ from zonemta_py.admin.mail_requests import (
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     config_option,
+    counted,
     domain_option,
     echo,
     json_option,
@@ -161,10 +162,10 @@ def _change(
     if as_json:
         print_json(sums)
     elif request.dry_run:
-        echo(f"{_counted(sums['matched'])} selected")
+        echo(f"{counted(sums['matched'], 'recipient')} selected")
     else:
         skipped = f", {sums['in_flight']} in flight and skipped" if "in_flight" in sums else ""
-        echo(f"{_counted(sums[done])} {done}{skipped}")
+        echo(f"{counted(sums[done], 'recipient')} {done}{skipped}")
     if sums.get("damaged"):
         echo(f"{sums['damaged']} messages are damaged and skipped; see zonemta queue check")
     if sums.get("in_flight") or sums.get("damaged"):
@@ -176,7 +177,7 @@ def _ask(config_path: Path, request: MailRequest, done: str) -> None:
     if not _has_terminal():
         raise click.UsageError("what is selected is changed without a question only with --yes")
     count = _sums(config_path, replace(request, dry_run=True), done)["matched"]
-    click.confirm(f"{_counted(count)} are to be {done}. Go on?", abort=True, err=True)
+    click.confirm(f"{counted(count, 'recipient')} are to be {done}. Go on?", abort=True, err=True)
 
 
 def _has_terminal() -> bool:
@@ -190,7 +191,3 @@ def _sums(config_path: Path, request: MailRequest, done: str) -> Counter[str]:
             sums.update(row)
             advance(row.get(done, 0))
     return sums
-
-
-def _counted(number: int) -> str:
-    return f"{number} recipient{'' if number == 1 else 's'}"
