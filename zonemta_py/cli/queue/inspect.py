@@ -29,8 +29,8 @@ from zonemta_py.cli.common import (
     reports_errors,
     zone_option,
 )
-from zonemta_py.cli.names import TENANT
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.queue.mail import label_options
 from zonemta_py.cli.reason import reason_text
 from zonemta_py.core import clock
 from zonemta_py.core.durations import ago, time_left
@@ -84,10 +84,7 @@ def summary(config_path: Path, as_json: bool) -> None:
 @zone_option
 @domain_option
 @click.option("--state", type=click.Choice(STATES), help="Only recipients in this state.")
-@click.option("--tenant", type=TENANT, help="Only mail of this tenant.")
-@click.option("--user", help="Only mail of this user.")
-@click.option("--campaign", help="Only mail with this X-Campaign.")
-@click.option("--tag", help="Only mail with this tag among its X-Tags.")
+@label_options
 @click.option("--limit", type=click.IntRange(1), help="The maximum number of recipients.")
 @json_option
 @reports_errors

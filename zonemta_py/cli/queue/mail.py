@@ -53,6 +53,20 @@ def takes_message(command: Command) -> Command:
     return message_argument(message_option(wrapper))
 
 
+def label_options(command: Command) -> Command:
+    """The options that select mail by what its submitter said of it."""
+    for option in reversed(
+        (
+            click.option("--tenant", type=TENANT, help="Only mail of this tenant."),
+            click.option("--user", help="Only mail of this user."),
+            click.option("--campaign", help="Only mail with this X-Campaign."),
+            click.option("--tag", help="Only mail with this tag among its X-Tags."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def selects_mail(command: Command) -> Command:
     """MESSAGE and ``--recipient``, or options that select mail."""
     for option in reversed(
@@ -61,10 +75,7 @@ def selects_mail(command: Command) -> Command:
             zone_option,
             domain_option,
             click.option("--state", type=click.Choice(STATES), help="Only recipients in this state."),
-            click.option("--tenant", type=TENANT, help="Only mail of this tenant."),
-            click.option("--user", help="Only mail of this user."),
-            click.option("--campaign", help="Only mail with this X-Campaign."),
-            click.option("--tag", help="Only mail with this tag among its X-Tags."),
+            label_options,
             click.option("--dry-run", is_flag=True, help="Only count what is selected."),
         )
     ):
