@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "zonemta_py"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-FILE_LINES_MAX = 350
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 50
 PARAMETERS_MAX = 7  # without self
 FILES_OF_A_NAME_MAX = 2
