@@ -123,7 +123,7 @@ class RandomZone:
         async with opened(
             self.directory, clock.now_ms, store="memory", window=window, on_ready=self._on_ready
         ) as self.queue:
-            configure_queue(self.queue, config)
+            configure_queue(self.queue, config, self.queue.classifier)
             self.context = DeliveryContext(self.queue, config, "relay.example", make_router(config))
             self.workers = ZoneWorkers("default", config.zones["default"], self.context, self._agent)
             yield
@@ -158,7 +158,7 @@ class RandomZone:
 
     async def reload(self) -> None:
         config = configuration(self.random, self.directory)
-        configure_queue(self.queue, config)
+        configure_queue(self.queue, config, self.queue.classifier)
         use_in_queue(self.queue, config)
         self.context.config = config
         self.context.egress.configure(config, read_egress(config))

@@ -32,7 +32,7 @@ async def test_implicit_tls(directory: Path) -> None:
             port = relay.addresses[0].port
             before = await asyncio.to_thread(serial, port)
             certificate(directory)
-            assert relay.reload() == []
+            assert await relay.reload() == []
             after = await asyncio.to_thread(serial, port)
             assert after != before
 
@@ -102,10 +102,10 @@ async def test_a_changed_mode_and_a_function_that_fails(directory: Path) -> None
         files = {"certificate_file": str(cert), "key_file": str(key)}
         listener = {"address": "127.0.0.1:0", "tls": {"mode": "implicit", **files}}
         with pytest.raises(ConfigError, match=r"listeners\.tls\.mode: a change needs a restart"):
-            relay.reload(stage.config(listeners=[listener], processes=ONE_PROCESS))
+            await relay.reload(stage.config(listeners=[listener], processes=ONE_PROCESS))
         before = relay.config
         with pytest.raises(ConfigError, match="policies"):
-            relay.reload(stage.config(policies=["no.such.module"], processes=ONE_PROCESS))
+            await relay.reload(stage.config(policies=["no.such.module"], processes=ONE_PROCESS))
         assert relay.config is before
 
 
@@ -115,5 +115,5 @@ async def test_without_a_file(directory: Path) -> None:
     async with staged(directory) as stage:
         relay = Relay(replace(stage.config(processes=ONE_PROCESS), path=""))
         with pytest.raises(ConfigError, match="not read from a file"):
-            relay.reload()
+            await relay.reload()
         await relay.stop()

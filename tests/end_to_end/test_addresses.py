@@ -89,7 +89,7 @@ async def test_an_address_that_is_disabled(
             await fill(relay, ["d.example"], 50)
             await empty(relay)
             assert set(big.clients) == {ADDRESSES[1]}
-            relay.reload(config(ADDRESSES[1]))
+            await relay.reload(config(ADDRESSES[1]))
             await fill(relay, ["d.example"], 50, "n")
             await empty(relay)
         kept(big, 100)
@@ -115,7 +115,7 @@ async def test_a_greylisted_recipient_whose_address_may_not_be_used(directory: P
         async with relaying(config(ADDRESSES[1])) as relay:
             await fill(relay, ["d.example"], 1)
             await until(lambda: stage.sinks["big"].tally.refused, "the first attempt")
-            relay.reload(config(ADDRESSES[0] if how == "disabled" else ""))
+            await relay.reload(config(ADDRESSES[0] if how == "disabled" else ""))
             if how == "suspended":
                 await relay.queue.suspended.suspend(f"address:{ADDRESSES[0]}", "test")
                 relay._delivery.egress.changed()

@@ -60,7 +60,7 @@ async def test_exact(directory: Path, processes: dict[str, int]) -> None:
             await empty(relay)
         async with relaying(made(stage, processes, 50)) as relay:
             assert await submit(relay, 4, 1) == {"450 4.7.1": 4}
-            relay.reload(made(stage, processes, 60))
+            await relay.reload(made(stage, processes, 60))
             accepted = 0
             while accepted < 10:  # a receiver may hear of it a moment later
                 accepted += (await submit(relay, 8, 2))["250 2.0.0"]

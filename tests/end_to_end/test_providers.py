@@ -432,7 +432,7 @@ async def test_a_pool_that_a_reload_removes(directory: Path) -> None:
             for each in ADDRESSES:
                 big.unblock(each)
             (directory / "shaping.yaml").write_text("rules: []\n")
-            relay.reload(shaped(stage, (0, 0), {}, **changes))
+            await relay.reload(shaped(stage, (0, 0), {}, **changes))
             before = big.account(last).messages
             await fill(relay, ["d.example"], 20, "n")
             await empty(relay)
@@ -476,7 +476,7 @@ async def test_a_pool_without_a_usable_address(directory: Path) -> None:
             why = workers.why("d.example")
             assert why is not None
             assert why.reason == "every address of the pool 'default' is disabled"
-            changed = relay.reload(config(disabled=False))
+            changed = await relay.reload(config(disabled=False))
             assert {"providers.file", "pools.default[0].disabled"} <= set(changed)
             await empty(relay)
         assert len(big.accepted) == 1
@@ -495,7 +495,7 @@ async def test_a_provider_that_gets_another_name(directory: Path) -> None:
             table = named.providers.file
             assert table is not None
             table.write_text(table.read_text().replace("big:", "large:", 1))
-            relay.reload(named)
+            await relay.reload(named)
             [warning] = relay.status()["warnings"]
             assert warning.startswith(
                 "the suspension of the provider 'big' concerns no mail: found 'big'"

@@ -527,13 +527,13 @@ async def test_reload(directory: Path) -> None:
                 zones={"new": {"pool": "two"}},
                 routing=[{"recipient_domain": "a.example", "zone": "new"}],
             )
-            assert {"zones.new", "routing[0].recipient_domain"} <= set(relay.reload(changed))
-            assert relay.reload() == []
+            assert {"zones.new", "routing[0].recipient_domain"} <= set(await relay.reload(changed))
+            assert await relay.reload() == []
             Path(changed.path).write_text("nonsense")
             with pytest.raises(ConfigError, match="nonsense"):
-                relay.reload()
+                await relay.reload()
             with pytest.raises(ConfigError, match=r"queue\.directory.*: a change needs a restart"):
-                relay.reload(stage.config(queue={"directory": "elsewhere"}))
+                await relay.reload(stage.config(queue={"directory": "elsewhere"}))
             await send(relay, ["2@a.example"])
             await received(sink, 2)
             assert [m.peer for m in sink.messages] == ["127.0.0.1", "127.0.0.2"]
@@ -548,7 +548,7 @@ async def test_a_reload_removes_the_zone_of_a_message_that_arrives(directory: Pa
             client = await RawClient.connect(relay.addresses[0].port)
             await client.ehlo()
             assert (await client.envelope("x@a.example")).startswith("354")
-            relay.reload(stage.config(routing=routing))
+            await relay.reload(stage.config(routing=routing))
             await client.send(b"X-Sending-Zone: old\r\n\r\nhello\r\n.\r\n")
             assert (await client.reply()).startswith("250")
             client.close()
@@ -569,10 +569,10 @@ async def test_a_zone_that_is_back_with_another_transport(
         staged(directory) as stage,
         relaying(stage.config(zones={"x": {"transport": first}})) as relay,
     ):
-        relay.reload(stage.config(zones={}))
+        await relay.reload(stage.config(zones={}))
         with pytest.raises(ConfigError, match=r"zones\.x\.transport: .* needs a restart"):
-            relay.reload(stage.config(zones={"x": {"transport": second}}))
-        relay.reload(stage.config(zones={"x": {"transport": first}}))
+            await relay.reload(stage.config(zones={"x": {"transport": second}}))
+        await relay.reload(stage.config(zones={"x": {"transport": first}}))
 
 
 async def test_many_at_once(directory: Path) -> None:

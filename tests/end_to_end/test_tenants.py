@@ -91,7 +91,7 @@ async def test_signatures_events_and_a_reload(directory: Path, processes: dict[s
             await received(sink, 3)
             await empty(relay)
             write_tenants(directory, "[other.example]")
-            relay.reload()
+            await relay.reload()
 
             async def refused() -> bool:
                 async with await signed_in(relay, "ann") as client:

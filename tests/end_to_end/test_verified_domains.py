@@ -98,7 +98,7 @@ async def test_a_domain_counts_while_its_record_names_the_tenant(
 
             await eventually(changed, "the receivers to know")
             records(stage, five=["acme"])
-            relay.reload(config_of(stage, processes, "five.example"))
+            await relay.reload(config_of(stage, processes, "five.example"))
             await until(lambda: ("acme", "five.example") in verified, "the look-up")
         shown = await asyncio.to_thread(zonemta, "tenant", "show", "acme", "-c", page)
         assert "five.example: verified, last on 20" in shown.output

@@ -79,7 +79,7 @@ async def test_a_reload_changes_smarthosts_also_for_mail_that_waits(directory: P
                 await send(relay, [f"a{n}-{m}@x{m}.example" for m in range(5)])
             await until(lambda: relay._delivery.zones["default"].describe("*") != "", "a failure")
             smarthost = [f"127.0.1.1:{stage.port}", f"127.0.1.2:{stage.port}"]
-            relay.reload(stage.config(zones={"default": {"smarthost": smarthost}}, queue=queue))
+            await relay.reload(stage.config(zones={"default": {"smarthost": smarthost}}, queue=queue))
             await flush(relay.queue)
             relay._delivery.probe()
             await empty(relay)
@@ -95,11 +95,11 @@ async def test_what_a_reload_must_not_change(directory: Path) -> None:
         relaying(stage.config(zones={"default": smarthost})) as relay,
     ):
         with pytest.raises(ConfigError, match=r"smarthost \(from none, or to none\): a change needs"):
-            relay.reload(stage.config())
+            await relay.reload(stage.config())
         item = {"domains": ["a.example"], "connections": 1}
         zones = {"default": {**smarthost, "destinations": [item]}}
         with pytest.raises(ConfigError, match=r"destinations \(their domains, beside a smarthost\)"):
-            relay.reload(stage.config(zones=zones))
+            await relay.reload(stage.config(zones=zones))
 
 
 async def test_lmtp_over_a_unix_socket(directory: Path) -> None:

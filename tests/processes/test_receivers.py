@@ -181,10 +181,10 @@ async def test_a_reload_and_max_sessions(directory: Path) -> None:
         held, refused = await sessions(relay, 30)
         assert 2 <= held <= 3, "one has two places, the other one"
         assert refused == 30 - held
-        relay.reload(stage.config(**config(8)))
+        await relay.reload(stage.config(**config(8)))
         await until_sessions(relay, 7, 8)
         with pytest.raises(ConfigError):
-            relay.reload(stage.config(**config(9), queue={"directory": "elsewhere"}))
+            await relay.reload(stage.config(**config(9), queue={"directory": "elsewhere"}))
         await until_sessions(relay, 7, 8)
 
 
@@ -258,7 +258,7 @@ async def test_one_that_restarts_during_a_stop(directory: Path) -> None:
         stop = asyncio.ensure_future(relay.stop())
         await until(lambda: receivers._sockets[0][0][0].fileno() < 0, "closed sockets")
         with pytest.raises(ConfigError, match="the relay is stopping"):
-            relay.reload()
+            await relay.reload()
         with pytest.raises(ConnectionRefusedError):
             while True:  # the busy one closes its own a moment later
                 (await RawClient.connect(port, greeting=False)).reset()

@@ -151,11 +151,11 @@ async def test_reload_and_unreachable_hosts_reach_every_process(directory: Path)
             ]
             assert relay._delivery.unreachable.clear() == 1
             sink = await stage.receiver("b.example")
-            relay.reload(stage.config(processes=TWO, zones={"default": {"tls": "off"}}))
+            await relay.reload(stage.config(processes=TWO, zones={"default": {"tls": "off"}}))
             await send(relay, ["x@b.example"])
             await received(sink, 1)
             with pytest.raises(ConfigError, match=r"processes\.senders: a change needs a restart"):
-                relay.reload(stage.config(processes={"senders": 3}))
+                await relay.reload(stage.config(processes={"senders": 3}))
             assert len(pids(relay)) == 2, "the number takes a restart"
 
 

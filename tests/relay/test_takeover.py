@@ -38,7 +38,7 @@ class FailingRelay:
     async def start(self) -> None:
         raise LocalError("not here")
 
-    def reload(self, config: Config) -> None:
+    async def reload(self, config: Config) -> None:
         """Do nothing."""
 
     async def flush(self) -> int:
@@ -93,7 +93,7 @@ class RelayUnderCommand(FailingRelay):
     async def start(self) -> None:
         """Do nothing."""
 
-    def reload(self, config: Config) -> None:
+    async def reload(self, config: Config) -> None:
         """Note the configuration."""
         if self.configured:
             raise ConfigError("zone 'x' has mail")
@@ -115,10 +115,10 @@ async def test_reload_and_flush_reach_it(directory: Path, caplog: pytest.LogCapt
     assert await recovery.flush() == 0
     await recovery.start()
     await until(lambda: recovery._relays, "the take-over")
-    recovery.reload(config)
+    await recovery.reload(config)
     assert relay.configured == [("new.example", "one")]
     assert await recovery.flush() == 3
-    recovery.reload(config)
+    await recovery.reload(config)
     assert "the queue of one keeps its configuration: zone 'x' has mail" in caplog.text
     await recovery.close()
     assert not recovery._relays

@@ -251,7 +251,7 @@ async def test_tokens_of_a_file_and_of_tenants(directory: Path) -> None:
                 url, headers={"Authorization": f"Bearer {reader}"}
             ) as client:
                 assert (await get(client, "/api/v1/summary"))[0] == 401
-                relay.reload()
+                await relay.reload()
                 assert (await get(client, "/api/v1/summary"))[0] == 200
                 assert (await post(client, "/api/v1/flush", {}))[0] == 403
                 assert (await post(client, "/api/v1/reload", {}))[0] == 403

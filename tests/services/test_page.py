@@ -125,7 +125,7 @@ async def test_tokens_roles_and_their_end(directory: Path) -> None:
             assert (await do(client, "flush", csrf=csrf))[0] == 403
             assert (await do(client, "suspend", csrf=csrf, tenant="acme"))[0] == 403
             remove_token(tokens, "read")
-            relay.reload()
+            await relay.reload()
             assert 'type="password"' in await text_of(client, "/")
         async with client_of(relay) as client:
             csrf = await log_in_by(client, texts[Role.OPERATE])

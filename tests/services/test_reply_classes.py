@@ -81,8 +81,8 @@ async def test_a_reload_reads_the_rules_again(directory: Path) -> None:
             assert relay.queue.classifier.classify(*ask) == "policy"
             rules.write_text("rules: [{class: nothing, pattern: x}]")
             with pytest.raises(ConfigError, match=r"own.yaml:1: rules\[0\].class: found 'nothing'"):
-                relay.reload(relay.config)
+                await relay.reload(relay.config)
             assert relay.queue.classifier.classify(*ask) == "policy"
             rules.write_text("rules: [{class: content, pattern: the moon}]")
-            relay.reload(relay.config)
+            await relay.reload(relay.config)
             assert relay.queue.classifier.classify(*ask) == "content"

@@ -174,7 +174,7 @@ class Operations(
             yield {"refused": text}
             return
         try:
-            changed = list(self._relay.reload())
+            changed = list(await self._relay.reload())
         except ConfigError as exc:
             yield {"refused": str(exc)}
         else:

@@ -82,7 +82,7 @@ class RunningRelay:
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
     unreachable: UnreachableHosts | None = None
-    reload: Callable[[], Sequence[str]] | None = None
+    reload: Callable[[], Awaitable[Sequence[str]]] | None = None
     verify: Callable[[str], Awaitable[None]] | None = None
     events: Path | None = None
     stream: EventStream | None = None

@@ -85,7 +85,7 @@ class _Signals:
         self.stop = asyncio.Event()
         self._runner = runner
         self._waiting: set[signal.Signals] = set()
-        self._flushes: set[asyncio.Task[int]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
@@ -97,21 +97,27 @@ class _Signals:
         relay = self._runner.relay
         if relay is None:
             self._waiting.add(number)
-        elif number is signal.SIGHUP:
-            try:
-                relay.reload()
-            except ConfigError as exc:
-                log.error("the configuration was not reloaded: %s", exc)
         else:
-            task = asyncio.ensure_future(relay.flush())
-            self._flushes.add(task)
-            task.add_done_callback(self._flushes.discard)
+            task = asyncio.create_task(_reload(relay) if number is signal.SIGHUP else _flush(relay))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def started(self) -> None:
         """Handle the signals that waited."""
         waiting, self._waiting = self._waiting, set()
         for number in waiting:
             self._received(number)
+
+
+async def _reload(relay: Relay) -> None:
+    try:
+        await relay.reload()
+    except ConfigError as exc:
+        log.error("the configuration was not reloaded: %s", exc)
+
+
+async def _flush(relay: Relay) -> None:
+    await relay.flush()
 
 
 async def _serve(config: Config, log_level: str | None, log_events: bool) -> None:

@@ -1,7 +1,10 @@
-"""How this Python was built."""
+"""How this Python was built, and its garbage collection."""
 
+import gc
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SYSTEM_PREFIXES = ("/usr",)  # of distributions, which all build with profiles
 
@@ -15,3 +18,19 @@ def slow_build() -> str:
         f"the Python in {sys.base_prefix} was built without --enable-optimizations, and is a sixth slower than "
         "that of a distribution"
     )
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage collection meanwhile.
+
+    For work in a thread that makes many objects which stay: each full collection visits all of them with the
+    interpreter lock held, 0.1 s for a configuration of 5,000 tenants.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

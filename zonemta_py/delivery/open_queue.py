@@ -14,6 +14,7 @@ from zonemta_py.queue.options import LONGEST_DELAY_MS, QueueOptions
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.windows import DestinationOf, OnReady, ignore_ready
 from zonemta_py.routing import Destinations, make_router
+from zonemta_py.smtp.classification import ReplyClassifier
 from zonemta_py.storage.interface import Access, Store
 from zonemta_py.storage.open import open_store
 
@@ -50,13 +51,13 @@ def open_queue(
         reports=reports or BounceReporter(config, hostname, make_router(config)),
         on_ready=on_ready,
     )
-    configure_queue(queue, config)
+    configure_queue(queue, config, make_classifier(config.classify.file))
     return queue
 
 
-def configure_queue(queue: Queue, config: Config) -> None:
-    """Use what a reload may change. Raises ConfigError, and changes nothing then."""
-    queue.classifier = make_classifier(config.classify.file)
+def configure_queue(queue: Queue, config: Config, classifier: ReplyClassifier) -> None:
+    """Use what a reload may change."""
+    queue.classifier = classifier
     queue.limits.configure(limit_rules(config.tenants, config.limits))
     queue.windows.set_pools(mail_pools(config))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.logs import set_log_level
@@ -41,6 +42,7 @@ class ReceiverProcess:
         self._scanner: MessageScanner | None = None
         self._space: Space | None = None  # of a store with a limit of its own
         self._tasks: set[asyncio.Task[None]] = set()
+        self._configuring = asyncio.Lock()  # configurations are used in their order, then a stop
 
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
@@ -54,7 +56,7 @@ class ReceiverProcess:
             case SetTraces():
                 TRACER.configure(self, frame.targets, lambda line: self.link.send(Traced(line)))
             case protocol.Configure():
-                self._configure(frame)
+                self._spawn(self._configure(frame))
             case protocol.SuspendedTenants():
                 assert self.queue is not None
                 self.queue.suspended = frozenset(frame.names)
@@ -74,14 +76,16 @@ class ReceiverProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _configure(self, frame: protocol.Configure) -> None:
-        try:
-            self._use(frame)
-        except Exception as exc:
-            not_configured(self.link, exc, has_other=self._intake is not None)
+    async def _configure(self, frame: protocol.Configure) -> None:
+        """Sessions go on while a large configuration is parsed."""
+        async with self._configuring:
+            try:
+                path = Path(frame.path)
+                self._use(frame, await asyncio.to_thread(parse_config, frame.text, path, frame.included))
+            except Exception as exc:
+                not_configured(self.link, exc, has_other=self._intake is not None)
 
-    def _use(self, frame: protocol.Configure) -> None:
-        config = parse_config(frame.text, Path(frame.path), frame.included)
+    def _use(self, frame: protocol.Configure, config: Config) -> None:
         router = make_router(config)
         assert self.queue is not None
         self.queue.forget_closed()
@@ -125,8 +129,10 @@ class ReceiverProcess:
             await clock.wait_event(self.link_lost, SESSIONS_EVERY_S)
 
     async def _stop(self, grace_s: float) -> None:
-        if self._intake is not None:
-            await self._intake.drain(grace_s)
+        async with self._configuring:
+            intake = self._intake
+        if intake is not None:
+            await intake.drain(grace_s)
         if self._scanner is not None:
             await self._scanner.close()
         self.link.send(protocol.Drained())

@@ -20,7 +20,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import set_log_level
 from zonemta_py.core.model import PathKey
-from zonemta_py.delivery.dkim import Signer, load_keys
+from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
@@ -43,13 +43,16 @@ class SenderProcess:
 
     def __init__(self) -> None:
         self.link_lost = asyncio.Event()
-        self.link = Link(pack, protocol.decode, self._handle, self.link_lost.set)
+        self.link = Link(pack, protocol.decode, self._receive, self.link_lost.set)
         self._requests: dict[int, LinkContext] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._agents: dict[str, SmtpAgent] = {}
         self._unreachable = SharedUnreachableHosts(self.link)
         self._idle = SessionsByPath()
         self._rng = Random()
+        self._held: list[protocol.Frame] | None = (
+            None  # what came behind a configuration that is being read
+        )
         self._signer = Signer(Dkim(), {}, Tenants({}))
         self._look_ups = MxResolver(Resolver())
         self._sts = StsPolicies(self._look_ups)
@@ -58,6 +61,12 @@ class SenderProcess:
         """End what is looked up."""
         self._sts.close()
         self._look_ups.close()
+
+    def _receive(self, frame: protocol.Frame) -> None:
+        if self._held is None or self._is_of_running_request(frame):
+            self._handle(frame)
+        else:
+            self._held.append(frame)
 
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
@@ -83,7 +92,14 @@ class SenderProcess:
             case LogLevel() | SetTraces():
                 self._observe(frame)
             case protocol.Configure():
-                self._configure(frame)
+                self._held = []
+                self._start(self._configure(frame))
+
+    def _is_of_running_request(self, frame: protocol.Frame) -> bool:
+        return (
+            isinstance(frame, protocol.Durable | protocol.Chunk | protocol.Cancel)
+            and frame.number in self._requests
+        )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -109,17 +125,19 @@ class SenderProcess:
             case SetTraces():
                 TRACER.configure(self, frame.targets, lambda line: self.link.send(Traced(line)))
 
-    def _configure(self, frame: protocol.Configure) -> None:
+    async def _configure(self, frame: protocol.Configure) -> None:
+        """Running requests go on while a large configuration is read; what comes behind it waits, and is served under it."""
         try:
-            self._use(frame)
+            self._use(frame, *await asyncio.to_thread(_read, frame))
         except Exception as exc:
             not_configured(self.link, exc, has_other=bool(self._agents))
         else:
             self.link.send(protocol.Configured())
+        held, self._held = self._held or [], None
+        for waiting in held:
+            self._receive(waiting)
 
-    def _use(self, frame: protocol.Configure) -> None:
-        config: Config = parse_config(frame.text, Path(frame.path), frame.included)
-        dkim_keys = load_keys(config.dkim)
+    def _use(self, frame: protocol.Configure, config: Config, dkim_keys: DkimKeys) -> None:
         for old in self._agents.values():
             old.close()
         self._signer.configure(config.dkim, dkim_keys, Tenants(config.tenants))
@@ -152,6 +170,12 @@ class SenderProcess:
         finally:
             del self._requests[frame.number]
         self.link.send(protocol.Done(frame.number, result, problem, idle, there))
+
+
+def _read(frame: protocol.Configure) -> tuple[Config, DkimKeys]:
+    """The configuration and its keys. Raises ConfigError."""
+    config = parse_config(frame.text, Path(frame.path), frame.included)
+    return config, load_keys(config.dkim)
 
 
 class LinkContext:

@@ -12,7 +12,7 @@ from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL, PathKey
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
+from zonemta_py.delivery.dkim import DkimKeys, Signer
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
@@ -73,12 +73,14 @@ class ProgramZone:
 class DeliveryService:
     """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0."""
 
-    def __init__(self, context: DeliveryContext, *, senders: int, log_target: str) -> None:
+    def __init__(
+        self, context: DeliveryContext, dkim_keys: DkimKeys, *, senders: int, log_target: str
+    ) -> None:
         self._context = context
         config, hostname = context.config, context.hostname
         self._reports = ReportSender(context)
         self.unreachable = UnreachableHosts(self._clear_unreachable)
-        self._signer = Signer(config.dkim, load_keys(config.dkim), Tenants(config.tenants))
+        self._signer = Signer(config.dkim, dkim_keys, Tenants(config.tenants))
         self._look_ups = MxResolver(config.resolver)
         self._sts = StsPolicies(self._look_ups)
         self._endpoints = self._resolver(config, hostname)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
+from typing import TypeVar
 
 from zonemta_py.admin.tokens import check_tokens
 from zonemta_py.config.endpoints import HostPort, Network
@@ -20,7 +21,7 @@ from zonemta_py.config.warmup import falling, read_warmups
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.delivery.dkim import load_keys
+from zonemta_py.delivery.dkim import DkimKeys, load_keys
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.endpoints import read_password
 from zonemta_py.delivery.local_agent import is_local, make_transport
@@ -31,21 +32,23 @@ from zonemta_py.relay.descriptors import check_descriptors
 from zonemta_py.relay.secret_files import secret_warnings
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
+from zonemta_py.smtp.address import with_parents
 from zonemta_py.transports.connect import verifying_context
 
+T = TypeVar("T")
 UNSIGNED_SHOWN = 5  # domains in a warning
 CAP_NET_BIND_SERVICE = 1 << 10  # Source: capabilities(7)
 
 
-def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
-    """Load or test all that ``config`` names. Raises ConfigError with file, line and key."""
+def verify(config: Config, hooks: Hooks = NO_HOOKS) -> DkimKeys:
+    """Load or test all that ``config`` names; returns the keys of DKIM. Raises ConfigError with file, line and key."""
     try:
-        _verify(config, hooks)
+        return _verify(config, hooks)
     except ConfigError as exc:
         raise ConfigError(located(config, str(exc))) from exc
 
 
-def _verify(config: Config, hooks: Hooks) -> None:
+def _verify(config: Config, hooks: Hooks) -> DkimKeys:
     for i, listener in enumerate(config.listeners):
         _prefix_errors(f"listeners[{i}].tls", partial(make_tls_context, listener))
         if listener.auth.users_file is not None:
@@ -67,7 +70,7 @@ def _verify(config: Config, hooks: Hooks) -> None:
     _prefix_errors("admin.tokens_file", partial(check_tokens, config))
     if config.classify.file is not None:
         _prefix_errors("classify.file", partial(load_rules, config.classify.file))
-    _prefix_errors("dkim", partial(load_keys, config.dkim))
+    dkim_keys = _prefix_errors("dkim", partial(load_keys, config.dkim))
     read_egress(config)
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):
@@ -76,6 +79,7 @@ def _verify(config: Config, hooks: Hooks) -> None:
     check_descriptors(config, hooks)
     _writable("queue.directory", config.queue.directory)
     _writable("events.directory", config.events.directory)
+    return dkim_keys
 
 
 def _verify_delivery(settings: DeliverySettings, prefix: str, hooks: Hooks) -> None:
@@ -128,14 +132,13 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
 def _unsigned_tenants(config: Config) -> Iterator[str]:
     """A warning about domains of tenants that no key signs for, if there are keys."""
     keys = {entry.domain for entry in config.dkim.keys if entry.domain}
+    above = {domain for key in keys for domain in with_parents(key.partition(".")[2])}
     tenants = Tenants(config.tenants)
 
     def is_signed(name: str, domain: str) -> bool:
         base = domain.removeprefix("*.")
-        below = domain != base and any(key.endswith(f".{base}") for key in keys)
-        return below or any(
-            tenants.signs_for(name, key) for key in keys if base == key or base.endswith(f".{key}")
-        )
+        below = domain != base and base in above
+        return below or any(key in keys and tenants.signs_for(name, key) for key in with_parents(base))
 
     found = [
         f"{domain} ({name})"
@@ -211,10 +214,10 @@ def _problem(address: HostPort) -> str:
     return ""
 
 
-def _prefix_errors(key: str, test: Callable[[], object]) -> None:
-    """Call ``test``; a ConfigError gets ``key`` in front."""
+def _prefix_errors(key: str, test: Callable[[], T]) -> T:
+    """The result of ``test``; a ConfigError gets ``key`` in front."""
     try:
-        test()
+        return test()
     except ConfigError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
 

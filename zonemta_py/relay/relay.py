@@ -1,5 +1,6 @@
 """The relay: its parts made from one configuration, started in order, stopped in reverse."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,6 @@ from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
-from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
@@ -21,8 +21,6 @@ from zonemta_py.core.logs import set_log_level
 from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.dkim import load_keys
-from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.egress_control import RunningEgress
 from zonemta_py.delivery.open_queue import configure_queue, open_queue
 from zonemta_py.delivery.pending_reports import PendingReports
@@ -42,7 +40,13 @@ from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
-from zonemta_py.relay.reload import changed_files, changed_keys, check_reloadable, use_in_queue
+from zonemta_py.relay.reload import (
+    PreparedConfig,
+    PresentConfig,
+    check_reloadable,
+    prepare,
+    use_in_queue,
+)
 from zonemta_py.relay.takeover import OrphanRecovery, dequeue_zones, takeover_config
 from zonemta_py.relay.traces import OtherProcesses, Traces
 from zonemta_py.routing import DEFAULT_ZONE, Destinations, make_router, one_zone
@@ -77,8 +81,9 @@ class Relay:
         self._config = config = hooks.apply(config)
         self._log_level = log_level
         hostname, router = config.hostname or socket.getfqdn(), make_router(config)
-        verify(config, hooks)
+        dkim_keys = verify(config, hooks)
         self._stopped, self._since_ms = False, clock.now_ms()
+        self._reloading = asyncio.Lock()
         pending = PendingReports()
         self._reporter = BounceReporter(config, hostname, router, hooks, pending)
         self._destinations = Destinations(config.zones)
@@ -91,13 +96,10 @@ class Relay:
             on_ready=self._on_ready,
         )
         use_in_queue(self._queue, config)
+        target = config.log.target(log_level)
         try:
-            self._delivery = DeliveryService(
-                DeliveryContext(self._queue, config, hostname, router, hooks, pending),
-                senders=senders,
-                log_target=config.log.target(log_level),
-            )
-            target = config.log.target(log_level)
+            context = DeliveryContext(self._queue, config, hostname, router, hooks, pending)
+            self._delivery = DeliveryService(context, dkim_keys, senders=senders, log_target=target)
             self._intake = IntakeService(
                 self._queue, config, hostname, router, hooks, receivers=receivers, log_target=target
             )
@@ -201,7 +203,7 @@ class Relay:
 
     async def start(self) -> None:
         """Start all parts. Raises ConfigError or LocalError, with everything closed again."""
-        self._warn()
+        self._warn(warnings(self._config, self._config.hostname or socket.getfqdn()))
         try:
             self._parts = Parts(self._make_parts())
             await self._parts.start()
@@ -218,8 +220,8 @@ class Relay:
             senders,
         )
 
-    def _warn(self) -> None:
-        self._warnings = list(warnings(self._config, self._config.hostname or socket.getfqdn()))
+    def _warn(self, found: Iterable[str]) -> None:
+        self._warnings = list(found)
         for warning in self._warnings:
             log.warning("%s", warning)
 
@@ -287,48 +289,48 @@ class Relay:
         """Return when the queue can no longer be written: stop this relay, and start another (``RelayRunner``)."""
         await self._queue.commits.failed.wait()
 
-    def reload(self, config: Config | None = None) -> list[str]:
+    async def reload(self, config: Config | None = None) -> list[str]:
         """Use ``config``, or the file of the present one as it is now; returns the keys that changed.
 
-        Files that it names are read again. Raises ConfigError for one that cannot be used, or needs a restart: the present one stays.
+        Files that it names are read again, in a thread; reloads follow each other. Raises ConfigError for one that
+        cannot be used, or needs a restart: the present one stays.
         """
         if config is None and not self._config.path:
             raise ConfigError("the configuration was not read from a file")
+        async with self._reloading:
+            self._check_running()
+            source = config or Path(self._config.path)
+            admin, sessions_of = self.admin, self._intake.prepare
+            tokens_of = admin.prepare if admin is not None else None
+            present = PresentConfig(self._config, self._delivery.egress.files, self._hooks)
+            new = await asyncio.to_thread(prepare, source, present, sessions_of, tokens_of)
+            self._check_running()
+            check_reloadable(self._config, new.config, self._queue.zones_with_mail())
+            self._delivery.check(new.config)
+            self._use(new)
+            if self._orphans is not None:
+                await self._orphans.reload(new.config)
+        log.info("configuration reloaded, changed: %s", ", ".join(new.changed) or "no key")
+        return list(new.changed)
+
+    def _check_running(self) -> None:
         if self._stopped:
             raise ConfigError("the relay is stopping, no configuration is read")
-        try:
-            config = self._hooks.apply(config or load_config(self._config.path))
-            check_reloadable(self._config, config, self._queue.zones_with_mail())
-            self._delivery.check(config)
-            verify(config, self._hooks)
-            router = make_router(config)
-            hostname = config.hostname or socket.getfqdn()
-            prepared = self._intake.prepare(config, hostname, router)
-            dkim_keys, egress_files = load_keys(config.dkim), read_egress(config)
-            tokens = self.admin.prepare(config) if self.admin is not None else None
-            configure_queue(self._queue, config)
-        except ConfigError:
-            raise
-        except Exception as exc:  # of a function that the configuration names
-            raise ConfigError(f"the configuration cannot be used: {exc!r}") from exc
-        files = changed_files(self._delivery.egress.files, egress_files)
-        changed = list(dict.fromkeys([*changed_keys(self._config, config), *files]))
-        self._config = config
-        self._reporter.configure(config, hostname, router)
+
+    def _use(self, new: PreparedConfig) -> None:
+        self._config = config = new.config
+        configure_queue(self._queue, config, new.classifier)
+        self._reporter.configure(config, new.hostname, new.router)
         self._destinations.configure(config.zones)
         use_in_queue(self._queue, config)
-        if self.admin is not None and tokens is not None:
-            self.admin.configure(config, tokens)
-        self._delivery.configure(config, hostname, router, dkim_keys, egress_files)
-        self._intake.configure(config, hostname, router, prepared)
+        if self.admin is not None and new.tokens is not None:
+            self.admin.configure(config, new.tokens)
+        self._delivery.configure(config, new.hostname, new.router, new.dkim_keys, new.egress_files)
+        self._intake.configure(config, new.hostname, new.router, new.sessions)
         self._verifier.configure(config)
-        if self._orphans is not None:
-            self._orphans.reload(config)
-        self._warn()
+        self._warn(new.warnings)
         for warning in self._delivery.egress.unused_state():
             log.warning("%s", warning)
-        log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
-        return changed
 
     async def flush(self) -> int:
         """Make all deferred recipients ready and probe suspended destinations; returns how many woke."""

@@ -1,15 +1,98 @@
-"""What a reload of the configuration may change, and what it has changed."""
+"""What a reload of the configuration reads, what it may change, and what it has changed.
 
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import fields, is_dataclass
+Reading and checking a large configuration takes a second, so ``prepare`` runs in a thread. It uses nothing that
+changes while the relay runs; what follows, from ``check_reloadable`` on, happens on the loop without an await.
+"""
 
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+
+from zonemta_py.admin.tokens import Tokens
+from zonemta_py.config.hooks import Hooks
+from zonemta_py.config.load import load_config
+from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.interpreter import without_collection
+from zonemta_py.delivery.dkim import DkimKeys
+from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.shaper import EgressFiles
+from zonemta_py.intake.context import SessionSettings
 from zonemta_py.queue.format.records import TENANT_LANE
 from zonemta_py.queue.queue import Queue
-from zonemta_py.routing import DEQUEUE_TRANSPORT
+from zonemta_py.relay.preflight import verify, warnings
+from zonemta_py.routing import DEQUEUE_TRANSPORT, Router, make_router
+from zonemta_py.smtp.classification import ReplyClassifier
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedConfig:
+    """A configuration that can be used, and all that was read from its files."""
+
+    config: Config
+    hostname: str
+    router: Router
+    sessions: Sequence[SessionSettings]
+    tokens: Tokens | None  # None without an admin server
+    dkim_keys: DkimKeys
+    egress_files: EgressFiles
+    classifier: ReplyClassifier
+    warnings: Sequence[str]
+    changed: Sequence[str]  # keys, against the present configuration
+
+
+@dataclass(frozen=True, slots=True)
+class PresentConfig:
+    """The configuration in use, and its files of egress; only a reload changes it."""
+
+    config: Config
+    egress_files: EgressFiles
+    hooks: Hooks
+
+
+def prepare(
+    config: Config | Path,
+    present: PresentConfig,
+    sessions_of: Callable[[Config, str, Router], Sequence[SessionSettings]],
+    tokens_of: Callable[[Config], Tokens] | None,
+) -> PreparedConfig:
+    """Read ``config`` (a file, if it is a path) and what it names. Raises ConfigError, and changes nothing."""
+    try:
+        with without_collection():
+            return _prepared(config, present, sessions_of, tokens_of)
+    except ConfigError:
+        raise
+    except Exception as exc:  # of a function that the configuration names
+        raise ConfigError(f"the configuration cannot be used: {exc!r}") from exc
+
+
+def _prepared(
+    config: Config | Path,
+    present: PresentConfig,
+    sessions_of: Callable[[Config, str, Router], Sequence[SessionSettings]],
+    tokens_of: Callable[[Config], Tokens] | None,
+) -> PreparedConfig:
+    hooks = present.hooks
+    config = hooks.apply(load_config(config) if isinstance(config, Path) else config)
+    dkim_keys = verify(config, hooks)
+    hostname, router = config.hostname or socket.getfqdn(), make_router(config)
+    egress_files = read_egress(config)
+    files = changed_files(present.egress_files, egress_files)
+    return PreparedConfig(
+        config=config,
+        hostname=hostname,
+        router=router,
+        sessions=sessions_of(config, hostname, router),
+        tokens=tokens_of(config) if tokens_of is not None else None,
+        dkim_keys=dkim_keys,
+        egress_files=egress_files,
+        classifier=make_classifier(config.classify.file),
+        warnings=list(warnings(config, hostname)),
+        changed=list(dict.fromkeys([*changed_keys(present.config, config), *files])),
+    )
 
 
 def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
@@ -56,6 +139,8 @@ def _names_of_destinations(key: str, was: Zone, will: Zone) -> Iterator[tuple[st
 
 def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:
     """The keys whose values differ, as the configuration writes them: ``zones.bulk.connections``."""
+    if old == new:
+        return
     if is_dataclass(old) and type(old) is type(new):
         for each in fields(old):
             if not each.metadata.get("hidden"):
@@ -67,7 +152,7 @@ def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:
     elif type(old) is tuple and type(new) is tuple and len(old) == len(new):
         for number, (was, will) in enumerate(zip(old, new, strict=True)):
             yield from changed_keys(was, will, f"{key}[{number}]")
-    elif old != new:
+    else:
         yield key
 
 

@@ -6,16 +6,25 @@ from pathlib import Path
 
 from zonemta_py.config.schema import Config
 
+SHOWN = 5  # files with a warning of their own
+
 
 def secret_warnings(config: Config) -> Iterator[str]:
-    """A warning for each file with a secret that others may read. Files that are not there are left out."""
+    """A warning for each file with a secret that others may read, at most ``SHOWN``, then one for the others.
+
+    Files that are not there are left out.
+    """
+    found = 0
     for key, path in _secrets(config):
         try:
             is_open = path is not None and path.stat().st_mode & stat.S_IROTH
         except OSError:
             continue  # `preflight.verify` says so
-        if is_open:
+        found += bool(is_open)
+        if is_open and found <= SHOWN:
             yield f"{key}: every user of this machine can read {path}: chmod 600, or 640 for the group of the relay"
+    if found > SHOWN:
+        yield f"every user of this machine can read {found - SHOWN} more files with keys or passwords: chmod 600 them"
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, Path | None]]:

@@ -55,7 +55,7 @@ class TakeoverRelay(Protocol):
     async def start(self) -> None:
         """Begin to deliver."""
 
-    def reload(self, config: Config) -> object:
+    async def reload(self, config: Config) -> object:
         """Use ``config``. Raises ConfigError."""
 
     async def flush(self) -> int:
@@ -95,15 +95,15 @@ class OrphanRecovery:
         """The partitions that are being delivered."""
         return sorted(self._takeovers)
 
-    def reload(self, config: Config) -> None:
+    async def reload(self, config: Config) -> None:
         """Use ``config`` for the partitions that are being delivered; an error is logged."""
         self._config, self._dequeue_zones = config, dequeue_zones(config)
-        for name, relay in self._relays.items():
-            self._reload_one(config, name, relay)
+        for name, relay in list(self._relays.items()):
+            await self._reload_one(config, name, relay)
 
-    def _reload_one(self, config: Config, name: str, relay: TakeoverRelay) -> None:
+    async def _reload_one(self, config: Config, name: str, relay: TakeoverRelay) -> None:
         try:
-            relay.reload(takeover_config(config, name))
+            await relay.reload(takeover_config(config, name))
         except ConfigError as exc:
             log.error("the queue of %s keeps its configuration: %s", name, exc)
 
@@ -174,7 +174,7 @@ class OrphanRecovery:
             await relay.start()
             self._relays[name] = relay
             if self._config is not None and self._config is not before:  # reloaded meanwhile
-                self._reload_one(self._config, name, relay)
+                await self._reload_one(self._config, name, relay)
             while not self._stopping.is_set() and relay.queue.failure is None:
                 if not await asyncio.to_thread(self._has_work, store):
                     break

@@ -7,6 +7,7 @@ Source: RFC 5321 sections 4.1.2, 4.5.3.1; RFC 6531 (UTF-8 local parts); RFC 5891
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from ipaddress import ip_address
 
@@ -83,6 +84,13 @@ def is_ip(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def with_parents(domain: str) -> Iterator[str]:
+    """``a.b.example``, ``b.example``, ``example``."""
+    while domain:
+        yield domain
+        domain = domain.partition(".")[2]
 
 
 def domain_of(address: str) -> str:
