@@ -20,7 +20,6 @@ from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, codec
 from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, QueueUnavailable
-from zonemta_py.delivery import session_opener
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.delivery.endpoints import Endpoint, EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
@@ -450,15 +449,14 @@ async def test_the_only_way_of_a_smarthost_is_tried(directory: Path) -> None:
         made.agent.close()
 
 
-async def test_a_hurried_request(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_within_a_time(directory: Path) -> None:
     """A host that does not greet has a short time, because others wait; it is not unreachable for that."""
-    monkeypatch.setattr(session_opener, "HURRIED_S", 0.05)
     rule = Rule(Step.CONNECT, stall_s=60, times=1)
     async with sending(directory, rule) as made:
-        result = await made.deliver("x@a.example", hurried=True)
+        result = await made.deliver("x@a.example", session_within_s=0.05)
         assert result.failure is not None
         assert result.failure.text == (
-            "mx.a.example[127.0.1.1]: no session within 0 s, while mail of others waits"
+            "mx.a.example[127.0.1.1]: no session within 0.1 s, while mail of others waits"
         )
         assert made.unreachable.rows(clock.monotonic_s()) == []
 

@@ -22,7 +22,7 @@ def refused(name: str) -> WorkerSlot:
     first = permits.take("big", A.address or "", 0)
     assert isinstance(first, Permit)
     permits.begin(first, 0, 1)
-    return WorkerSlot(Destination(name, 1), KNOWN, first, hurried=False)
+    return WorkerSlot(Destination(name, 1), KNOWN, first)
 
 
 def test_an_address_is_closed_until_the_rate_allows_a_session() -> None:

@@ -191,7 +191,7 @@ def test_from_where_the_next_attempt_leaves() -> None:
 def test_a_worker_draws_its_address_again() -> None:
     """After some messages in a row; so the shares are those of the weights."""
     pool = [PoolAddress("192.0.2.1", weight=3), PoolAddress("192.0.2.2")]
-    slot, sent = WorkerSlot(Destination("d.example", 1), FRESH, hurried=False), Counter[str]()
+    slot, sent = WorkerSlot(Destination("d.example", 1), FRESH), Counter[str]()
     changes = 0
     for number in range(40_000):
         source = choose_source(pool, f"{number}", "" if slot.draws else slot.source, "198.51.100.1")

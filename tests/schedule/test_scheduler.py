@@ -13,7 +13,15 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.admission import ANY_MAIL, Admitted, Unlimited
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.rings import FRESH_S, WorkerSlot
+from zonemta_py.schedule.rings import (
+    ALL_TRIED_S,
+    FAILING,
+    FRESH,
+    FRESH_S,
+    PROBE_S,
+    TRY_MIN_S,
+    WorkerSlot,
+)
 from zonemta_py.schedule.scheduler import KNOWN_S, Scheduler
 
 
@@ -219,43 +227,58 @@ def test_destinations_that_do_not_answer_take_a_third() -> None:
 
 
 def test_mail_that_has_just_come_goes_first() -> None:
-    """Half of the third is for it, the newest first; the other half is for the oldest."""
+    """Three quarters of the third are for it, the newest first; a quarter is for the oldest, if there is newer mail."""
     scheduler = scheduler_of(connections=100)
     for number in range(5000):
         scheduler.ready(f"dead{number}", 0.0)
     first = names(started(scheduler))
-    assert set(first) == {f"dead{n}" for n in (*range(17), *range(4984, 5000))}
+    assert set(first) == {f"dead{n}" for n in (*range(8), *range(4975, 5000))}
     later_s = FRESH_S + 1
     scheduler = scheduler_of(connections=100)
     for number in range(5000):
         scheduler.ready(f"dead{number}", 0.0)
-    assert len(started(scheduler, later_s)) == 17, "no mail has just come"
+    assert len(started(scheduler, later_s)) == 25, "no mail has just come"
     for number in range(20):
         scheduler.ready(f"new{number}", later_s)
-    assert names(started(scheduler, later_s)) == [f"new{number}" for number in range(19, 3, -1)]
+    assert names(started(scheduler, later_s)) == [f"new{number}" for number in range(19, 11, -1)]
 
 
-def test_who_is_hurried() -> None:
-    """Destinations for whose place others wait, until they have failed once."""
-    scheduler = scheduler_of(connections=6)
-    scheduler.ready("alone", 0.0)
-    [slot] = started(scheduler)
-    assert not slot.hurried
-    scheduler.ended(slot, 0.0, has_mail=False)
-    for number in range(9):
+def test_the_time_for_a_session() -> None:
+    """It is shorter the more destinations wait to be tried, and longer in the second try; the third has what the zone allows."""
+    scheduler = scheduler_of(connections=24)
+    for number in range(6):
         scheduler.ready(f"d{number}", 0.0)
     slots = started(scheduler)
-    assert slots and all(slot.hurried for slot in slots)
+    assert [slot.session_within_s for slot in slots] == [ALL_TRIED_S] * 6
+    for number in range(6, 100):
+        scheduler.ready(f"d{number}", 0.0)
     for slot in slots:
         fail(scheduler, slot)
-    scheduler.ready(slots[0].destination.name, 30.0)
-    probes = [slot for slot in started(scheduler, 30.0) if slot.destination.failing]
-    assert probes and not any(slot.hurried for slot in probes)
+        scheduler.ready(slot.destination.name, 30.0)
+    found = {slot.ring: slot for slot in started(scheduler, 30.0)}
+    assert found[FRESH].session_within_s == TRY_MIN_S
+    assert found[FAILING].session_within_s == PROBE_S
+    fail(scheduler, found[FAILING], 30.0)
+    scheduler.ready(found[FAILING].destination.name, 9999.0)
+    again = [slot for slot in started(scheduler, 9999.0) if slot.destination.failures > 1]
+    assert all(slot.session_within_s == 0.0 for slot in again)
 
 
-def test_probes_take_half_of_what_others_have() -> None:
+def test_a_few_have_the_time_that_the_zone_allows() -> None:
+    """A quarter of the budget: hosts that greet late are not cut off while there is room."""
+    scheduler = scheduler_of(connections=24)
+    found = []
+    for number in range(3):
+        scheduler.ready(f"d{number}", 0.0)
+        [slot] = started(scheduler)
+        scheduler.leased(slot, 0.0, more=False)
+        found.append(slot.session_within_s)
+    assert found == [0.0, 0.0, ALL_TRIED_S]
+
+
+def test_probes_take_a_quarter() -> None:
     """Mail for destinations that were never tried does not wait behind those that fail again."""
-    scheduler = scheduler_of(connections=36)  # 12 without a session, 6 of them not for new mail
+    scheduler = scheduler_of(connections=36)  # 12 without a session
     for number in range(40):
         scheduler.ready(f"dead{number}", 0.0)
     while slots := started(scheduler):

@@ -15,7 +15,10 @@ from zonemta_py.delivery.old_mail import fail_old
 from zonemta_py.delivery.worker import Worker
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
+
+SECOND_TRY_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +44,17 @@ class FailingDestinations:
         wait_s = max(0, round(state.down_until_s - clock.monotonic_s()))
         return f"next try in {wait_s} s: {state.reason}"
 
-    async def suspend(self, destination: Destination, failure: Attempt, worker: Worker) -> None:
-        """No session could be opened: suspend ``destination``, and free its part of the window."""
+    async def suspend(self, slot: WorkerSlot, failure: Attempt, worker: Worker) -> None:
+        """No session could be opened: suspend the destination of ``slot``, and free its part of the window.
+
+        One that had little time for a session, because others waited, has a second try soon.
+        """
+        destination = slot.destination
         queue, scheduler, now_s = self._queue, self._scheduler, clock.monotonic_s()
         settings = scheduler.table.settings(destination.name)
         delay_s = worker.first_delay_s(destination.name)
+        if slot.session_within_s and not destination.failing and not failure.code:
+            delay_s = min(delay_s, SECOND_TRY_S)
         if not destination.failing:
             self._log(destination, f"is suspended: {reason_of(failure)}")
         scheduler.failed(destination, delay_s, now_s, reason_of(failure))

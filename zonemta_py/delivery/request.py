@@ -42,7 +42,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     destination, may have during the transaction. ``body_hash`` is DKIM's, empty when not known.
     ``tenant``: whose mail it is, or empty. ``order``: what limits of providers and addresses allow; None: there are
     none, and the agent chooses an address of the zone's pool, ``prefers`` if it can be. ``asks_hosts``: the result is to have them.
-    ``hurried``: mail of other destinations waits until there is a session, so each host has less time for it.
+    ``session_within_s``: each host has this time for a session, all of them twice that, because mail of other destinations waits for the connection; 0: what the zone allows.
     """
 
     destination: str
@@ -57,7 +57,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     dsn: DsnOptions | None
     idle_limits: tuple[int, int]
     body_hash: bytes = b""
-    hurried: bool = False
+    session_within_s: float = 0.0
     tenant: str = ""
     order: EgressOrder | None = None
     asks_hosts: bool = False

@@ -25,7 +25,6 @@ from zonemta_py.transports.tracing import TRACER, SessionTrace
 AVOIDED_S = 60.0  # how long idle sessions with other hosts are preferred to one that opened none
 FAILED_MAX = 10_000
 NEVER_S = float("-inf")
-HURRIED_S = 10.0  # for a session with one host: longer than the usual delays of greetings
 CONVERSIONS = 2  # to 7 bits at the same time
 
 log = logging.getLogger(__name__)
@@ -98,9 +97,12 @@ class SessionOpener:
             reachable.sort(
                 key=lambda pair: now_s - self._failed.get(_addresses(pair[0]), NEVER_S) < AVOIDED_S
             )
+        within_s = request.session_within_s
         for tried, (endpoint, source) in enumerate(reachable):
             if tried == connects:
                 raise self._no_connects(reachable[tried:], failure, now_s)
+            if within_s and failure is not None and clock.monotonic_s() - now_s >= 2 * within_s:
+                raise failure
             self._pool.trim(request.destination, *request.idle_limits)
             if order is not None:
                 await self._pool.together.trim(path_of(order), order.sessions_max)
@@ -108,7 +110,7 @@ class SessionOpener:
             trace = session_trace(request, endpoint) if TRACER.is_active else None
             try:
                 opening = self._open(endpoint, ehlo, zone, trace, repeats=connects < 0)
-                session = await (_hurried(opening, endpoint) if request.hurried else opening)
+                session = await (_within(within_s, opening, endpoint) if within_s else opening)
             except NotPermitted:
                 raise
             except LoopsBack as exc:
@@ -179,14 +181,16 @@ class SessionOpener:
             return await open_session(target, dataclasses.replace(options, tls="off"), trace=trace)
 
 
-async def _hurried(opening: Coroutine[Any, Any, SmtpSession], endpoint: Endpoint) -> SmtpSession:
-    """The session, within HURRIED_S. Raises what ``opening`` raises, TooSlow."""
+async def _within(
+    within_s: float, opening: Coroutine[Any, Any, SmtpSession], endpoint: Endpoint
+) -> SmtpSession:
+    """The session, within ``within_s``. Raises what ``opening`` raises, TooSlow."""
     try:
-        async with asyncio.timeout(HURRIED_S):
+        async with asyncio.timeout(within_s):
             return await opening
     except TimeoutError as exc:
         where = f"{endpoint.host}[{endpoint.ip}]"
-        text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
+        text = f"{where}: no session within {within_s:.1f} s, while mail of others waits"
         raise TooSlow(0, "4.4.1", text) from exc
 
 

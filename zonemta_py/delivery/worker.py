@@ -211,7 +211,7 @@ class Worker:
             _dsn_options(lease),
             idle_limits,
             meta.body_hash,
-            slot.hurried,
+            slot.session_within_s,
             meta.origin.tenant,
             order,
             self._egress.asks_hosts(lease.destination),

@@ -18,6 +18,8 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import parse_pool_key, ranked
 from zonemta_py.schedule.zone_gates import ZoneGates
 
+AHEAD_MAX = 1000  # domains that are looked up before their turn
+
 
 class ZoneEgress:
     """The ``Admission`` of a zone. ``ready`` is called with a destination that may be served now."""
@@ -30,6 +32,7 @@ class ZoneEgress:
         self._resolve = resolve
         self._ready = ready
         self._zone_gates = ZoneGates(egress.gates, ready)
+        self._looking_up: set[str] = set()  # destinations before their turn
         self._looked_up: set[str] = set()  # destinations that have not been admitted since
         self.closed = ClosedAddresses()
         self.routes = EgressRoutes(zone, egress)
@@ -42,6 +45,18 @@ class ZoneEgress:
         return self._zone_gates.leave_all()
 
     # ---- Admission
+
+    def looks_up(self, destination: str) -> bool:
+        """See ``Admission``. Its turn must not be spent on the look-up; of more domains at a time it is."""
+        look_ups = self._egress.look_ups
+        if self.routes.is_local or self.routes.of(destination) is not None:
+            return False
+        if destination not in self._looking_up:
+            if len(look_ups) >= AHEAD_MAX:
+                return False
+            self._looking_up.add(destination)
+            look_ups.add(destination, self._resolve, lambda: self._on_look_up(destination))
+        return True
 
     def admit(self, destination: str) -> Admitted | None:
         """See ``Admission``."""
@@ -130,9 +145,9 @@ class ZoneEgress:
         return found - others
 
     def _on_look_up(self, destination: str) -> None:
-        if self._ready(destination):
-            self._looked_up.add(destination)
-        else:
+        self._looking_up.discard(destination)
+        self._looked_up.add(destination)
+        if not self._ready(destination):
             self._looked_up.discard(destination)
 
     def _wait(self, destination: str, key: GateKey, refusal: Refusal) -> None:

@@ -232,7 +232,7 @@ class ZoneWorkers:
                 case Next.SUSPEND:
                     assert result.failure is not None
                     await result.settled
-                    await self._failing.suspend(destination, result.failure, self._worker)
+                    await self._failing.suspend(slot, result.failure, self._worker)
                     return True
                 case Next.RESUME:
                     self._failing.resume(destination)

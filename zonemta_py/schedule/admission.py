@@ -21,6 +21,9 @@ ANY_MAIL = Admitted(FREE)
 class Admission(Protocol):
     """Whether the limits of providers and of our addresses allow a worker, see ``delivery.zone_egress``."""
 
+    def looks_up(self, destination: str) -> bool:
+        """Whether the hosts of a destination that has not answered lately are looked up first; ``ready`` will be called for it."""
+
     def admit(self, destination: str) -> Admitted | None:
         """What a worker for ``destination`` may send; None: ``ready`` will be called for it when it may."""
 
@@ -48,6 +51,10 @@ class Admission(Protocol):
 
 class Unlimited:
     """The admission of a zone without such limits."""
+
+    def looks_up(self, destination: str) -> bool:
+        """Nothing depends on its hosts."""
+        return False
 
     def admit(self, destination: str) -> Admitted | None:
         """Everything is allowed."""

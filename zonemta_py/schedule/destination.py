@@ -36,6 +36,7 @@ class Destination:
         "down_until_s",
         "failing",
         "failing_since_s",
+        "failures",
         "has_newcomer",
         "name",
         "reason",
@@ -54,6 +55,7 @@ class Destination:
         self.blocked_since_s = 0.0
         self.failing = False
         self.failing_since_s = 0.0
+        self.failures = 0  # since it last answered
         self.down_until_s = 0.0
         self.reason = ""
         self._limit = 0  # 0: none is known
@@ -129,10 +131,12 @@ class Destination:
         if not self.failing:
             self.failing_since_s = now_s
         self.failing = True
+        self.failures += 1
         self.down_until_s = max(self.down_until_s, until_s)
         self.reason = reason
 
     def answered(self) -> None:
         """A session was opened: the destination is not suspended any more."""
         self.failing = False
+        self.failures = 0
         self.reason = ""

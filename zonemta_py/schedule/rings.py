@@ -1,8 +1,10 @@
 """The rings in which destinations with mail wait for their turn, and a worker that has got one. Pure.
 
-Connections without a session have a budget (decision 65): a third of the zone's connections for
-destinations that have not answered lately, so that mail for dead ones leaves room for the others. Half of
-it is for those whose mail has just come, the newest first. Times are monotonic seconds.
+Connections without a session have a budget (decisions 65 and 130): a third of the zone's connections for
+destinations that have not answered lately, so that mail for dead ones leaves room for the others. A quarter of
+it is kept for those whose mail has just come, the newest first, a quarter for those that wait longest; those that
+have failed have a quarter at most. Unless three quarters are free, a first try has ALL_TRIED_S to open a session, and
+less the more of them wait: a place is free again before new mail has waited for long. Times are monotonic seconds.
 """
 
 from collections import OrderedDict
@@ -14,6 +16,9 @@ from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.permits import FREE, Permit
 
 FRESH_S = 30.0  # how long mail for a destination that has not answered lately has just come
+ALL_TRIED_S = 5.0  # for a first try, and for those of all that wait, if that is possible
+TRY_MIN_S = 1.25  # for a session: a lost SYN is sent again after 1 s
+PROBE_S = 10.0  # for the second try of one that had less: longer than the usual delays of greetings
 
 
 class Ring(IntEnum):
@@ -106,28 +111,36 @@ class Rings:
             self._waiting[ring][name] = since_s
 
     def has_room(self, ring: Ring) -> bool:
-        """Whether a worker may start for a destination of ``ring``.
-
-        Half of the budget for destinations that have not answered lately is for those whose mail has just
-        come. Of the other half, those that have failed get half at most.
-        """
+        """Whether a worker may start for a destination of ``ring``."""
         if ring is KNOWN or ring is URGENT:
             return True
-        fresh, new, failing = self.starting[FRESH], self.starting[NEW], self.starting[FAILING]
-        if fresh + new + failing >= self.trying_max:
+        fresh, failing = self.starting[FRESH], self.starting[FAILING]
+        if self.trying >= self.trying_max:
             return False
-        fresh_max = max(1, self.trying_max // 2)
-        others_max = max(1, self.trying_max - fresh_max)
+        share = max(1, self.trying_max // 4)
+        most = max(1, self.trying_max - share)
         if ring is FRESH:
-            return fresh < fresh_max
-        return new + failing < others_max and (ring is NEW or failing < max(1, others_max // 2))
+            return fresh < most
+        return self.trying - fresh < most and (ring is NEW or failing < share)
 
-    def is_crowded(self, ring: Ring) -> bool:
-        """Whether more destinations that have not answered lately wait than can be tried, so that a worker of ``ring`` hurries.
+    @property
+    def trying(self) -> int:
+        """How many workers look for a session with destinations that have not answered lately."""
+        return self.starting[FRESH] + self.starting[NEW] + self.starting[FAILING]
 
-        One that has failed before gets all the time it needs.
+    def session_within_s(self, ring: Ring, failures: int) -> float:
+        """In what time a worker of ``ring`` is to have a session, so that others get its place; 0: as long as the zone says.
+
+        ``failures``: of the destination since it last answered. After two it has all the time that it needs, so a host that greets late gets its mail.
         """
-        return (ring is FRESH or ring is NEW) and len(self._waiting[NEW]) > self.trying_max
+        if ring is KNOWN or ring is URGENT or failures > 1:
+            return 0.0
+        waiting = len(self._waiting[NEW]) + len(self._waiting[FAILING])
+        if self.trying + waiting <= self.trying_max // 4:
+            return 0.0
+        if failures:
+            return PROBE_S
+        return max(TRY_MIN_S, ALL_TRIED_S * min(1.0, self.trying_max / max(1, waiting)))
 
     def others_wait(self, name: str, *, only_urgent: bool) -> bool:
         """Whether a destination other than ``name`` could have a worker."""
@@ -154,14 +167,13 @@ class WorkerSlot:
     """One worker of a zone: its destination, and what it counts for.
 
     ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for
-    its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
-    until it has a session. ``permit``: what it may send, and from where; ``pool_key``: whose mail, see ``Admitted``.
+    its current lease. ``ring``: where its destination was when it started. ``session_within_s``: see ``Rings``. ``permit``: what it may send, and from where; ``pool_key``: whose mail, see ``Admitted``.
     ``source``: the source address that was drawn for messages without an attempt; ``in_row`` of them have left from it.
     ``gives_way``: it ends because others wait for what it uses.
     """
 
     __slots__ = (
-        "destination", "established", "gives_way", "hurried", "in_row", "is_newcomer", "permit", "pool_key", "ring", "source", "unpaid",
+        "destination", "established", "gives_way", "in_row", "is_newcomer", "permit", "pool_key", "ring", "session_within_s", "source", "unpaid",
     )  # fmt: skip
 
     def __init__(
@@ -171,13 +183,13 @@ class WorkerSlot:
         permit: Permit = FREE,
         pool_key: PoolKey | None = None,
         *,
-        hurried: bool,
+        session_within_s: float = 0.0,
     ) -> None:
         self.destination = destination
         self.permit = permit
         self.pool_key = pool_key
         self.ring = ring
-        self.hurried = hurried
+        self.session_within_s = session_within_s
         self.established = False
         self.is_newcomer = True
         self.unpaid = True

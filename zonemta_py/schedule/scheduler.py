@@ -85,6 +85,8 @@ class Scheduler:
             self._rings.add_failing(name, now_s)
         else:
             known = answers or self._is_known(name, destination, now_s)
+            if not known and self._admission.looks_up(name):
+                return
             self._rings.add(name, now_s, known=known, urgent=urgent)
 
     def empty(self, name: str) -> None:
@@ -130,6 +132,7 @@ class Scheduler:
                 continue
             admitted = self._admission.admit(name)
             if admitted is None:
+                self._rings.remove(name)  # its mail will have just come, when it may be sent
                 continue
             if destination is None:
                 destination = Destination(name, self._connections_max(name))
@@ -141,7 +144,7 @@ class Scheduler:
     def _start(
         self, destination: Destination, ring: Ring, admitted: Admitted, now_s: float
     ) -> WorkerSlot:
-        hurried = self._rings.is_crowded(ring)
+        within_s = self._rings.session_within_s(ring, destination.failures)
         destination.active += 1
         destination.starting += 1
         destination.has_newcomer = True
@@ -149,7 +152,7 @@ class Scheduler:
         if self.active >= self.zone.connections:
             self._full_since_s = now_s
         self.unpaid += 1
-        return WorkerSlot(destination, ring, *admitted, hurried=hurried)
+        return WorkerSlot(destination, ring, *admitted, session_within_s=within_s)
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
         """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
@@ -290,7 +293,7 @@ class Scheduler:
         if own is not None:
             return own
         if rings and not any(map(self._rings.has_room, rings)):
-            budget = f"{self._rings.trying_max} connections are for destinations that have not answered lately, and are in use"
+            budget = f"{self._rings.trying} connections are being opened to destinations that have not answered lately, of {self._rings.trying_max} that these may have; others of them are before it"
             return Binding(Limit.UNANSWERED_BUDGET, since_s, 0.0, budget)
         return None
 

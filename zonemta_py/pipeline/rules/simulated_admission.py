@@ -58,6 +58,10 @@ class SimulatedAdmission:
 
     # ---- Admission
 
+    def looks_up(self, destination: str) -> bool:
+        """See ``Admission``. The record names the provider."""
+        return False
+
     def admit(self, destination: str) -> Admitted | None:
         """See ``Admission``."""
         route, pools = self.route(destination), self._mail.pools(destination)
