@@ -107,8 +107,8 @@ def test_silent_domains_have_their_second_try() -> None:
     """None starves: each of 60 is tried again soon, although others that were never tried keep coming."""
     simulation = Simulation(20)
     silent = [Arrival(0.0, f"dead{n}") for n in range(60)]
-    others = [Arrival(float(n), f"dead-too{n}") for n in range(600)]
-    simulation.play([*silent, *others], 1800.0)
+    others = [Arrival(12.0 * n, f"dead-too{n}") for n in range(300)]
+    simulation.play([*silent, *others], 3600.0)
     states = [simulation.scheduler.state(name) for _, name in silent]
     assert all(state is not None and state.failures >= 2 for state in states)
 

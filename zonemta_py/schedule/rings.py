@@ -129,13 +129,13 @@ class Rings:
         return self.starting[FRESH] + self.starting[NEW] + self.starting[FAILING]
 
     def session_within_s(self, ring: Ring, failures: int) -> float:
-        """In what time a worker of ``ring`` is to have a session, so that others get its place; 0: as long as the zone says.
+        """In what time a worker that has started from ``ring`` is to have a session, so that others get its place; 0: as long as the zone says.
 
         ``failures``: of the destination since it last answered. After two it has all the time that it needs, so a host that greets late gets its mail.
         """
         if ring is KNOWN or ring is URGENT or failures > 1:
             return 0.0
-        waiting = len(self._waiting[NEW]) + len(self._waiting[FAILING])
+        waiting = len(self._waiting[NEW]) + len(self._waiting[FAILING]) - 1  # without its own
         if self.trying + waiting <= self.trying_max // 4:
             return 0.0
         if failures:
