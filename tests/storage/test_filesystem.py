@@ -25,7 +25,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, new_recipient_record
+from zonemta_py.queue.format.records import FORMAT, new_recipient_record, pack_record
 from zonemta_py.storage import filesystem as files
 from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access
@@ -207,7 +207,10 @@ def test_a_recipient_without_a_message_keeps_its_key(directory: Path) -> None:
     key = keys.waiting_key("default", "0" * 24, "a@x.example")
     store.write(
         store.batch(
-            [(keys.mark_key("0" * 24), b"m"), (key, pack(new_recipient_record(0, "x.example", "")))],
+            [
+                (keys.mark_key("0" * 24), b"m"),
+                (key, pack_record(new_recipient_record(0, "x.example", ""))),
+            ],
             sync=True,
         )
     )

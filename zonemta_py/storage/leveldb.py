@@ -3,30 +3,37 @@
 Reads and short ranges take microseconds and run on the event loop; ``write`` and ``compact`` run in a
 thread. After a failed write LevelDB refuses every later one until the database is opened again.
 
+LevelDB does not put the names of its files on disk, except before it syncs its MANIFEST: ``write`` does so when there is a new one.
+
 Opening writes: LevelDB turns its log into a table, and deletes tables that its MANIFEST does not name. For
 ``Access.READ`` it gets a directory of symbolic links, so that all of that happens elsewhere.
 """
 
 import fcntl
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import WeakValueDictionary
 
 import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import KnownFile, private_directory
+from zonemta_py.core.files import KnownFile, private_directory, sync_directory
+from zonemta_py.queue.format.keys import META_FORMAT
 from zonemta_py.storage.interface import GONE, Access, Op
+from zonemta_py.storage.leveldb_recovery import check_logs, cut_torn_end
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
 TABLES_OPEN_MAX = 256  # of 2 MiB; the others are opened when they are read
 LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
+BEGUN = "BEGUN"  # the file that is there when a queue has begun in this database
 DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # those with contents
 
 _leveldb: Any = plyvel  # it has no type annotations
+_open_here: "WeakValueDictionary[Path, LevelDB]" = WeakValueDictionary()  # by this process
 
 
 class LevelDBView:
@@ -76,14 +83,31 @@ class LevelDB(LevelDBView):
                 opened = self._borrowed.enter_context(_linked(directory))
             else:
                 private_directory(directory)
-            self._db: Any = _open(opened, create=access is Access.CREATE)
+                if directory.resolve() in _open_here:
+                    raise QueueLocked(f"{directory}: in use by this process")
+            self._db: Any = _open_whole(opened, access)
             self._lock_file = KnownFile(opened / "LOCK")
+            self._check_contents(access)
+            self._names_ns = 0  # the time of the last change in the directory whose names are on disk
         except BaseException as exc:
+            if hasattr(self, "_db"):
+                self._db.close()
             self._borrowed.close()
             if isinstance(exc, _leveldb.Error | OSError):
                 raise _opening_error(exc, directory, opened) from exc
             raise
         super().__init__(self._db)
+        if access is not Access.READ:
+            _open_here[directory.resolve()] = self
+
+    def _check_contents(self, access: Access) -> None:
+        """Raises QueueCorrupt for an empty database that had a queue: its log was lost."""
+        is_empty = next(self._db.iterator(include_value=False), None) is None
+        self._has_begun = (self._directory / BEGUN).exists()
+        if is_empty and self._has_begun and access is not Access.REPAIR:
+            raise QueueCorrupt(
+                f"{self._directory}: the database is empty, and a queue was in it: its log is lost"
+            )
 
     @contextmanager
     def frozen(self) -> Iterator[LevelDBView]:
@@ -116,6 +140,21 @@ class LevelDB(LevelDBView):
             raise QueueUnavailable(f"{self._directory}: {exc}") from exc
         if not self._lock_file.is_there():
             raise QueueUnavailable(f"{self._directory}: {GONE}")
+        try:
+            self._sync_names()
+        except OSError as exc:
+            raise QueueUnavailable(f"{self._directory}: {exc}") from exc
+
+    def _sync_names(self) -> None:
+        """Put the names of files on disk that LevelDB has made since, such as that of the log just written to. Raises OSError."""
+        changed_ns = self._directory.stat().st_mtime_ns
+        if changed_ns == self._names_ns:
+            return
+        if not self._has_begun and self._db.get(META_FORMAT) is not None:
+            (self._directory / BEGUN).touch(0o600)
+            self._has_begun = True
+        sync_directory(self._directory)
+        self._names_ns = changed_ns
 
     def compact(self) -> None:
         """Free the disk space of removed keys."""
@@ -135,6 +174,8 @@ class LevelDB(LevelDBView):
         """Close the database. A read or write in another thread would crash the process."""
         self._db.close()
         self._borrowed.close()
+        if _open_here.get(self._directory.resolve()) is self:
+            del _open_here[self._directory.resolve()]
 
 
 def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
@@ -148,6 +189,22 @@ def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
     if text.startswith("IO error: lock ") and "permission" not in text.lower():
         return QueueLocked(f"{directory}: in use by another process")
     return LocalError(f"{directory}: {text}")
+
+
+def _open_whole(directory: Path, access: Access) -> Any:
+    """The database, without a torn end of its log. Raises QueueCorrupt for other damage, QueueLocked, and what ``_open`` raises."""
+    create, is_link = access is Access.CREATE, access is Access.READ
+    if (directory / "CURRENT").exists():
+        with nullcontext() if is_link else locked(directory):
+            check_logs(directory, keep=not is_link)
+    try:
+        return _open(directory, create=create)
+    except _leveldb.CorruptionError:
+        with nullcontext() if is_link else locked(directory):
+            is_cut = cut_torn_end(directory, keep=not is_link)
+        if not is_cut:
+            raise
+        return _open(directory, create=create)
 
 
 def _open(directory: Path, *, create: bool) -> Any:

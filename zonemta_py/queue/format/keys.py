@@ -21,6 +21,7 @@
     meta/sending/KIND/LENGTH/SLOT/ADDRESS/PROVIDER  what was sent in a slot of a window of LENGTH ms
     meta/sending-state/KIND/ADDRESS/PROVIDER  the pace (KIND pace) or the warm-up of an address at a provider
     meta/held/NAME/deferred/ZONE/MSGID/RCPT  a recipient that is held for the suspension NAME, which is percent-encoded
+    meta/damaged/KEY                  what was under KEY, an OUTBOX key, and could not be read
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
@@ -50,6 +51,7 @@ SEGMENT = b"segment/"
 META_FORMAT = b"meta/format"
 META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
+META_DAMAGED = b"meta/damaged/"
 META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
 META_HELD = b"meta/held/"
@@ -249,6 +251,11 @@ def outbox_key(seq: int) -> bytes:
 def parse_outbox(key: bytes) -> int:
     """The sequence number of an OUTBOX key."""
     return int(key[len(OUTBOX) :], 16)
+
+
+def damaged_key(key: bytes) -> bytes:
+    """Where the value of ``key``, an OUTBOX key, is kept when it cannot be read."""
+    return META_DAMAGED + key
 
 
 def created_ms(message: str) -> int:

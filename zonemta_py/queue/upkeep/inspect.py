@@ -3,6 +3,7 @@
 Each function is a generator over short reads, so that a running relay can do other work between rows.
 """
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +16,12 @@ from zonemta_py.queue.format.records import (
     RecipientState,
     read_mark,
     read_meta,
+    read_outbox,
     read_recipient_record,
 )
 from zonemta_py.storage.interface import View
+
+log = logging.getLogger(__name__)
 
 
 def recipient_rows(
@@ -188,3 +192,12 @@ def oldest_ms(view: View, now_ms: int) -> int:
     mark = view.get(keys.mark_key(message))
     created_ms = keys.created_ms(message)  # ids do not go back when the clock does
     return min(created_ms, read_mark(mark).created_ms) if mark is not None else created_ms
+
+
+def outbox_lines(view: View) -> Iterator[bytes]:
+    """The JSON lines of each group of events that is not in the event log yet; those that cannot be read are left out."""
+    for key, value in view.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)):
+        try:
+            yield read_outbox(value)
+        except QueueCorrupt as exc:
+            log.critical("%s: %s", key.decode(), exc)
