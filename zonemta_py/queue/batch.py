@@ -98,9 +98,10 @@ class WriteBatch:
 
     def put_records(self, records: Iterable[tuple[bytes, SealedRecord]]) -> None:
         """As ``put_record`` for each, without its call for every recipient of a message."""
-        ops = [(key, pack_record(record)) for key, record in records]
-        self.ops += ops
-        self.size_bytes += sum([len(value) for _, value in ops])
+        for key, record in records:
+            value = pack_record(record)
+            self.ops.append((key, value))
+            self.size_bytes += len(value)
 
     def delete(self, key: bytes) -> None:
         """Delete ``key``, which need not exist."""

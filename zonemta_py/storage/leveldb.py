@@ -21,15 +21,13 @@ import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.core.files import KnownFile, private_directory, sync_directory
-from zonemta_py.queue.format.keys import META_FORMAT
 from zonemta_py.storage.interface import GONE, Access, Op
-from zonemta_py.storage.leveldb_recovery import check_logs, cut_torn_end
+from zonemta_py.storage.leveldb_recovery import WRITTEN, check_logs, cut_torn_end, note_written
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
 TABLES_OPEN_MAX = 256  # of 2 MiB; the others are opened when they are read
 LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
-BEGUN = "BEGUN"  # the file that is there when a queue has begun in this database
 DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # those with contents
 
 _leveldb: Any = plyvel  # it has no type annotations
@@ -87,27 +85,17 @@ class LevelDB(LevelDBView):
                     raise QueueLocked(f"{directory}: in use by this process")
             self._db: Any = _open_whole(opened, access)
             self._lock_file = KnownFile(opened / "LOCK")
-            self._check_contents(access)
             self._names_ns = 0  # the time of the last change in the directory whose names are on disk
         except BaseException as exc:
-            if hasattr(self, "_db"):
-                self._db.close()
             self._borrowed.close()
             if isinstance(exc, _leveldb.Error | OSError):
                 raise _opening_error(exc, directory, opened) from exc
+            if type(exc) is QueueCorrupt:
+                raise QueueCorrupt(str(exc).replace(str(opened), str(directory))) from exc
             raise
         super().__init__(self._db)
         if access is not Access.READ:
             _open_here[directory.resolve()] = self
-
-    def _check_contents(self, access: Access) -> None:
-        """Raises QueueCorrupt for an empty database that had a queue: its log was lost."""
-        is_empty = next(self._db.iterator(include_value=False), None) is None
-        self._has_begun = (self._directory / BEGUN).exists()
-        if is_empty and self._has_begun and access is not Access.REPAIR:
-            raise QueueCorrupt(
-                f"{self._directory}: the database is empty, and a queue was in it: its log is lost"
-            )
 
     @contextmanager
     def frozen(self) -> Iterator[LevelDBView]:
@@ -148,13 +136,10 @@ class LevelDB(LevelDBView):
     def _sync_names(self) -> None:
         """Put the names of files on disk that LevelDB has made since, such as that of the log just written to. Raises OSError."""
         changed_ns = self._directory.stat().st_mtime_ns
-        if changed_ns == self._names_ns:
-            return
-        if not self._has_begun and self._db.get(META_FORMAT) is not None:
-            (self._directory / BEGUN).touch(0o600)
-            self._has_begun = True
-        sync_directory(self._directory)
-        self._names_ns = changed_ns
+        if changed_ns != self._names_ns:
+            note_written(self._directory)
+            sync_directory(self._directory)
+            self._names_ns = changed_ns
 
     def compact(self) -> None:
         """Free the disk space of removed keys."""
@@ -270,6 +255,7 @@ def repair_database(directory: Path) -> None:
     LevelDB takes no lock for that: the caller has it (``locked``).
     """
     try:
+        (directory / WRITTEN).unlink(missing_ok=True)  # the logs become tables
         _leveldb.repair_db(str(directory), paranoid_checks=True)
     except (_leveldb.Error, OSError) as exc:
         raise LocalError(f"{directory}: {exc}") from exc

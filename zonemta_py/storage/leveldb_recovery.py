@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.core.files import private_directory, sync_directory
+from zonemta_py.core.files import private_directory, replace_text, sync_directory
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.leveldb_log import (
     Damage,
@@ -31,6 +31,7 @@ from zonemta_py.storage.leveldb_log import (
 )
 
 ASIDE = "lost"
+WRITTEN = "WRITTEN"  # has the number of the newest log that a write has reached
 SHOWN = 20  # recipients in a line of the log
 SHOWN_BYTES = 4096  # that are kept of an ``outbox/`` record whose length is damaged
 
@@ -78,14 +79,37 @@ def check_logs(directory: Path, *, keep: bool) -> None:
 
 
 def live_logs(directory: Path) -> list[Path]:
-    """The logs that the next opening reads, oldest first. Raises QueueCorrupt when the one that the MANIFEST names is missing."""
+    """The logs that the next opening reads, oldest first. Raises QueueCorrupt when one is missing that must be there."""
     oldest = _oldest_log(directory)
     if oldest is None:
         return []
-    found = [path for path in _logs(directory) if int(path.stem) >= oldest]
-    if oldest and (not found or int(found[0].stem) != oldest):
-        raise QueueCorrupt(f"{directory}: {oldest:06}.log, which has the newest mail, is missing")
-    return found
+    found = {int(path.stem): path for path in _logs(directory) if int(path.stem) >= oldest}
+    written_to = _written_log(directory)
+    for number in (oldest, written_to):
+        if number >= max(oldest, 1) and (
+            number not in found or (number == written_to and not found[number].stat().st_size)
+        ):
+            state = "empty" if number in found else "missing"
+            raise QueueCorrupt(f"{directory}: {number:06}.log, which has the newest mail, is {state}")
+    return list(found.values())
+
+
+def note_written(directory: Path) -> None:
+    """A write has reached the newest log: it must be there, with contents, at the next opening. Raises OSError.
+
+    LevelDB notes the number of a log when the one before has become a table, and not at all whether it had anything.
+    """
+    logs = _logs(directory)
+    if logs and int(logs[-1].stem) != _written_log(directory):
+        replace_text(directory / WRITTEN, f"{int(logs[-1].stem)}\n", 0o600)
+
+
+def _written_log(directory: Path) -> int:
+    """The number in WRITTEN; 0 without one: an earlier version wrote none."""
+    try:
+        return int((directory / WRITTEN).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def _logs(directory: Path) -> list[Path]:
@@ -143,6 +167,8 @@ def cut_torn_end(directory: Path, *, keep: bool) -> bool:
     if torn is None:
         return False
     path, damage = torn
+    if not damage.start and int(path.stem) == _written_log(directory):
+        raise QueueCorrupt(f"{directory}: {path.name} is damaged at its beginning")
     data = path.read_bytes()
     kept = _replace(path, [data[: damage.start]], keep=keep)
     if keep:

@@ -21,7 +21,7 @@ READABLE = (1, 2, 3, 4, 5, 6, 7, 8)
 _FIRST_SEALED = b"\x08"  # the first version of a record with a sum
 SUM_BYTES = 4
 _OUTBOX_SUM_BYTES = 32
-_AS_BLANKS = bytes.maketrans(b"01", b" \t")
+_AS_BLANKS, _AS_DIGITS = bytes.maketrans(b"01", b" \t"), bytes.maketrans(b" \t", b"01")
 LANE_SEPARATOR = " @"  # between the parts of a lane
 TENANT_LANE = "tenant:"  # in front of the name; no user has a colon in theirs
 PRIORITIES = ("urgent", "normal", "nonurgent")  # RFC 2156
@@ -341,7 +341,7 @@ def read_outbox(value: bytes) -> bytes:
     blanks = value[at:-1]
     if len(blanks) == _OUTBOX_SUM_BYTES and not blanks.strip(b" \t"):
         lines = value[:at] + b"\n"
-        if value == pack_outbox(lines):
+        if int(blanks.translate(_AS_DIGITS), 2) == crc32(lines) and value.endswith(b"\n"):
             return lines
         raise QueueCorrupt("event lines: their bytes and their checksum differ")
     if not value.endswith(b"}\n"):

@@ -261,12 +261,15 @@ class _Repair:
 
     async def left_out(self, named: Sequence[NamedRecipient]) -> None:
         """Name the mail of damaged writes that neither queue nor event log have; record a removal that was left out."""
-        messages = {message for message, _ in (*self._addresses, *self._settled)} | self._kept.keys()
+        accepted = {message for message, _ in self._addresses}  # the event has all of them
+        messages = {message for message, _ in self._settled} | self._kept.keys()
         for each in sorted(named, key=lambda one: not one.address):  # messages without a recipient last
             batch = WriteBatch()
             message, address = each.message, each.address
             if each.is_removed:
                 self._left_out_removal(batch, message, address)
+            elif message in accepted:
+                continue
             elif address:
                 self._left_out(batch, each)
             elif message not in messages:
@@ -276,9 +279,8 @@ class _Repair:
 
     def _left_out(self, batch: WriteBatch, each: NamedRecipient) -> None:
         message, address = each.message, each.address
-        index, record = self._index.get((message, address)), self._read(each.record)
-        if index is None and record is not None:
-            index = record.recipient_index
+        record = self._read(each.record)
+        index = None if record is None else record.recipient_index
         is_known = index is not None and (
             index in self._kept.get(message, {}) or (message, index) in self._settled
         )
