@@ -319,3 +319,22 @@ async def test_events_that_cannot_be_read(
     assert list(store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX))) == []
     assert is_repaired or "it is kept as meta/damaged/" in caplog.text
     store.close()
+
+
+async def test_keys_and_values_of_garbage(sound: Sound) -> None:
+    """As LevelDB's repair of an earlier version left them, of zeroed pages: no traceback, and the mail is delivered."""
+    sound.restore()
+    store = LevelDBStore(sound.config.queue.directory / "db", Access.EXISTING)
+    spaces = (
+        keys.MESSAGE, keys.WAITING, keys.DEFERRED, keys.DUE, keys.SPILL, keys.INFLIGHT, keys.OPEN, keys.CLEANUP, keys.BOUNCE,
+        keys.DIGEST, keys.SUBMITTED, keys.OUTBOX,
+    )  # fmt: skip
+    for space in spaces:
+        for tail in (b"\xfe\x80", bytes(30), b"x/y/z", b"default/" + bytes(40)):
+            writes(store, (space + tail, bytes(12)))
+    store.close()
+    rows = await command(sound, "queue", "repair")
+    assert {row["what"] for row in rows[:-1]} <= {"removed", "damaged", "lost"}
+    played = await play(sound)
+    assert judge(sound, played, "") == set()
+    assert (await command(sound, "queue", "repair"))[:-1] == []

@@ -238,3 +238,15 @@ def test_a_disk_that_is_full_for_a_moment(directory: Path, monkeypatch: pytest.M
     with pytest.raises(QueueUnavailable, match="No space left"):
         store.write(store.batch([(keys.chunk_key(message, 2), chunk)], sync=True))
     store.close()
+
+
+async def test_a_changed_address_is_found(directory: Path) -> None:
+    """A flipped bit in the file of a recipient: it is not sent to, and a repair of its event brings it back."""
+    async with opened(directory, Clock(), store="filesystem") as queue:
+        await accept(queue, "a@dead.example", "b@dead.example")
+    path = sorted(directory.rglob("metadata"))[0]
+    path.write_bytes(path.read_bytes().replace(b"a@dead", b"a@eead"))
+    async with opened(directory, Clock(), store="filesystem") as queue:
+        waiting = list(queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING)))
+        assert [keys.parse_recipient(key)[2] for key in waiting] == ["b@dead.example"]
+        assert any("checksum" in text for text in queue.store.check())

@@ -16,7 +16,7 @@ from zonemta_py.events.recovery import last_seq, newest_message
 from zonemta_py.queue.upkeep.inspect import outbox_lines
 from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.queue.upkeep.repair import repair_contents
-from zonemta_py.queue.upkeep.repair_keys import repair_outbox
+from zonemta_py.queue.upkeep.repair_keys import remove_strange_keys, repair_outbox
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.leveldb import repair_database
 from zonemta_py.storage.leveldb_recovery import LogDamage, clean_logs
@@ -61,6 +61,7 @@ async def repair(config: Config, records: Iterable[dict[str, Any]]) -> list[dict
     queue.commits.start()
     try:
         rows = [_row(each) for each in damage]
+        rows += await remove_strange_keys(queue)
         rows += await repair_outbox(queue, [value for each in damage for value in each.outbox])
         newest = (from_json(line) for lines in outbox_lines(queue.store) for line in lines.splitlines())
         history = RecipientHistory(chain(records, newest), addresses=True)

@@ -28,6 +28,7 @@ MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits
 part because it may contain any byte. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
 """
 
+import re
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
@@ -66,6 +67,31 @@ META_SEGMENT = b"meta/segment"
 MESSAGE_ID_LENGTH = 24
 CHUNK_KEY_BYTES = len(MESSAGE) + MESSAGE_ID_LENGTH + len("/000001")
 HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE
+
+
+_ZONE, _ID = r"[a-z0-9][a-z0-9_-]*", rf"[0-9a-f]{{{MESSAGE_ID_LENGTH}}}"
+LAYOUT = {  # what follows a prefix in the keys of the queue, as text; an address may be anything
+    MESSAGE: re.compile(rf"{_ID}/(#|\*|[0-9]{{6}})"),
+    WAITING: re.compile(rf"{_ZONE}/{_ID}/.+", re.DOTALL),
+    DEFERRED: re.compile(rf"{_ZONE}/{_ID}/.+", re.DOTALL),
+    DUE: re.compile(rf"[0-9]{{13}}/{_ZONE}/{_ID}"),
+    SPILL: re.compile(rf"{_ZONE}/[^/]+/{_ID}"),
+    INFLIGHT: re.compile(rf"{_ID}/[0-9]+"),
+    OPEN: re.compile(_ID),
+    CLEANUP: re.compile(_ID),
+    BOUNCE: re.compile(rf"{_ID}/.+"),
+    DIGEST: re.compile(rf"[0-9a-f]{{16}}/{_ID}"),
+    SUBMITTED: re.compile(r"[\x20-\x7e]+"),
+    OUTBOX: re.compile(r"[0-9a-f]{16}"),
+}
+
+
+def is_key(space: bytes, key: bytes) -> bool:
+    """Whether a key that begins with ``space`` is one that this module composes."""
+    try:
+        return LAYOUT[space].fullmatch(key[len(space) :].decode()) is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def end_of(prefix: bytes) -> bytes:

@@ -137,12 +137,7 @@ class _Repair:
                 await self._write(batch)
 
     def _recipient(self, batch: WriteBatch, key: bytes, value: bytes) -> None:
-        try:
-            zone, message, address = keys.parse_recipient(key)
-        except ValueError:
-            batch.delete(key)
-            self.add_row("removed", "", repr(key), "not the key of a recipient")
-            return
+        zone, message, address = keys.parse_recipient(key)
         record, found = self._read(value), self._message(message)
         is_new = record is None
         if is_new:

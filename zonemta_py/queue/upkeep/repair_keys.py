@@ -30,6 +30,18 @@ READERS: dict[bytes, Callable[[bytes], object]] = {
 OF_A_MESSAGE = (keys.INFLIGHT, keys.BOUNCE)
 
 
+async def remove_strange_keys(queue: Queue) -> list[dict[str, Any]]:
+    """Remove keys that the queue does not write, such as a repair of LevelDB can leave; a row for each. Raises QueueUnavailable."""
+    rows = []
+    for space in keys.LAYOUT:
+        for key, _ in scan_space(queue.store, space):
+            if not keys.is_key(space, key):
+                await _delete(queue, key)
+                reason = f"{key!r} is no key of a queue"
+                rows.append({"what": "removed", "message": "", "recipient": "", "reason": reason})
+    return rows
+
+
 async def repair_outbox(queue: Queue, found: Iterable[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
     """Put back the ``outbox/`` records ``found`` in a damaged log, and keep aside those that cannot be read; a row for each.
 
