@@ -218,7 +218,9 @@ async def test_the_relay_sends_what_was_submitted(sound: Sound, processes: int) 
             assert all(text == sound.submitted[address][1] for address in message.recipients)
     lost = judge(sound, Played(rows, sent, []), "")
     assert lost == {f"rq{n}-{k}@{d}.test" for n, d in ((8, "live"), (11, "dead")) for k in range(3)}
-    assert not [row for row in await command(sound, "audit") if "problem" in row]
+    audit = await command(sound, "audit")
+    assert {row["lost"]["recipient"] for row in audit if "lost" in row and "zone" not in row} == lost
+    assert not [row for row in audit if "problem" in row]
 
 
 async def test_a_log_that_ends_too_soon(sound: Sound) -> None:

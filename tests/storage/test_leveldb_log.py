@@ -2,7 +2,7 @@
 
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plyvel
 import pytest
@@ -20,6 +20,8 @@ from zonemta_py.storage.leveldb_log import (
     written,
 )
 
+leveldb: Any = plyvel  # it has no type annotations
+
 
 class Log(NamedTuple):
     """What LevelDB has written, and the operations of each batch."""
@@ -35,7 +37,7 @@ class Log(NamedTuple):
 def log(directory: Path) -> Log:
     """Batches that end at every place in a block, also in its last seven bytes, and some of several blocks."""
     rng = random.Random(7)
-    database = plyvel.DB(str(directory / "db"), create_if_missing=True)
+    database = leveldb.DB(str(directory / "db"), create_if_missing=True)
     batches = []
     for number in range(60):
         ops: list[tuple[bytes, bytes | None]] = []

@@ -130,7 +130,7 @@ def _oldest_log(directory: Path) -> int | None:
             position = 0
             while position < len(edit):
                 tag, position = varint(edit, position)
-                if tag in (1,):  # the comparator
+                if tag == 1:  # the comparator
                     _, position = bytes_at(edit, position)
                 elif tag in (2, 3, 4, 9):  # log, next file, last sequence number, previous log
                     value, position = varint(edit, position)

@@ -34,11 +34,11 @@ async def remove_strange_keys(queue: Queue) -> list[dict[str, Any]]:
     """Remove keys that the queue does not write, such as a repair of LevelDB can leave; a row for each. Raises QueueUnavailable."""
     rows = []
     for space in keys.LAYOUT:
-        for key, _ in scan_space(queue.store, space):
-            if not keys.is_key(space, key):
-                await _delete(queue, key)
-                reason = f"{key!r} is no key of a queue"
-                rows.append({"what": "removed", "message": "", "recipient": "", "reason": reason})
+        found = queue.store.keys(space, keys.end_of(space))
+        for key in [key for key in found if not keys.is_key(space, key)]:
+            await _delete(queue, key)
+            reason = f"{key!r} is no key of a queue"
+            rows.append({"what": "removed", "message": "", "recipient": "", "reason": reason})
     return rows
 
 
