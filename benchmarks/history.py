@@ -59,16 +59,17 @@ def fill(directory: Path, days: int) -> int:
     """The event log; returns when the message in the middle was accepted (unix ms)."""
     began_ms = clock.now_ms() // HOUR_MS * HOUR_MS - days * 24 * HOUR_MS
     made = [write_segment(directory, 1000 * n, began_ms, MESSAGES * n, MESSAGES) for n in range(60)]
-    filters = [bytes(bits) for _, bits in read_index(made[0].parent)]
+    filters = [bytes(each.bits) for each in read_index(made[0].parent)]
     for hour in range(1, days * 24):
         at = clock.utc(began_ms + hour * HOUR_MS)
         folder = directory / f"date={at:%Y-%m-%d}" / f"hour={at:%H}"
         folder.mkdir(parents=True, exist_ok=True)
         index = b""
         for n, path in enumerate(made):
-            name = f"abcdef-{(hour * 60 + n) * 1000:016x}.jsonl.zst"
+            first = (hour * 60 + n) * 1000
+            name = f"abcdef-{first:016x}.jsonl.zst"
             (folder / name).hardlink_to(path)
-            index += index_entry(name.encode(), filters[n])
+            index += index_entry(name.encode(), filters[n], (first - 1, first, first + 999))
         (folder / NAME).write_bytes(index)
     middle_ms = began_ms + days * 12 * HOUR_MS
     write_segment(directory, 10**12, middle_ms, 10**6, 1)
@@ -85,7 +86,17 @@ def main(days: int) -> None:
             times = []
             for _ in range(3):
                 began_s = time.perf_counter()
-                command = [sys.executable, "-m", "zonemta_py.events.history", name, key, "0", "1000"]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "zonemta_py.events.history",
+                    name,
+                    key,
+                    "0",
+                    "1000",
+                    "abcdef",
+                    "0",
+                ]
                 found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
                 times.append(time.perf_counter() - began_s)
             print(f"{key:<28} {sorted(times)[1]:.2f} s, {len(found.splitlines())} events")

@@ -81,24 +81,26 @@ def test_a_destination_that_is_not_there(
 
 
 @pytest.mark.parametrize(
-    ("destination", "expected"),
+    ("destination", "format_", "expected"),
     [
-        ("journald", b"MESSAGE=zonemta_py.test: hello\nPRIORITY=4\nSYSLOG_IDENTIFIER=zonemta\n"),
-        ("syslog", b"<20>zonemta["),
+        ("journald", "text", b"MESSAGE=zonemta_py.test: hello\nPRIORITY=4\nSYSLOG_IDENTIFIER=zonemta\n"),
+        ("syslog", "text", b"<20>zonemta["),
+        ("journald", "postfix", b"MESSAGE=hello\nPRIORITY=4\nSYSLOG_IDENTIFIER=zonemta/test\n"),
+        ("syslog", "postfix", b"<20>zonemta/test["),
     ],
 )
 def test_datagrams(
-    destination: str, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    destination: str, format_: str, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "socket")
     monkeypatch.setattr(logs, "JOURNAL", path)
     monkeypatch.setattr(logs, "SYSLOG", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(path)
-        configure_logs(LogTarget("info", "text", destination))
+        configure_logs(LogTarget("info", format_, destination))
         log.warning("hello")
         assert receiver.recv(1000).startswith(expected)
-        if destination == "journald":
+        if destination == "journald" and format_ == "text":
             log.warning("two\nlines")
             assert b"MESSAGE\n\x1a\0\0\0\0\0\0\0zonemta_py.test: two\nlines\n" in receiver.recv(1000)
 

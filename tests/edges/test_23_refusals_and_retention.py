@@ -134,7 +134,7 @@ def test_what_is_not_understood(text: object) -> None:
 
 
 def test_oldest_first_and_never_the_newest() -> None:
-    segments = [(Path(str(n)), 1000.0 + n, 10) for n in range(10)]
+    segments = [retention.Sealed(Path(str(n)), 1000.0 + n, 10) for n in range(10)]
     names = [str(path) for path in retention.removable(segments, Keep(age_s=5), 1010.0)]
     assert names == ["0", "1", "2", "3", "4"]
     assert len(retention.removable(segments, Keep(size_bytes=35), 1010.0)) == 7
@@ -146,14 +146,14 @@ def test_oldest_first_and_never_the_newest() -> None:
 def test_a_clock_that_is_wrong_for_less_than_a_day_removes_nothing() -> None:
     """Also when segments were sealed under it, and a start follows; what ``keep`` says of the size holds."""
     day_s, now_s = 86_400.0, 2e9
-    old = [(Path(str(n)), now_s - (366 - n) * day_s, 10) for n in range(3)]
+    old = [retention.Sealed(Path(str(n)), now_s - (366 - n) * day_s, 10) for n in range(3)]
     assert retention.removable(old, Keep(age_s=90 * day_s), now_s) == []
     assert len(retention.removable(old, Keep(90 * day_s, size_bytes=10), now_s)) == 2
-    wrong = [*old, (Path("new"), now_s - 0.9 * day_s, 10)]
+    wrong = [*old, retention.Sealed(Path("new"), now_s - 0.9 * day_s, 10)]
     assert retention.removable(wrong, Keep(age_s=90 * day_s), now_s) == []
-    right = [*old, (Path("new"), now_s - 1.1 * day_s, 10)]
+    right = [*old, retention.Sealed(Path("new"), now_s - 1.1 * day_s, 10)]
     assert len(retention.removable(right, Keep(age_s=90 * day_s), now_s)) == 3
-    short = [*old, (Path("new"), now_s - 2400, 10)]
+    short = [*old, retention.Sealed(Path("new"), now_s - 2400, 10)]
     assert len(retention.removable(short, Keep(age_s=3600), now_s)) == 3
 
 

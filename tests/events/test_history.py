@@ -1,6 +1,7 @@
 """What happened to a message, an address, a Message-ID: in sealed and open segments, with and without an index."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,9 @@ async def test_segments_without_the_key_are_not_read(
     read: list[Path] = []
     original = segment_reading.frames_of
 
-    def frames_of(path: Path) -> bytes:
+    def frames_of(path: Path, problems: list[str]) -> Iterator[bytes]:
         read.append(path)
-        return original(path)
+        return original(path, problems)
 
     monkeypatch.setattr(history_module, "frames_of", frames_of)
     assert named(events_of(directory / "events", "u1@a.example", 0, 9)) == ["accepted", "delivered"]

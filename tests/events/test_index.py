@@ -1,11 +1,13 @@
 """The index of sealed segments: no key is missed, few segments are read in vain, damage costs time only."""
 
+import struct
 from array import array
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import to_json
 from zonemta_py.events.index import (
     NAME,
@@ -52,21 +54,34 @@ def test_an_entry_for_each_segment_of_an_hour(tmp_path: Path) -> None:
         assert path is not None
         sealed.append(path)
     entries = list(read_index(sealed[0].parent))
-    assert [name for name, _ in entries] == [path.name for path in sealed]
-    assert [may_have(bits, hash_of(b"u1@x.example")) for _, bits in entries] == [True, False]
+    assert [each.name for each in entries] == [path.name for path in sealed]
+    assert [may_have(each.bits, hash_of(b"u1@x.example")) for each in entries] == [True, False]
+    assert [each.numbers for each in entries] == [(0, 1, 1), (0, 2, 2)]
 
 
 def test_damage_ends_the_index_there(tmp_path: Path) -> None:
     for number in range(3):
-        add_to_index(tmp_path / f"s{number}", array("Q", [number]))
+        add_to_index(tmp_path / f"s{number}", array("Q", [number]), (0, number, number))
     path = tmp_path / NAME
     data = path.read_bytes()
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
-        found = [name for name, _ in read_index(tmp_path)]
+        found = [each.name for each in read_index(tmp_path)]
         assert found == [f"s{number}" for number in range(len(found))]
     third = len(data) // 3
     path.write_bytes(data[:third] + bytes([data[third] ^ 1]) + data[third + 1 :])
-    assert [name for name, _ in read_index(tmp_path)] == ["s0"]
+    assert [each.name for each in read_index(tmp_path)] == ["s0"]
     path.unlink()
     assert list(read_index(tmp_path)) == []
+
+
+def test_an_entry_of_an_earlier_version(tmp_path: Path) -> None:
+    """It has no numbers."""
+    bits = make_filter([7], 1)
+    name = b"abcdef-0000000000000001.jsonl.zst"
+    checksum = crc32(bits, crc32(name))
+    (tmp_path / NAME).write_bytes(
+        struct.pack("<4sHII", b"zmbf", len(name), len(bits), checksum) + name + bits
+    )
+    [entry] = read_index(tmp_path)
+    assert (entry.name.encode(), bytes(entry.bits), entry.numbers) == (name, bits, None)

@@ -12,10 +12,11 @@ from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.events.history import MESSAGES_MAX, Query, in_lines, lower, make_queries
 from zonemta_py.events.schema import EVENT_NAMES
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.inspect import outbox_lines
+from zonemta_py.queue.upkeep.inspect import exported_seq, outbox_lines
 
 SEARCHES_MAX = 2  # at the same time
 LINES_AT_ONCE = 500
+INCOMPLETE = "a part of the event log is damaged or missing: there may be more events"
 
 
 class EventOperations:
@@ -28,24 +29,33 @@ class EventOperations:
         self._searches = asyncio.Semaphore(SEARCHES_MAX)
 
     async def history(self, request: HistoryRequest) -> AsyncIterator[Row]:
-        """A row for each event, in the order of their time. Raises LocalError."""
+        """A row for each event, in the order of their time; then one with ``problem`` for each part of the log that is missing.
+
+        A tenant is not told the names of files. Raises LocalError.
+        """
         if self._directory is None:
             raise LocalError("there is no event log")
         make_queries(request.key, request.since_ms)  # raises for what nothing can be found by
         outbox = list(outbox_lines(self._queue.store))  # before the log
         async with self._searches:
             output = await self._search(self._directory, request)
-        found = []
+        found: list[Row] = []
+        problems: list[Row] = []
         for number, line in enumerate(output.splitlines()):
-            found.append(from_json(line))
+            row = from_json(line)
+            (problems if "problem" in row else found).append(row)
             if number % LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         for row in [*found, *_in_outbox(outbox, request, found)][-request.limit :]:
             yield row
+        for row in problems if request.tenant is None else problems and [{"problem": INCOMPLETE}]:
+            yield row
 
     async def _search(self, directory: Path, request: HistoryRequest) -> bytes:
         """The events in the log as JSON lines, found by another process: this one has mail to send."""
+        exported = exported_seq(self._queue.store)
         arguments = [str(directory), request.key, str(request.since_ms), str(request.limit)]
+        arguments += [self._queue.node, str(exported)]
         arguments += [request.tenant] if request.tenant is not None else []
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "zonemta_py.events.history", *arguments,

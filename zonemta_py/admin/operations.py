@@ -39,7 +39,6 @@ from zonemta_py.queue.census import differences
 from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import (
-    META_EXPORTED,
     OUTBOX,
     end_of,
     mark_key,
@@ -49,7 +48,13 @@ from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.flush import flush
-from zonemta_py.queue.upkeep.inspect import message_row, outbox_lines, recipient_rows
+from zonemta_py.queue.upkeep.inspect import (
+    exported_seq,
+    known_seq,
+    message_row,
+    outbox_lines,
+    recipient_rows,
+)
 from zonemta_py.smtp.classification import classified_row
 
 ALL = "all"
@@ -246,19 +251,20 @@ class Operations(
             yield problem
 
     async def audit(self, request: AuditRequest) -> AsyncIterator[Row]:
-        """``seq``, ``exported`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.
+        """``seq``, ``exported``, ``older_than`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.
 
         ``seq`` is the number of the last group of events before the snapshot, ``exported`` of the last that
-        the event log has. A recipient is [message, index, zone].
+        the event log must have; the queue is older than a log with a number above ``older_than``. A recipient is
+        [message, index, zone].
         """
         events: list[Row] = []
         with self._queue.store.frozen() as view:
             last = self._queue.commits.written_seq
-            exported = int(view.get(META_EXPORTED) or b"0", 16)
+            exported, known = exported_seq(view), known_seq(view)
             last = max([last, *map(parse_outbox, view.keys(OUTBOX, end_of(OUTBOX)))])
             events += ({"events": lines.decode()} for lines in outbox_lines(view))
             recipients = [[r["message"], r["index"], r["zone"]] for r in recipient_rows(view)]
-        yield {"seq": last, "exported": exported, "node": self._queue.node}
+        yield {"seq": last, "exported": exported, "older_than": known, "node": self._queue.node}
         for row in events:
             yield row
         for at in range(0, len(recipients), SLICE_ROWS):

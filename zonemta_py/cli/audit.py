@@ -1,6 +1,7 @@
 """``zonemta audit``."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,7 +10,6 @@ from rich.table import Table
 from zonemta_py.admin.requests import AuditRequest, Row
 from zonemta_py.cli.common import (
     EXIT_FAILED,
-    config_option,
     echo,
     json_option,
     print_json,
@@ -17,43 +17,50 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
+from zonemta_py.cli.options import FILE
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core.codec import from_json
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.audit import Audit
-from zonemta_py.events.log import gaps, read_log
+from zonemta_py.events.log import ends_of, gaps, read_log
 
 
 @click.command()
-@config_option
+@click.option(
+    "-c",
+    "--config",
+    "config_paths",
+    type=FILE,
+    multiple=True,
+    required=True,
+    envvar="ZONEMTA_CONFIG",
+    show_envvar=True,
+    help="The configuration file; repeatable, for the relays that share a storage or an event log.",
+)
 @json_option
 @reports_errors
-def audit(config_path: Path, as_json: bool) -> None:
+def audit(config_paths: tuple[Path, ...], as_json: bool) -> None:
     """Prove from queue and event log that every accepted recipient is accounted for.
 
     For each zone and day of acceptance: accepted = queued + delivered + bounced + expired + deleted
     + lost. Lists every uncertain delivery: the relay crashed between the peer's reply and recording it,
     so the recipient may get the message twice. Lists every lost recipient: damage on disk destroyed it, and `queue repair`
     could not restore it. Counts recipients that other nodes accepted: other relays
-    with the same event log, or this queue before an import. Names damaged and missing segments of the event log. Exits
+    with the same event log, or this queue before an import; name the configurations of all these relays to audit them together. Names
+    damaged and missing segments of the event log, and a queue that is older than it. Exits
     1 when a recipient does not have exactly one outcome or state, or the event log is not whole. The relay
     may be running.
 
     \b
-    Example:
+    Examples:
       zonemta audit -c config/zonemta.yaml
+      zonemta audit -c relay-a.yaml -c relay-b.yaml
     """
-    config = read_config(config_path)
+    found = Audit()
     with spinner("reading queue and event log"):
-        found = Audit()
-        queue = _add_queue(found, config_path)
-        damage: list[str] = []
-        for record in read_log(config.events.directory, damage):
-            if record["node"] != queue["node"] or not queue["seq"] or record["seq"] <= queue["seq"]:
-                found.add(record, queue["node"])
-        damage += gaps(config.events.directory, {queue["node"]: queue["exported"]})
-    problems = damage + list(found.problems())
+        problems = _fill(found, config_paths)
+    problems += found.problems()
     rows = list(found.rows())
     if as_json:
         for row in rows:
@@ -67,23 +74,53 @@ def audit(config_path: Path, as_json: bool) -> None:
         counts = {"problems": len(problems), "uncertain": len(found.history.uncertain)}
         print_json({**counts, "other_nodes": found.others})
     else:
+        nodes = ", ".join(sorted(found.nodes))
         for node, count in found.others.items():
-            echo(
-                f"{count} recipients were accepted by node {node}, and this queue is of node {queue['node']}"
-            )
+            echo(f"{count} recipients were accepted by node {node}, and this queue is of node {nodes}")
         _print(rows, found.history, problems)
     if problems:
         sys.exit(EXIT_FAILED)
 
 
+def _fill(found: Audit, config_paths: Sequence[Path]) -> list[str]:
+    """Add the queues and then the event log of the configurations; returns what is wrong with the log, and with a queue beside it."""
+    configs = {path: read_config(path) for path in config_paths}
+    directories = list(dict.fromkeys(config.events.directory.resolve() for config in configs.values()))
+    ends = {
+        path: ends_of(config.events.directory) for path, config in configs.items()
+    }  # before the queues
+    queues: dict[str, Row] = {}
+    problems: list[str] = []
+    for path in configs:
+        queue = _add_queue(found, path)
+        node = queue["node"]
+        if node in queues:
+            raise click.UsageError(f"{path}: its queue is that of another configuration here")
+        queues[node] = queue
+        if ends[path].get(node, 0) > queue["older_than"]:
+            problems.append(
+                f"the queue of node {node} is older than its event log, which ends at {ends[path][node]:016x}: mail that was "
+                "delivered since would be sent again; see zonemta queue repair"
+            )
+    for directory in directories:
+        for record in read_log(directory, problems):
+            last = queues[record["node"]]["seq"] if record["node"] in queues else 0
+            if not last or record["seq"] <= last:
+                found.add(record)
+    exported = {node: queue["exported"] for node, queue in queues.items()}
+    problems += gaps(directories[0], exported, others=directories[1:])
+    return problems
+
+
 def _add_queue(found: Audit, config_path: Path) -> Row:
     """Add the recipients and the outbox of the queue; returns its node and sequence numbers."""
-    queue: Row = {"seq": 0, "exported": 0, "node": ""}
+    queue: Row = {"seq": 0, "exported": 0, "older_than": 0, "node": ""}
     for row in rows_of(config_path, AuditRequest()):
         if "seq" in row:
             queue = row
+            found.nodes.add(queue["node"])
         for line in row.get("events", "").splitlines():
-            found.add(from_json(line), queue["node"])
+            found.add(from_json(line))
         for message, index, zone in row.get("recipients", ()):
             found.add_place(message, index, zone)
     return queue

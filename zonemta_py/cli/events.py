@@ -1,5 +1,6 @@
 """``zonemta history`` and ``zonemta tail``."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import click
 
 from zonemta_py.admin.requests import HistoryRequest, TailRequest
 from zonemta_py.cli.common import (
+    EXIT_FAILED,
     config_option,
     domain_option,
     echo,
@@ -47,7 +49,8 @@ def history(key: str, config_path: Path, since: str, limit: int, as_json: bool) 
     """Show what has happened to a message, or to mail for an address: also when it was delivered long ago.
 
     KEY is a queue id, a recipient address, or a Message-ID. Reads the event log and
-    what the relay has not yet written there. Exits 1 when there is no event.
+    what the relay has not yet written there. Exits 1 when there is no event, and when a part of the log that was searched is damaged or
+    missing.
 
     \b
     Examples:
@@ -61,10 +64,18 @@ def history(key: str, config_path: Path, since: str, limit: int, as_json: bool) 
         raise click.BadParameter(f"found '{since}', expected {exc}", param_hint="--since") from exc
     with spinner("reading the event log"):
         rows = list(rows_of(config_path, HistoryRequest(key, since_ms, limit)))
+    problems = [row["problem"] for row in rows if "problem" in row]
     for row in rows:
-        print_json(row) if as_json else print_event(row)
-    if not rows:
+        if as_json:
+            print_json(row)
+        elif "problem" not in row:
+            print_event(row)
+    for text in problems:
+        click.echo(f"event log: {text}", err=True)
+    if len(problems) == len(rows):
         fail(f"no event of {key} since {clock.utc(since_ms):%Y-%m-%d %H:%M} UTC")
+    if problems:
+        sys.exit(EXIT_FAILED)
 
 
 @click.command()

@@ -14,9 +14,9 @@ import click
 from zonemta_py.cli.common import EXIT_FAILED, read_config, reports_errors
 from zonemta_py.cli.options import FILE, event_log, log_options, refuse_backwards, time_ms
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.core.errors import LocalError, SegmentDamaged
+from zonemta_py.core.errors import LocalError
 from zonemta_py.core.files import replaced
-from zonemta_py.events.log import gaps
+from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.peer_formats import (
     EVENTS,
     POWERMTA_COLUMNS,
@@ -24,7 +24,6 @@ from zonemta_py.events.peer_formats import (
     powermta_rows,
     without_repeats,
 )
-from zonemta_py.events.segment_reading import read_open_segments, read_segment, sealed_segments
 
 MODE = 0o640  # of a new file: it has addresses
 Records = Iterable[dict[str, Any]]
@@ -74,7 +73,9 @@ def export(
     wanted = frozenset(events or EVENTS)
     found = (
         record
-        for record in without_repeats(_records(directory, from_, damage))
+        for record in without_repeats(
+            read_log(directory, damage, from_.date() if from_ else None, _shown)
+        )
         if record["event"] in wanted
         and (from_ms is None or record["time_ms"] >= from_ms)
         and (to_ms is None or record["time_ms"] < to_ms)
@@ -89,19 +90,12 @@ def export(
         sys.exit(EXIT_FAILED)
 
 
-def _records(directory: Path, from_: datetime | None, damage: list[str]) -> Iterator[dict[str, Any]]:
-    """All records that can be read of segments that were sealed on the day of ``from_`` or later."""
-    first = f"date={from_:%Y-%m-%d}" if from_ is not None else ""
-    hidden = list(read_open_segments(directory))
-    paths = [path for path in sealed_segments(directory) if path.parent.parent.name >= first]
+def _shown(paths: list[Path]) -> Iterator[Path]:
+    """The segments, with a progress bar."""
     with progress_bar("segments", len(paths)) as advance:
         for path in paths:
-            try:
-                yield from read_segment(path)
-            except SegmentDamaged as exc:
-                damage.append(str(exc))
+            yield path
             advance(1)
-    yield from hidden
 
 
 def _write_csv(records: Records, file: TextIO) -> None:

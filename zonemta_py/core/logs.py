@@ -59,23 +59,34 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(found, ensure_ascii=False)
 
 
+def _service(record: logging.LogRecord) -> str:
+    """The name of the process, as Postfix's programs have them: log analysers look for ``…/smtp``."""
+    return f"zonemta/{record.name.rpartition('.')[2].replace('_', '-')}"
+
+
 class _PostfixFormatter(logging.Formatter):
-    """As Postfix writes to a log file: the name of the host and of the process in front."""
+    """As Postfix writes to a log file: the name of the host and of the process in front; to syslog without time and host."""
+
+    def __init__(self, *, whole: bool = True) -> None:
+        super().__init__()
+        self._whole = whole
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, and the traceback below it."""
-        time, host = self.formatTime(record, "%b %d %H:%M:%S"), socket.gethostname().partition(".")[0]
-        part = record.name.rpartition(".")[2].replace("_", "-")
-        text = f"{time} {host} zonemta/{part}[{record.process}]: {record.getMessage()}"
+        text = f"{_service(record)}[{record.process}]: {record.getMessage()}"
+        if self._whole:
+            host = socket.gethostname().partition(".")[0]
+            text = f"{self.formatTime(record, '%b %d %H:%M:%S')} {host} {text}"
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
 class _JournalHandler(logging.Handler):
     """Sends records to journald by its native protocol. Source: systemd, JOURNAL_NATIVE_PROTOCOL."""
 
-    def __init__(self, path: str = JOURNAL) -> None:
+    def __init__(self, path: str = JOURNAL, *, as_postfix: bool = False) -> None:
         super().__init__()
         self._path = path
+        self._as_postfix = as_postfix
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)  # a journal that does not read must not stop the mail
 
@@ -89,7 +100,7 @@ class _JournalHandler(logging.Handler):
         fields = {
             "MESSAGE": self.format(record),
             "PRIORITY": str(_PRIORITIES.get(record.levelno, 6)),
-            "SYSLOG_IDENTIFIER": "zonemta",
+            "SYSLOG_IDENTIFIER": _service(record) if self._as_postfix else "zonemta",
             "LOGGER": record.name,
         }
         data = b"".join(_journal_field(name, value) for name, value in fields.items())
@@ -117,8 +128,16 @@ def configure_logs(target: LogTarget) -> None:
         path = JOURNAL if target.destination == "journald" else SYSLOG
         if not Path(path).is_socket():
             raise ConfigError(f"log.destination: {target.destination}: there is no socket {path}")
-        handler = _JournalHandler(path) if target.destination == "journald" else _syslog(path)
-        if target.format != "json":
+        as_postfix = target.format == "postfix"
+        if target.destination == "journald":
+            handler = _JournalHandler(path, as_postfix=as_postfix)
+        else:
+            handler = _syslog(path, "" if as_postfix else f"zonemta[{os.getpid()}]: ")
+        if as_postfix and target.destination == "journald":
+            formatter = logging.Formatter("%(message)s")
+        elif as_postfix:
+            formatter = _PostfixFormatter(whole=False)
+        elif target.format != "json":
             formatter = logging.Formatter("%(name)s: %(message)s")  # it has time, level and process
     handler.setFormatter(formatter)
     root = logging.getLogger()
@@ -146,7 +165,7 @@ class _SyslogHandler(SysLogHandler):
         sys.stderr.write(f"{self.format(record)}\n")
 
 
-def _syslog(path: str) -> logging.Handler:
+def _syslog(path: str, ident: str) -> logging.Handler:
     handler = _SyslogHandler(path, SysLogHandler.LOG_MAIL)
-    handler.ident = f"zonemta[{os.getpid()}]: "
+    handler.ident = ident
     return handler

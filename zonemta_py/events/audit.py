@@ -12,15 +12,18 @@ from zonemta_py.events.accounting import RecipientHistory, RecipientId
 from zonemta_py.events.schema import FINAL
 
 PROBLEMS_MAX = 1000  # named of each kind
+NODE_LENGTH = 6  # the end of a message id
 
 
 class Audit:
     """``add_place`` for each recipient in the queue, ``add`` for each record, then ``rows``.
 
-    ``others``: recipients accepted by other nodes, by node: another relay, or this queue before an import.
+    ``nodes``: of the queues that are audited. ``others``: recipients accepted by other nodes, by node: another relay, or one of
+    these queues before an import.
     """
 
     def __init__(self) -> None:
+        self.nodes: set[str] = set()
         self.history = RecipientHistory()
         self.others: Counter[str] = Counter()
         self._places: dict[RecipientId, str] = {}
@@ -33,11 +36,11 @@ class Audit:
             self._two_places.append(recipient_id)
         self._places[recipient_id] = zone
 
-    def add(self, record: dict[str, Any], node: str) -> None:
-        """Add a record of the event log or of the outbox; ``node`` is that of the queue."""
+    def add(self, record: dict[str, Any]) -> None:
+        """Add a record of the event log or of the outbox."""
         before = len(self.history.zones)
         self.history.add(record)
-        if record["event"] == "accepted" and record["node"] != node:
+        if record["event"] == "accepted" and record["node"] not in self.nodes:
             self.others[record["node"]] += len(self.history.zones) - before
 
     def problems(self) -> Iterator[str]:
@@ -47,12 +50,20 @@ class Audit:
             yield f"{message} recipient {index}: two places in the queue"
         for (message, index), event in history.repeated[:PROBLEMS_MAX]:
             yield f"{message} recipient {index}: two outcomes, {event} the second"
+        elsewhere: Counter[str] = Counter()
         for (message, index), zone in history.zones.items():
             settled, queued = (message, index) in history.outcomes, (message, index) in self._places
             if settled and queued:
                 yield f"{message} recipient {index} in {zone}: an outcome, and still in the queue"
+            elif not settled and not queued and (node := message[-NODE_LENGTH:]) in self.others:
+                elsewhere[node] += 1
             elif not settled and not queued:
                 yield f"{message} recipient {index} in {zone}: no outcome, and not in the queue"
+        for node, count in elsewhere.items():
+            yield (
+                f"{count} recipients that node {node} accepted have no outcome, and are not in the queue of {', '.join(sorted(self.nodes))}: "
+                "audit all queues of this event log together (-c A.yaml -c B.yaml)"
+            )
         for message, index in sorted({*history.outcomes, *self._places} - history.zones.keys()):
             # Older messages were accepted before the log begins: segments were removed.
             if _created_ms(message) >= (history.began_ms or 0) and history.zones:

@@ -1,23 +1,25 @@
 """The events of a message, an address or a Message-ID in the event log: sealed and open segments.
 
-``python -m zonemta_py.events.history DIRECTORY KEY SINCE_MS LIMIT [TENANT]`` prints them as JSON lines: a search takes
-CPU time that a relay would not have for mail, so it runs in a process of its own.
+``python -m zonemta_py.events.history DIRECTORY KEY SINCE_MS LIMIT NODE EXPORTED [TENANT]`` prints them as JSON lines, and a line with
+``problem`` for each place where the log is damaged or has a gap: a search takes CPU time that a relay would not have for mail,
+so it runs in a process of its own.
 """
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json, to_json
-from zonemta_py.core.errors import LocalError, SegmentDamaged
-from zonemta_py.events.frames import read_frames
-from zonemta_py.events.index import hash_of, may_have, read_index
-from zonemta_py.events.segment_reading import frames_of, open_frames
+from zonemta_py.core.errors import LocalError
+from zonemta_py.events.index import Numbers, hash_of, may_have, read_index
+from zonemta_py.events.log import gaps
+from zonemta_py.events.segment_reading import frames_of, opened_unsealed, readable_parts, whole_frames
+from zonemta_py.events.segments import Trailer
 from zonemta_py.smtp.address import AddressError, normalise
 
 MESSAGE = re.compile(r"[0-9a-f]{24}\Z")
@@ -88,16 +90,21 @@ def make_queries(text: str, since_ms: int) -> list[Query]:
 
 
 def events_of(
-    directory: Path, text: str, since_ms: int, limit: int, tenant: str | None = None
+    directory: Path,
+    text: str,
+    since_ms: int,
+    limit: int,
+    tenant: str | None = None,
+    problems: list[str] | None = None,
 ) -> list[Record]:
     """The events, in the order of their time, at most the last ``limit``; of ``tenant`` only, if given.
 
     For an address and a Message-ID those of the messages that were accepted with it, up to a week before
-    ``since_ms``. Damaged files count as far as they can be read. Raises LocalError.
+    ``since_ms``. Damaged files count as far as they can be read, and are added to ``problems``. Raises LocalError.
     """
     found: list[Record] = []
     for query in make_queries(text, since_ms):
-        found = found or _events_of(directory, query, tenant)
+        found = found or _events_of(directory, query, tenant, [] if problems is None else problems)
     unique = {
         (each["node"], each["seq"], each["position"]): each
         for each in found
@@ -106,16 +113,18 @@ def events_of(
     return sorted(unique.values(), key=_order)[-limit:]
 
 
-def _events_of(directory: Path, query: Query, tenant: str | None) -> list[Record]:
+def _events_of(directory: Path, query: Query, tenant: str | None, problems: list[str]) -> list[Record]:
     if query.field == "message":
-        return list(_search(directory, [query]))
+        return list(_search(directory, [query], problems))
     earlier = query._replace(since_ms=max(0, query.since_ms - QUEUED_MS))
-    accepted = [each for each in _search(directory, [earlier]) if tenant in (None, each.get("tenant"))]
+    accepted = [
+        each for each in _search(directory, [earlier], problems) if tenant in (None, each.get("tenant"))
+    ]
     messages = sorted({each["message"] for each in accepted if each["event"] == "accepted"})
     queries = [Query("message", message, query.since_ms) for message in messages[-MESSAGES_MAX:]]
     found = [each for each in accepted if each["time_ms"] >= query.since_ms]
     about_all = query.field == "message_id"
-    later = _search(directory, queries)
+    later = _search(directory, queries, problems)
     return [*found, *(each for each in later if about_all or query.matches(each))]
 
 
@@ -123,11 +132,11 @@ def _order(record: Record) -> tuple[Any, ...]:
     return record["time_ms"], record["node"], record["seq"], record["position"]
 
 
-def _search(directory: Path, queries: Sequence[Query]) -> Iterator[Record]:
-    """The records that one of ``queries`` matches."""
+def _search(directory: Path, queries: Sequence[Query], problems: list[str]) -> Iterator[Record]:
+    """The records that one of ``queries`` matches. Damage that was met is added to ``problems``."""
     by_hash = {hash_of(query.key): query for query in queries}
     since_ms = min((query.since_ms for query in queries), default=0)
-    for lines, hashes in _candidates(directory, since_ms, set(by_hash)) if queries else ():
+    for lines, hashes in _candidates(directory, since_ms, set(by_hash), problems) if queries else ():
         for value in hashes:
             yield from in_lines(lines, by_hash[value])
 
@@ -146,39 +155,68 @@ def in_lines(lines: bytes, query: Query) -> Iterator[Record]:
 
 
 def _candidates(
-    directory: Path, since_ms: int, values: set[int]
+    directory: Path, since_ms: int, values: set[int], problems: list[str]
 ) -> Iterator[tuple[bytes, Iterable[int]]]:
     """The lines of segments that may have keys with hashes in ``values``, and these hashes."""
-    opened = list(open_frames(directory))  # first: one that is sealed meanwhile is found below
-    earliest = clock.utc(max(0, since_ms - CLOCK_MS))
-    first_day, first_hour = f"date={earliest:%Y-%m-%d}", f"hour={earliest:%H}"
-    for day in sorted(each for each in directory.glob("date=*") if each.name >= first_day):
-        for hour in sorted(day.glob("hour=*")):
-            if day.name > first_day or hour.name >= first_hour:
-                yield from _in_hour(hour, values)
-    for lines in opened:
-        yield lines, values
+    first = _first_hour(since_ms)
+    with opened_unsealed(directory) as unsealed:
+        for day in sorted(
+            each for each in directory.glob("date=*") if each.name >= first[: len(each.name)]
+        ):
+            for hour in sorted(day.glob("hour=*")):
+                if f"{day.name}/{hour.name}" >= first:
+                    yield from _in_hour(hour, values, problems)
+        for path, data in unsealed:
+            yield from ((frame.lines, values) for frame in whole_frames(data, path))
 
 
-def _in_hour(hour: Path, values: set[int]) -> Iterator[tuple[bytes, Iterable[int]]]:
+def _first_hour(since_ms: int) -> str:
+    """The directory of the first hour that may have events since then."""
+    return f"{clock.utc(max(0, since_ms - CLOCK_MS)):date=%Y-%m-%d/hour=%H}"
+
+
+def _in_hour(hour: Path, values: set[int], problems: list[str]) -> Iterator[tuple[bytes, Iterable[int]]]:
     indexed = {
-        name: [value for value in values if may_have(bits, value)] for name, bits in read_index(hour)
+        each.name: [value for value in values if may_have(each.bits, value)] for each in read_index(hour)
     }
     for path in sorted(hour.glob("*.jsonl.zst")):
         found = indexed.get(path.name, values)
         if not found:
             continue
-        try:
-            for frame in read_frames(frames_of(path), path):
-                yield frame.lines, found
-        except (SegmentDamaged, FileNotFoundError):
-            continue  # `zonemta audit` names it
+        with suppress(FileNotFoundError):  # removed meanwhile; ``missing_events`` knows why
+            yield from ((lines, found) for lines in frames_of(path, problems))
 
 
-def main(directory: str, text: str, since_ms: str, limit: str, tenant: str | None = None) -> None:
-    """Print the events as JSON lines."""
-    for record in events_of(Path(directory), text, int(since_ms), int(limit), tenant):
+def missing_events(directory: Path, since_ms: int, exported: Mapping[str, int]) -> Iterator[str]:
+    """A text for each gap in the log since then; ``exported`` as of ``gaps``. Only segments that are in no index are opened."""
+    numbers: dict[Path, dict[str, Numbers | None]] = {}
+
+    def parts_of(path: Path) -> Iterator[Trailer]:
+        if path.parent not in numbers:
+            numbers[path.parent] = {each.name: each.numbers for each in read_index(path.parent)}
+        found = numbers[path.parent].get(path.name)
+        return readable_parts(path) if found is None else iter([Trailer(0, *found)])
+
+    return gaps(directory, exported, _first_hour(since_ms) if since_ms else "", parts_of)
+
+
+def main(
+    directory: str,
+    text: str,
+    since_ms: str,
+    limit: str,
+    node: str,
+    exported: str,
+    tenant: str | None = None,
+) -> None:
+    """Print the events as JSON lines, then the problems."""
+    problems: list[str] = []
+    log, since = Path(directory), int(since_ms)
+    for record in events_of(log, text, since, int(limit), tenant, problems):
         sys.stdout.write(json.dumps(record) + "\n")
+    problems += missing_events(log, since, {node: int(exported)})
+    for problem in dict.fromkeys(problems):
+        sys.stdout.write(json.dumps({"problem": problem}) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@
 
 An entry, little-endian:
 
-    4  b"zmbf"          2  length of the name       4  length of the filter in bytes
-    4  CRC-32 of the name and the filter            then the name of the segment, and the filter
+    4  b"zmbg"          2  length of the name       4  length of the filter in bytes, and of the numbers
+    4  CRC-32 of all that follows                   then the name of the segment, 3 of 8 for its numbers, and the filter
+
+The numbers are ``previous``, ``first`` and ``last`` of the trailer. Those of earlier versions begin with b"zmbf" and have no numbers.
 
 A segment without an entry is read as a whole, so that a lost or torn index costs time and nothing else. A filter has 12
 bits for each key and 4 probes: one in 150 segments is read in vain. One of a few keys has 512 bits all the same, or more
@@ -17,6 +19,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from zonemta_py.core.checksum import crc32
 
@@ -31,7 +34,8 @@ _FIELDS = (b'"recipient":"', b'"message_id":"')
 _STRING = re.compile(rb'(?:[^"\\]|\\.)*')
 
 _HEAD = struct.Struct("<4sHII")
-_MAGIC = b"zmbf"
+_NUMBERS = struct.Struct("<QQQ")
+_MAGIC, _MAGIC_WITHOUT = b"zmbg", b"zmbf"
 
 
 def hash_of(key: bytes) -> int:
@@ -86,22 +90,34 @@ def may_have(bits: memoryview, value: int) -> bool:
     return True
 
 
-def add_to_index(segment: Path, hashes: "array[int]") -> None:
+Numbers = tuple[int, int, int]  # previous, first and last of a segment
+
+
+class Entry(NamedTuple):
+    """The entry of a segment; ``numbers`` None for one of an earlier version."""
+
+    name: str
+    bits: memoryview
+    numbers: Numbers | None
+
+
+def add_to_index(segment: Path, hashes: "array[int]", numbers: Numbers) -> None:
     """Write the entry of a sealed segment. It is not synced: without it the segment is read. Raises OSError."""
     unique = set(hashes)
-    entry = index_entry(segment.name.encode(), make_filter(unique, len(unique)))
+    entry = index_entry(segment.name.encode(), make_filter(unique, len(unique)), numbers)
     with (segment.parent / NAME).open("ab") as file:
         file.write(entry)
 
 
-def index_entry(name: bytes, bits: bytes) -> bytes:
+def index_entry(name: bytes, bits: bytes, numbers: Numbers) -> bytes:
     """The entry of the segment ``name`` with the filter ``bits``."""
-    checksum = crc32(bits, crc32(name))
-    return _HEAD.pack(_MAGIC, len(name), len(bits), checksum) + name + bits
+    content = _NUMBERS.pack(*numbers) + bits
+    checksum = crc32(content, crc32(name))
+    return _HEAD.pack(_MAGIC, len(name), len(content), checksum) + name + content
 
 
-def read_index(hour: Path) -> Iterator[tuple[str, memoryview]]:
-    """The entries of a directory, as far as they can be read: the name of a segment, and its filter."""
+def read_index(hour: Path) -> Iterator[Entry]:
+    """The entries of a directory, as far as they can be read."""
     try:
         data = memoryview((hour / NAME).read_bytes())
     except OSError:
@@ -111,10 +127,15 @@ def read_index(hour: Path) -> Iterator[tuple[str, memoryview]]:
         magic, name_length, length, checksum = _HEAD.unpack_from(data, at)
         start = at + _HEAD.size
         end = start + name_length + length
-        if magic != _MAGIC or end > len(data):
+        if magic not in (_MAGIC, _MAGIC_WITHOUT) or end > len(data):
             return
-        name, bits = data[start : start + name_length], data[start + name_length : end]
-        if crc32(bits, crc32(name)) != checksum:
+        name, content = data[start : start + name_length], data[start + name_length : end]
+        if crc32(content, crc32(name)) != checksum:
             return
-        yield str(name, "utf-8", "replace"), bits
+        if magic == _MAGIC:
+            yield Entry(
+                str(name, "utf-8", "replace"), content[_NUMBERS.size :], _NUMBERS.unpack_from(content)
+            )
+        else:
+            yield Entry(str(name, "utf-8", "replace"), content, None)
         at = end

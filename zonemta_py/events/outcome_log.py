@@ -1,6 +1,7 @@
 """A line in the log for outcomes that an operator wants to see there: bounces and deferrals as a rule.
 
-Lines with the same zone, domain, outcome and reply are counted for a minute after the first.
+Lines with the same zone, domain, outcome and reply are counted for a minute after the first; but not in the words of Postfix,
+whose log analysers count lines.
 """
 
 import logging
@@ -21,8 +22,7 @@ class OutcomeLog:
 
     def __init__(self, outcomes: Sequence[str], *, as_postfix: bool) -> None:
         self._marks = tuple(f'"event":"{name}"'.encode() for name in outcomes)
-        self._line = postfix_line if as_postfix else text_line
-        self._lines = RepeatedLines(log)
+        self._lines = None if as_postfix else RepeatedLines(log)
 
     def publish(self, lines: bytes) -> None:
         """These JSON lines are in the event log."""
@@ -30,14 +30,19 @@ class OutcomeLog:
             return
         for line in lines.splitlines():
             if any(mark in line for mark in self._marks):
-                record = from_json(line)
-                names = ("event", "zone", "domain", "code", "status", "mx")
-                kind = tuple(record.get(name) for name in names)
-                self._lines.write(kind, _LEVEL, partial(self._line, record))
+                self._write(from_json(line))
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._lines is None:
+            log.log(_LEVEL, "%s", postfix_line(record))
+            return
+        kind = tuple(record.get(name) for name in ("event", "zone", "domain", "code", "status", "mx"))
+        self._lines.write(kind, _LEVEL, partial(text_line, record))
 
     async def close(self) -> None:
         """Write what was counted."""
-        self._lines.flush()
+        if self._lines is not None:
+            self._lines.flush()
 
 
 def text_line(record: dict[str, Any]) -> str:

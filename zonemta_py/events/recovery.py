@@ -1,84 +1,98 @@
-"""Recovery of unsealed segments after a crash, and where the event log ends."""
+"""Recovery of unsealed segments after a crash, and where the event log ends.
+
+A start makes nothing valid that was not: what can be read of a damaged segment becomes a segment for each run of whole frames,
+whose trailers say which numbers are missing between them. Files are read frame by frame.
+"""
 
 import logging
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import sync_directory
+from zonemta_py.events.frames import Data, blocks, opened_data
 from zonemta_py.events.segment_reading import (
+    by_number,
     open_segments,
-    read_segment,
     read_trailer,
     readable_parts,
     readable_records,
+    runs_of,
     sealed_segments,
-    trailer_of,
     whole_frames,
 )
-from zonemta_py.events.segments import final_name, publish, write_synced
+from zonemta_py.events.segments import (
+    SegmentName,
+    add_trailer,
+    digest_of,
+    final_name,
+    publish,
+    read_name,
+    split_trailer,
+    write_synced,
+)
 
-NEWEST = 3  # segments, by name, that may hold the highest sequence number: one may be sealed late
+NEWEST = 3  # segments, by number, that may hold the highest sequence number: one may be sealed late
 
 log = logging.getLogger(__name__)
 
 
-def recover(directory: Path, node: str) -> set[int]:
-    """Make the unsealed segments whole; returns the sequence numbers in them. Raises OSError.
+def recover(directory: Path, node: str, exported: int = 0) -> set[int]:
+    """Complete the unsealed segments with their trailers; returns the sequence numbers in them. Raises OSError.
 
-    A torn end, which a crash leaves, is cut off. Damage with frames behind it is logged, and the file kept
-    as ``.damaged``. The segments stay open until ``seal_recovered``. One that was sealed when the crash came
-    only loses its hidden name.
+    A torn end, which a crash leaves, is cut off, unless the log had more: ``exported``, the highest number that the
+    queue knows to be in it. Damage is logged, and the file kept as ``.damaged``. The segments stay open until ``seal_recovered``. One
+    that was sealed when the crash came only loses its hidden name.
     """
     found: set[int] = set()
-    for path in open_segments(directory, node):
-        data = path.read_bytes()
-        frames = list(whole_frames(data, path))
-        for frame in frames:
-            found.update(from_json(line)["seq"] for line in frame.lines.splitlines())
-        if final_name(path) is not None:
-            path.unlink()
-            continue
-        kept = b"".join(data[frame.start : frame.end] for frame in frames)
-        if kept != data[: len(kept)]:
-            damaged = path.with_suffix(".damaged")
-            write_synced(damaged, data)
-            log.critical("%s is damaged; it is kept as %s, see zonemta audit", path, damaged)
-        if not kept:
-            path.unlink()
-        elif len(kept) < len(data):
-            _replace(path, kept)
+    for path in by_number(open_segments(directory, node)):
+        with opened_data(path) as data:
+            for frame in whole_frames(data, path):
+                found.update(from_json(line)["seq"] for line in frame.lines.splitlines())
+            if final_name(path) is not None:
+                path.unlink()
+            elif not _is_complete(data):
+                _complete(path, data, max(found, default=0) < exported)
     return found
 
 
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_suffix(".new")
-    write_synced(temporary, data)
-    temporary.replace(path)
+def _is_complete(data: Data) -> bool:
+    size_bytes, trailer = split_trailer(data)
+    return trailer is not None and trailer == trailer.sealed(digest_of(data, 0, size_bytes))
+
+
+def _complete(path: Path, data: Data, is_cut: bool) -> None:
+    """Make complete segments of an unsealed one, one for each of its runs. ``is_cut``: the log had more than its end."""
+    name, runs = read_name(path), list(runs_of(data, path, read_name(path)))
+    is_torn = (runs[-1].end if runs else 0) < split_trailer(data)[0]
+    if len(runs) <= 1 and not (runs and runs[0].start) and not (is_torn and is_cut):
+        if runs:
+            add_trailer(path, runs[0].end, runs[0].trailer.sealed(digest_of(data, 0, runs[0].end)))
+        else:
+            path.unlink()
+        return
+    damaged = path.with_suffix(".damaged")
+    with suppress(FileExistsError):  # of a start that was interrupted here
+        damaged.hardlink_to(path)
+    log.critical("%s is damaged; it is kept as %s, see zonemta audit", path, damaged)
+    made = []
+    for run in reversed(runs):  # the first may have the name of ``path``
+        made.append(
+            path.with_name(SegmentName(name.node, run.trailer.first, run.trailer.previous).hidden())
+        )
+        trailer = run.trailer.sealed(digest_of(data, run.start, run.end))
+        write_synced(made[-1], chain(blocks(data, run.start, run.end), [trailer.pack()]))
+    if path not in made:
+        path.unlink()
     sync_directory(path.parent)
 
 
 def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
     """Seal what ``recover`` left open. The outbox must not hold their events any more. Raises OSError."""
-    for path in open_segments(directory, node):
-        name = path.name[1 : -len(".open")]
-        before = [p for p in sealed_segments(directory, node) if p.name < f"{name}.jsonl.zst"]
-        data = path.read_bytes()
-        newest = max(
-            before, key=lambda p: p.name, default=None
-        )  # the last path may be one that was sealed late
-        trailer = trailer_of(data, path, 0 if newest is None else _last_of(newest))
-        _replace(path, data + trailer.pack())
-        publish(directory, path, name, now_ms)
-
-
-def _last_of(path: Path) -> int:
-    """The last number of a sealed segment; 0 when it is damaged."""
-    try:
-        return read_trailer(path).last
-    except SegmentDamaged as exc:
-        log.critical("%s", exc)
-        return 0
+    for path in by_number(open_segments(directory, node)):
+        publish(directory, path, read_name(path), now_ms)
 
 
 def sealed_seqs(directory: Path, node: str, first: int) -> set[int]:
@@ -86,11 +100,12 @@ def sealed_seqs(directory: Path, node: str, first: int) -> set[int]:
     found: set[int] = set()
     for path in sealed_segments(directory, node):
         try:
-            if read_trailer(path).last >= first:
-                found.update(record["seq"] for record in read_segment(path))
+            if read_trailer(path).last < first:
+                continue
         except SegmentDamaged as exc:
             log.critical("%s", exc)
-            records = readable_records(path.read_bytes(), path)
+        with opened_data(path) as data:
+            records = readable_records(data, path)
             found.update(record["seq"] for record in records if record["seq"] >= first)
     return found
 
@@ -98,11 +113,14 @@ def sealed_seqs(directory: Path, node: str, first: int) -> set[int]:
 def newest_message(directory: Path, node: str) -> str:
     """The highest message id in the newest segments of ``node`` that have any; empty without one."""
     found, segments = "", 0
-    newest_first = sorted(sealed_segments(directory, node), key=lambda path: path.name, reverse=True)
+    newest_first = by_number(sealed_segments(directory, node))[::-1]
     for path in [*open_segments(directory, node), *newest_first]:
-        records = readable_records(path.read_bytes(), path)
-        ids = [record["message"] for record in records if record["event"] == "accepted"]
-        found, segments = max([found, *ids]), segments + bool(ids)
+        with opened_data(path) as data:
+            records = readable_records(data, path)
+            newest = max(
+                (record["message"] for record in records if record["event"] == "accepted"), default=""
+            )
+        found, segments = max(found, newest), segments + bool(newest)
         if segments == NEWEST:
             break
     return found
@@ -112,9 +130,8 @@ def last_seq(directory: Path, node: str) -> int:
     """The highest sequence number of ``node`` in the event log, or 0. Damaged files count as far as they can be read."""
     last = 0
     for path in open_segments(directory, node):
-        last = max([last, *(frame.last for frame in whole_frames(path.read_bytes(), path))])
-    named = sorted(sealed_segments(directory, node), key=lambda path: path.name)
-    for path in named[-NEWEST:]:
-        first = int(path.name.partition(".")[0].split("-")[1], 16)
-        last = max([last, first, *(part.last for part in readable_parts(path))])
+        with opened_data(path) as data:
+            last = max([last, *(frame.last for frame in whole_frames(data, path))])
+    for path in by_number(sealed_segments(directory, node))[-NEWEST:]:
+        last = max([last, read_name(path).first, *(part.last for part in readable_parts(path))])
     return last

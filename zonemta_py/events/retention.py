@@ -1,63 +1,155 @@
-"""Which sealed segments are removed by ``events.keep``.
+"""What the log of a node must have, and which sealed segments are removed by ``events.keep``.
 
-A clock that is wrong would make every segment old. So none is removed by age before the log has another one, younger than
-``keep``, from which a day has passed, or half of ``keep`` if that is less: a wrong clock has to stay so long.
+    DIRECTORY/.NODE.range          AFTER LAST CRC-32, each in hex: the log has every number behind AFTER, up to LAST at least
+
+It is written before segments are removed, and after each that is sealed; so what is missing at either end was removed by
+another program. A log of an earlier version has none until a relay starts on it, which takes the log as it is.
+
+Segments are removed in the order of their numbers. A clock that is wrong would make every segment old. So none is removed by
+age before the log has another one, younger than ``keep``, from which a day has passed, or half of ``keep`` if that is less: a
+wrong clock has to stay so long.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from zonemta_py.config.units import Keep
-from zonemta_py.events.index import NAME
-from zonemta_py.events.segment_reading import sealed_segments
+from zonemta_py.core.checksum import crc32
+from zonemta_py.core.files import private_directory
+from zonemta_py.events.frames import opened_data
+from zonemta_py.events.index import NAME, hash_of, may_have, read_index
+from zonemta_py.events.schema import number_before
+from zonemta_py.events.segment_reading import by_number, readable_parts, sealed_segments, whole_frames
+from zonemta_py.events.segments import read_name, write_synced
 
 TRUST_S = 86_400.0  # a clock that is wrong for a shorter time removes nothing
+SUFFIX = ".range"
 
 
-def removable(segments: Sequence[tuple[Path, float, int]], keep: Keep, now_s: float) -> list[Path]:
-    """The segments beyond ``keep``, oldest first; the newest stays, for it has the last sequence number.
+class Extent(NamedTuple):
+    """The log has every number behind ``after``, up to ``last`` at least."""
 
-    ``segments``: path, time of sealing (unix s) and size in bytes, oldest first.
+    after: int
+    last: int
+
+
+def extents(directory: Path) -> dict[str, Extent]:
+    """What the log of each node must have, where that is known."""
+    found = {path: _read_extent(path) for path in directory.glob(f".*{SUFFIX}")}
+    return {path.name[1 : -len(SUFFIX)]: extent for path, extent in found.items() if extent is not None}
+
+
+def read_extent(directory: Path, node: str) -> Extent | None:
+    """What the log of ``node`` must have; None where it is not known."""
+    return _read_extent(directory / f".{node}{SUFFIX}")
+
+
+def _read_extent(path: Path) -> Extent | None:
+    with suppress(OSError, ValueError):
+        *numbers, checksum = path.read_text().split()
+        if crc32(" ".join(numbers).encode()) == int(checksum, 16):
+            return Extent(*(int(number, 16) for number in numbers))
+    return None
+
+
+def write_extent(directory: Path, node: str, extent: Extent) -> None:
+    """Write what the log of ``node`` must have. Raises OSError."""
+    numbers = " ".join(f"{number:016x}" for number in extent)
+    line = f"{numbers} {crc32(numbers.encode()):08x}\n"
+    private_directory(directory)
+    write_synced(directory / f".{node}{SUFFIX}", [line.encode()])
+
+
+def beginning(directory: Path, node: str) -> int | None:
+    """The number in front of the oldest segment of ``node``; None without one."""
+    for path in by_number(sealed_segments(directory, node)):
+        for part in readable_parts(path):
+            return number_before(part.first, part.previous)
+    return None
+
+
+class Sealed(NamedTuple):
+    """A segment: when it was sealed (unix s), and its size."""
+
+    path: Path
+    sealed_s: float
+    size_bytes: int
+
+
+def removable(segments: Sequence[Sealed], keep: Keep, now_s: float) -> list[Path]:
+    """The segments beyond ``keep``, of ``segments`` in the order of their numbers; the newest stays, for it has the last number.
+
+    None was sealed later than one behind it, whatever the clock said.
     """
-    total = sum(size for _, _, size in segments)
+    total = sum(each.size_bytes for each in segments)
     removed: list[Path] = []
     by_age = keep.age_s is not None and is_trusted(segments, keep.age_s, now_s)
-    for path, sealed_s, size in segments[:-1]:
+    times = list(accumulate((each.sealed_s for each in reversed(segments)), min))[::-1]
+    for each, sealed_s in zip(segments[:-1], times, strict=False):
         old = by_age and keep.age_s is not None and now_s - sealed_s > keep.age_s
         if not old and (keep.size_bytes is None or total <= keep.size_bytes):
             break
-        removed.append(path)
-        total -= size
+        removed.append(each.path)
+        total -= each.size_bytes
     return removed
 
 
-def is_trusted(segments: Sequence[tuple[Path, float, int]], age_s: float, now_s: float) -> bool:
+def is_trusted(segments: Sequence[Sealed], age_s: float, now_s: float) -> bool:
     """Whether the log shows that the clock says the time for a while."""
     trust_s = min(TRUST_S, age_s / 2)
-    return any(trust_s <= now_s - sealed_s <= age_s for _, sealed_s, _ in segments)
+    return any(trust_s <= now_s - each.sealed_s <= age_s for each in segments)
 
 
-def remove_old(directory: Path, node: str, keep: Keep, needed_s: float, now_s: float) -> int:
-    """Remove segments of ``node`` beyond ``keep``; returns how many. Raises OSError.
+class Needed(NamedTuple):
+    """What the audit of the queue needs: all that was sealed at ``since_s`` or later, and from the acceptance of ``message`` on."""
 
-    One that was sealed at ``needed_s`` or later stays, with all after it: it may have the acceptance of a
-    message that is still queued.
-    """
+    since_s: float
+    message: str
+
+
+def remove_old(directory: Path, node: str, keep: Keep, needed: Needed, now_s: float) -> int:
+    """Remove segments of ``node`` beyond ``keep``, but none that is ``needed``; returns how many. Raises OSError."""
     segments = []
-    for path in sealed_segments(directory, node):
+    for path in by_number(sealed_segments(directory, node)):
         stat = path.stat()
-        segments.append((path, stat.st_mtime, stat.st_size))
-    sealed_s = {path: at_s for path, at_s, _ in segments}
-    count = 0
+        segments.append(Sealed(path, stat.st_mtime, stat.st_size))
+    sealed_s = {each.path: each.sealed_s for each in segments}
+    removed: list[Path] = []
     for path in removable(segments, keep, now_s):
-        if sealed_s[path] >= needed_s:
+        if sealed_s[path] >= needed.since_s or (needed.message and _may_have(path, needed.message)):
             break
-        path.unlink()
-        count += 1
-        for parent in (path.parent, path.parent.parent):  # hour, date
-            if [each.name for each in parent.iterdir()] == [NAME]:
-                (parent / NAME).unlink()
-            if any(parent.iterdir()):
-                break
-            parent.rmdir()
-    return count
+        removed.append(path)
+    if removed:
+        after = max(_last_of(path) for path in removed)
+        before = read_extent(directory, node) or Extent(0, 0)
+        write_extent(directory, node, Extent(max(after, before.after), max(after, before.last)))
+    for path in removed:
+        _remove(path)
+    return len(removed)
+
+
+def _last_of(path: Path) -> int:
+    return max([read_name(path).first, *(part.last for part in readable_parts(path))])
+
+
+def _may_have(path: Path, message: str) -> bool:
+    """Whether the segment may have an event of ``message``."""
+    key = message.encode()
+    for entry in read_index(path.parent):
+        if entry.name == path.name:
+            return may_have(entry.bits, hash_of(key))
+    with opened_data(path) as data:
+        return any(key in frame.lines for frame in whole_frames(data, path))
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+    for parent in (path.parent, path.parent.parent):  # hour, date
+        if [each.name for each in parent.iterdir()] == [NAME]:
+            (parent / NAME).unlink()
+        if any(parent.iterdir()):
+            break
+        parent.rmdir()

@@ -303,6 +303,14 @@ def boot_of(seq: int) -> int:
     return seq >> BOOT_SHIFT
 
 
+def number_before(first: int, previous: int) -> int:
+    """The number that precedes ``first`` in a whole log: the one before it; at the beginning of a boot ``previous``.
+
+    It is the only rule of continuity. ``previous``: the highest number that is known to be before ``first``.
+    """
+    return previous if first == first_seq(boot_of(first)) else max(previous, first - 1)
+
+
 def encode(event: Event) -> bytes:
     """``event`` as JSON, without the braces and the identity."""
     return b'"event":"' + event.name.encode() + b'",' + to_json(event)[1:-1]

@@ -1,81 +1,126 @@
 """Reads the segments of the event log: whole ones, damaged ones as far as that is possible, and open ones."""
 
-import hashlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
-from zonemta_py.events.frames import MAGIC, Frame, has_checksum, read_frames
-from zonemta_py.events.segments import TRAILER_BYTES, Trailer, split_trailer
+from zonemta_py.events.frames import MAGIC, Data, Frame, has_checksum, opened_data, read_frames
+from zonemta_py.events.schema import number_before
+from zonemta_py.events.segments import SegmentName, Trailer, digest_of, read_name, split_trailer
+
+
+class Run(NamedTuple):
+    """Whole frames one behind the other, bytes ``start`` to ``end``, with the trailer of a segment that has only them."""
+
+    start: int
+    end: int
+    trailer: Trailer
+
+
+def runs_of(data: Data, path: Path | str, name: SegmentName) -> Iterator[Run]:
+    """What can be read of a segment, a run for each part in which no number is missing.
+
+    ``previous`` of a run is higher than the last number of the one before it: so the gap stays known when they are segments.
+    """
+    run: Run | None = None
+    for frame in whole_frames(data, path):
+        records = frame.lines.count(b"\n")
+        if run is None:
+            lost = name.first if frame.start else 0
+            known = max(name.previous, min(lost, frame.first - 1))
+        else:
+            done = run.trailer
+            is_next = frame.start == run.end
+            known = done.last if is_next else max(done.last, min(done.last + 1, frame.first - 1))
+            if is_next and number_before(frame.first, known) == known:
+                last = max(done.last, frame.last)
+                run = Run(run.start, frame.end, done._replace(records=done.records + records, last=last))
+                continue
+            yield run
+        previous = number_before(frame.first, known) if known or run is not None else 0
+        run = Run(frame.start, frame.end, Trailer(records, previous, frame.first, frame.last))
+    if run is not None:
+        yield run
 
 
 def read_trailer(path: Path) -> Trailer:
-    """The trailer of a sealed segment, computed if an earlier version sealed it. Raises SegmentDamaged."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TRAILER_BYTES))
-        _, trailer = split_trailer(file.read())
-    if trailer is None:
-        data = path.read_bytes()
-        _check_end(data, path)
-        trailer = trailer_of(data, path, 0)
+    """The trailer of a sealed segment, computed if an earlier version sealed it. Raises SegmentDamaged, OSError."""
+    with opened_data(path) as data:
+        _, trailer = split_trailer(data)
+        if trailer is None:
+            _check_end(data, path)
+            trailer = trailer_of(data, path)
     return trailer
 
 
 def readable_parts(path: Path) -> Iterator[Trailer]:
-    """The trailer of a segment; of a damaged one, a trailer for each row of whole frames: what can be read of it."""
+    """The trailer of a segment; of a damaged one a trailer for each run, see ``runs_of``. Raises OSError."""
     try:
         yield read_trailer(path)
+        return
     except SegmentDamaged:
-        yield from _rows(path.read_bytes(), path)
+        pass
+    with opened_data(path) as data:
+        yield from (run.trailer for run in runs_of(data, path, read_name(path)))
 
 
-def open_parts(path: Path) -> Iterator[Trailer]:
-    """As ``readable_parts``, of an unsealed segment; nothing when it is sealed meanwhile."""
-    with suppress(FileNotFoundError):
-        yield from _rows(path.read_bytes(), path)
+@contextmanager
+def opened_unsealed(directory: Path, node: str = "") -> Iterator[list[tuple[Path, Data]]]:
+    """The unsealed segments, of one ``node`` if given. One that is sealed meanwhile can be read to the end."""
+    with ExitStack() as stack:
+        found: list[tuple[Path, Data]] = []
+        for path in by_number(list(directory.glob(f".{f'{node}-' if node else ''}*.open"))):
+            with suppress(FileNotFoundError):  # sealed just now
+                found.append((path, stack.enter_context(opened_data(path))))
+        yield found
 
 
-def _rows(data: bytes, path: Path) -> Iterator[Trailer]:
-    first = last = end = -1
-    for frame in whole_frames(data, path):
-        if frame.start != end:
-            if end >= 0:
-                yield Trailer(0, 0, first, last)
-            first = frame.first
-        last, end = frame.last, frame.end
-    if end >= 0:
-        yield Trailer(0, 0, first, last)
-
-
-def trailer_of(data: bytes, path: Path | str, previous: int) -> Trailer:
-    """The trailer for the frames ``data``. Raises SegmentDamaged."""
-    frames = list(read_frames(data, path))
-    if not frames:
+def trailer_of(data: Data, path: Path | str) -> Trailer:
+    """The trailer for frames without one. Raises SegmentDamaged."""
+    records, first, last = 0, -1, -1
+    for frame in read_frames(data, path, 0, len(data)):
+        records += frame.lines.count(b"\n")
+        first = frame.first if first < 0 else first
+        last = frame.last
+    if last < 0:
         raise SegmentDamaged(f"{path}: it is empty", 0)
-    records = sum(frame.lines.count(b"\n") for frame in frames)
-    trailer = Trailer(records, previous, frames[0].first, frames[-1].last)
-    return trailer.sealed(hashlib.sha256(data))
+    return Trailer(records, 0, first, last).sealed(digest_of(data, 0, len(data)))
 
 
 def read_segment(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one sealed segment. Raises SegmentDamaged after those in front of the damage."""
-    data, trailer = split_trailer(path.read_bytes())
-    records = 0
-    for frame in read_frames(data, path):
-        for line in frame.lines.splitlines():
-            yield _record(line, path, frame.start)
-            records += 1
-    if trailer is None and not records:
-        raise SegmentDamaged(f"{path}: it is empty", 0)
-    if trailer is not None and trailer.records != records:
-        raise SegmentDamaged(f"{path}: {records} of {trailer.records} records", len(data))
-    if trailer is None:
-        _check_end(data, path)
-    else:
-        _check_digest(data, trailer, path)
+    """The records of one sealed segment. Raises SegmentDamaged after those in front of the damage, OSError."""
+    with opened_data(path) as data:
+        size_bytes, trailer = split_trailer(data)
+        records, last, gap = 0, -1, ""
+        for frame in read_frames(data, path, 0, size_bytes):
+            for line in frame.lines.splitlines():
+                record = _record(line, path, frame.start)
+                yield record
+                records += 1
+                seq = record["seq"]
+                if seq > last + 1 and last >= 0 and number_before(seq, last) > last and not gap:
+                    gap = missing(
+                        record["node"], last, seq
+                    )  # a start of an earlier version sealed what it could read
+                last = max(last, seq)
+        if trailer is None and not records:
+            raise SegmentDamaged(f"{path}: it is empty", 0)
+        if trailer is not None and trailer.records != records:
+            raise SegmentDamaged(f"{path}: {records} of {trailer.records} records", size_bytes)
+        if trailer is None:
+            _check_end(data, path)
+        else:
+            _check_digest(data, size_bytes, trailer, path)
+        if gap:
+            raise SegmentDamaged(f"{path}: {gap}", size_bytes)
+
+
+def missing(node: str, last: int, first: int) -> str:
+    """The words for a gap between two numbers."""
+    return f"events between {last:016x} and {first:016x} of node {node} are missing"
 
 
 def verify_segment(content: bytes, path: Path | str) -> Trailer:
@@ -83,26 +128,26 @@ def verify_segment(content: bytes, path: Path | str) -> Trailer:
 
     One that an earlier version sealed, without a trailer, is read as a whole instead.
     """
-    data, trailer = split_trailer(content)
+    size_bytes, trailer = split_trailer(content)
     if trailer is not None:
-        _check_digest(data, trailer, path)
+        _check_digest(content, size_bytes, trailer, path)
         return trailer
-    for frame in read_frames(data, path):
+    for frame in read_frames(content, path, 0, size_bytes):
         for line in frame.lines.splitlines():
             _record(line, path, frame.start)
-    _check_end(data, path)
-    return trailer_of(data, path, 0)
+    _check_end(content, path)
+    return trailer_of(content, path)
 
 
-def _check_end(data: bytes, path: Path | str) -> None:
+def _check_end(data: Data, path: Path | str) -> None:
     """A segment without a trailer is of an earlier version, or was cut behind a frame: what followed is not known."""
     if has_checksum(data):
         raise SegmentDamaged(f"{path}: its end is missing", len(data))
 
 
-def _check_digest(data: bytes, trailer: Trailer, path: Path | str) -> None:
-    if trailer != trailer.sealed(hashlib.sha256(data)):
-        raise SegmentDamaged(f"{path}: its bytes have another digest than its trailer says", len(data))
+def _check_digest(data: Data, size_bytes: int, trailer: Trailer, path: Path | str) -> None:
+    if trailer != trailer.sealed(digest_of(data, 0, size_bytes)):
+        raise SegmentDamaged(f"{path}: its bytes have another digest than its trailer says", size_bytes)
 
 
 def _record(line: bytes, path: Path | str, at: int) -> dict[str, Any]:
@@ -115,44 +160,40 @@ def _record(line: bytes, path: Path | str, at: int) -> dict[str, Any]:
     return record
 
 
-def frames_of(path: Path) -> bytes:
-    """The frames of a sealed segment, without its trailer; nothing is verified."""
-    return split_trailer(path.read_bytes())[0]
-
-
-def open_frames(directory: Path) -> Iterator[bytes]:
-    """The lines of every frame of unsealed files; the newest may be missing."""
-    for path in sorted(directory.glob(".*.open")):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue  # sealed meanwhile
+def frames_of(path: Path, problems: list[str]) -> Iterator[bytes]:
+    """The lines of every frame of a sealed segment that can be read; damage is added to ``problems``. Raises OSError."""
+    with opened_data(path) as data:
+        (size_bytes, trailer), at = split_trailer(data), 0
         for frame in whole_frames(data, path):
+            if frame.start != at:
+                problems.append(f"{path}: damaged at byte {at}")
+            at = frame.end
             yield frame.lines
+        if at != size_bytes or not at:
+            problems.append(f"{path}: damaged at byte {at}")
+        elif trailer is None and has_checksum(data):
+            problems.append(f"{path}: its end is missing")
 
 
 def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
     """The records of unsealed files; the newest may be missing."""
-    for path in sorted(directory.glob(".*.open")):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue  # sealed meanwhile
-        yield from readable_records(data, path)
+    with opened_unsealed(directory) as unsealed:
+        for path, data in unsealed:
+            yield from readable_records(data, path)
 
 
-def readable_records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
+def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
     """The records of every frame that can be read, also behind damage."""
     for frame in whole_frames(data, path):
         yield from map(from_json, frame.lines.splitlines())
 
 
-def whole_frames(data: bytes, path: Path | str) -> Iterator[Frame]:
-    """Every frame of an unsealed file that can be read, also behind damage."""
-    at = 0
+def whole_frames(data: Data, path: Path | str) -> Iterator[Frame]:
+    """Every frame of a file that can be read, also behind damage."""
+    at, (size_bytes, _) = 0, split_trailer(data)
     while True:
         try:
-            for frame in read_frames(split_trailer(data)[0], path, at):
+            for frame in read_frames(data, path, at, size_bytes):
                 at = frame.end
                 yield frame
             return
@@ -163,8 +204,13 @@ def whole_frames(data: bytes, path: Path | str) -> Iterator[Frame]:
 
 
 def sealed_segments(directory: Path, node: str = "") -> list[Path]:
-    """The sealed segments under ``directory``, oldest first; of one ``node`` if given."""
+    """The sealed segments under ``directory``, oldest first by the time of sealing; of one ``node`` if given."""
     return sorted(directory.glob(f"date=*/hour=*/{f'{node}-' if node else ''}*.jsonl.zst"))
+
+
+def by_number(paths: list[Path]) -> list[Path]:
+    """Segments in the order of their numbers: a clock that was wrong has no part in it."""
+    return sorted(paths, key=lambda path: (*read_name(path), path.name))
 
 
 def has_segments(directory: Path) -> bool:

@@ -1,10 +1,10 @@
 """The event log on disk, and its writer: zstd frames of JSON lines, written hidden, sealed with a trailer.
 
-    DIRECTORY/.NODE-SEQ.open                                   being written
+    DIRECTORY/.NODE-SEQ-BEFORE.open                            being written
     DIRECTORY/date=2026-11-21/hour=09/NODE-SEQ.jsonl.zst       sealed; date and hour of sealing (UTC)
     DIRECTORY/.NODE-SEQ.damaged                                what recovery could not read as a whole
 
-SEQ is the first group commit in the file. Each frame has zstd's checksum. The trailer is a skippable frame,
+SEQ is the first group commit in the file, BEFORE the one that the log has in front of it (0: unknown). Each frame has zstd's checksum. The trailer is a skippable frame,
 which every zstd reader passes over (RFC 8878, 3.1.2), little-endian:
 
     4  magic 0x184D2A5A        4  72, the size of the rest      8  b"zmtaseg1"
@@ -15,8 +15,10 @@ which every zstd reader passes over (RFC 8878, 3.1.2), little-endian:
 import hashlib
 import logging
 import os
+import re
 import struct
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -24,12 +26,13 @@ from typing import NamedTuple
 
 from zonemta_py.core import clock, faults
 from zonemta_py.core.files import private_directory, sync_directory
-from zonemta_py.events.frames import make_compressor
+from zonemta_py.events.frames import Data, blocks, make_compressor
 from zonemta_py.events.index import add_to_index, hashes_in
 
 _TRAILER = struct.Struct("<II8sQQQQ32s")
 TRAILER_BYTES = _TRAILER.size
 _TRAILER_START = struct.pack("<II8s", 0x184D2A5A, _TRAILER.size - 8, b"zmtaseg1")
+_NAME = re.compile(r"\.?([^-.]+)-([0-9a-f]{16})(?:-([0-9a-f]{16})(?=\.open))?[-.]")
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +57,44 @@ class Trailer(NamedTuple):
         return self._replace(digest=complete.digest())
 
 
-def split_trailer(data: bytes) -> tuple[bytes, Trailer | None]:
-    """The frames of a file, and its trailer; None for an open one and one of an earlier version."""
-    tail = data[-_TRAILER.size :]
+def split_trailer(data: Data) -> tuple[int, Trailer | None]:
+    """The length of the frames of a file, and its trailer; None for an open one and one of an earlier version."""
+    tail = data[max(0, len(data) - _TRAILER.size) : len(data)]
     if not tail.startswith(_TRAILER_START) or len(tail) < _TRAILER.size:
-        return data, None
-    return data[: -_TRAILER.size], Trailer(*_TRAILER.unpack(tail)[3:])
+        return len(data), None
+    return len(data) - _TRAILER.size, Trailer(*_TRAILER.unpack(tail)[3:])
+
+
+def digest_of(data: Data, start: int, end: int) -> "hashlib._Hash":
+    """The SHA-256 of the bytes from ``start`` to ``end``."""
+    digest = hashlib.sha256()
+    for block in blocks(data, start, end):
+        digest.update(block)
+    return digest
+
+
+class SegmentName(NamedTuple):
+    """What the name of a segment says. ``previous``: as in ``Trailer``; only an open one has it."""
+
+    node: str
+    first: int
+    previous: int = 0
+
+    def hidden(self) -> str:
+        """The name of the open file."""
+        return f".{self.node}-{self.first:016x}-{self.previous:016x}.open"
+
+    def sealed(self, number: int = 1) -> str:
+        """The final name; ``number``: of several files with the same first number."""
+        return f"{self.node}-{self.first:016x}{f'-{number}' if number > 1 else ''}.jsonl.zst"
+
+
+def read_name(path: Path) -> SegmentName:
+    """What the name of a segment says; number 0 for a name that is no segment's."""
+    match = _NAME.match(path.name)
+    if match is None:
+        return SegmentName(path.name.lstrip(".").partition("-")[0], 0)
+    return SegmentName(match[1], int(match[2], 16), int(match[3] or "0", 16))
 
 
 class Segment:
@@ -68,8 +103,8 @@ class Segment:
     def __init__(self, directory: Path, node: str, first_seq: int, previous: int = 0) -> None:
         private_directory(directory)
         self._directory = directory
-        self._name = f"{node}-{first_seq:016x}"
-        self._path = directory / f".{self._name}.open"
+        self._name = SegmentName(node, first_seq, previous)
+        self._path = directory / self._name.hidden()
         self._file = _create(self._path)
         self._compressor = make_compressor()
         self._digest = hashlib.sha256()
@@ -108,14 +143,11 @@ class Segment:
             return None
         if not self._is_complete:
             trailer = Trailer(self._records, self._previous, self.first_seq, self.last_seq)
-            with FileIO(self._path, "r+b") as file:
-                file.truncate(self.size_bytes)  # a failed write may have left a part
-                file.seek(self.size_bytes)
-                _write(file, trailer.sealed(self._digest).pack())
+            add_trailer(self._path, self.size_bytes, trailer.sealed(self._digest))
             self._is_complete = True
         sealed = publish(self._directory, self._path, self._name, now_ms)
         try:
-            add_to_index(sealed, self._hashes)
+            add_to_index(sealed, self._hashes, (self._previous, self.first_seq, self.last_seq))
         except OSError as exc:
             log.warning("%s is not in the index, and is read by each search: %s", sealed, exc)
         return sealed
@@ -148,20 +180,37 @@ def _create(path: Path) -> FileIO:
     return file
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Make the file ``path``, for this user only. Raises OSError."""
-    with FileIO(path, "wb", opener=_private) as file:
-        _write(file, data)
+def write_synced(path: Path, parts: Iterable[bytes]) -> None:
+    """Make the file ``path`` of ``parts``, for this user only, or replace it. Raises OSError."""
+    temporary = path.with_suffix(".new")
+    with FileIO(temporary, "wb", opener=_private) as file:
+        for part in parts:
+            _write_all(file, part)
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def add_trailer(path: Path, size_bytes: int, trailer: Trailer) -> None:
+    """Write the trailer behind the first ``size_bytes`` of an open segment, and remove what follows. Raises OSError."""
+    with FileIO(path, "r+b") as file:
+        file.truncate(size_bytes)  # a failed write, or a crash, may have left a part
+        file.seek(size_bytes)
+        _write(file, trailer.pack())
 
 
 def _write(file: FileIO, data: bytes) -> None:
-    unwritten = memoryview(data)
-    while unwritten:
-        unwritten = unwritten[file.write(unwritten) :]
+    _write_all(file, data)
     os.fsync(file.fileno())
 
 
-def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
+def _write_all(file: FileIO, data: bytes) -> None:
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[file.write(unwritten) :]
+
+
+def publish(directory: Path, path: Path, name: SegmentName, now_ms: int) -> Path:
     """Give ``path`` its final name; a file that has it already is kept, and this one gets a number.
 
     Raises OSError. After a failed call, and after a crash, ``path`` may have its final name besides the hidden one: it keeps that.
@@ -175,11 +224,11 @@ def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
     return sealed
 
 
-def _link(directory: Path, path: Path, name: str, now_ms: int) -> Path:
+def _link(directory: Path, path: Path, name: SegmentName, now_ms: int) -> Path:
     now = clock.utc(now_ms)
     hour = directory / f"date={now:%Y-%m-%d}" / f"hour={now:%H}"
     private_directory(hour)
-    sealed, number = hour / f"{name}.jsonl.zst", 1
+    sealed, number = hour / name.sealed(), 1
     while True:
         try:
             sealed.hardlink_to(path)
@@ -187,13 +236,13 @@ def _link(directory: Path, path: Path, name: str, now_ms: int) -> Path:
         except FileExistsError:
             number += 1
             log.error("%s exists: events of the same numbers were written before", sealed)
-            sealed = hour / f"{name}-{number}.jsonl.zst"
+            sealed = hour / name.sealed(number)
 
 
 def final_name(path: Path) -> Path | None:
     """The other name of a segment that is sealed and still has its hidden name; None for an unsealed one."""
     if path.stat().st_nlink == 1:
         return None
-    name = path.name[1 : -len(".open")]
+    name = read_name(path).sealed().partition(".")[0]
     sealed = path.parent.glob(f"date=*/hour=*/{name}*.jsonl.zst")
     return next((other for other in sealed if other.samefile(path)), None)

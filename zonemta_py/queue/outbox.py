@@ -15,14 +15,22 @@ from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.events.recovery import last_seq, recover, seal_recovered, sealed_seqs
-from zonemta_py.events.retention import remove_old
+from zonemta_py.events.retention import (
+    Extent,
+    Needed,
+    beginning,
+    read_extent,
+    remove_old,
+    write_extent,
+)
+from zonemta_py.events.schema import number_before
 from zonemta_py.events.segments import Segment
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_outbox
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import set_aside
-from zonemta_py.queue.upkeep.inspect import oldest_ms
+from zonemta_py.queue.upkeep.inspect import exported_seq, log_begins, oldest_message
 
 GROUPS_AT_ONCE = 2000
 BYTES_AT_ONCE = 4 << 20
@@ -78,7 +86,7 @@ class Exporter:
 
     async def _recover(self) -> None:
         loop, directory, node = asyncio.get_running_loop(), self._settings.directory, self._queue.node
-        found = await loop.run_in_executor(self._thread, recover, directory, node)
+        found = await loop.run_in_executor(self._thread, recover, directory, node, self._exported)
         if found:
             await self._delete_exported(found)
             await loop.run_in_executor(self._thread, seal_recovered, directory, node, clock.now_ms())
@@ -89,12 +97,28 @@ class Exporter:
             await self._delete_exported(
                 await loop.run_in_executor(self._thread, sealed_seqs, directory, node, first)
             )
-        if 0 < end < self._exported:
+        await loop.run_in_executor(self._thread, self._keep_extent, end)
+        if end < exported_seq(self._queue.store) and (end or not self._queue.store.is_remote()):
             log.critical(
                 "%s: the event log of node %s ends at %016x, and events were written up to %016x: "
                 "see zonemta audit", directory, node, end, self._exported,
             )  # fmt: skip
         self._recovered = True
+
+    def _keep_extent(self, end: int) -> None:
+        """Write what the log must have, up to ``end`` at least. A log without any segment has lost them.
+
+        But a partition of a shared store may have had its relay, and its log, on another machine.
+        """
+        directory, node = self._settings.directory, self._queue.node
+        known = read_extent(directory, node)
+        if known is None:
+            begin = beginning(directory, node)
+            if begin is None:
+                store = self._queue.store
+                begin = self._exported if store.is_remote() else log_begins(store)
+            known = Extent(begin, begin)
+        write_extent(directory, node, known._replace(last=max(known.last, end)))
 
     async def _delete_exported(self, found: set[int]) -> None:
         """Delete the ``outbox/`` keys of the numbers that the log has."""
@@ -139,9 +163,10 @@ class Exporter:
         if keep is None or clock.monotonic_s() < self._remove_at_s:
             return
         self._remove_at_s = clock.monotonic_s() + REMOVE_EVERY_S
-        needed_s = oldest_ms(self._queue.store, clock.now_ms()) / 1000 - FILE_CLOCK_S
+        message, created_ms = oldest_message(self._queue.store, clock.now_ms())
+        needed = Needed(created_ms / 1000 - FILE_CLOCK_S, message)
         removed = await asyncio.get_running_loop().run_in_executor(
-            self._thread, remove_old, self._settings.directory, self._queue.node, keep, needed_s, now_s
+            self._thread, remove_old, self._settings.directory, self._queue.node, keep, needed, now_s
         )
         if removed:
             log.info("%d segments of the event log removed: events.keep", removed)
@@ -152,8 +177,14 @@ class Exporter:
             await self._note_aside()
         exported: list[bytes] = []
         values: list[bytes] = []
-        size, full = 0, False
+        size, full, last = 0, False, 0
         for key, value in self._queue.store.scan(self._cursor, keys.end_of(keys.OUTBOX)):
+            seq = keys.parse_outbox(key)
+            if exported and number_before(seq, last) > last:
+                full = (
+                    True  # the numbers between are lost: a frame of its own, in a segment that says so
+                )
+                break
             try:
                 lines = read_outbox(value)
             except QueueCorrupt as exc:
@@ -161,6 +192,7 @@ class Exporter:
                 if not values:
                     await self._set_aside(key, value, exc)
                 break
+            last = seq
             exported.append(key)
             values.append(lines)
             size += len(lines)
@@ -170,7 +202,7 @@ class Exporter:
         if not values:
             return full
         lines = b"".join(values)
-        first, last = keys.parse_outbox(exported[0]), keys.parse_outbox(exported[-1])
+        first = keys.parse_outbox(exported[0])
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write, lines, first, last)
         faults.reach("segment.appended")
         await self._delete(exported)
@@ -194,9 +226,17 @@ class Exporter:
             await self._delete([keys.outbox_key(self._aside)])
 
     def _write(self, lines: bytes, first_seq: int, last_seq: int) -> None:
+        previous = number_before(first_seq, self._exported)
+        if previous > self._exported:
+            log.critical(
+                "the queue has lost events between %016x and %016x: see zonemta audit",
+                self._exported,
+                first_seq,
+            )
+            self._end()
         if self._segment is None:
             directory, node = self._settings.directory, self._queue.node
-            self._segment = Segment(directory, node, first_seq, self._exported)
+            self._segment = Segment(directory, node, first_seq, previous)
             self._opened_s = clock.monotonic_s()
         try:
             self._segment.append(lines, last_seq)
@@ -253,6 +293,10 @@ class Exporter:
                 log.critical("a segment of the event log was removed before it was sealed: %s", exc)
             self._ended.remove(segment)
             faults.reach("segment.sealed")
+            try:
+                await loop.run_in_executor(self._thread, self._keep_extent, segment.last_seq)
+            except OSError as exc:
+                log.error("what the event log must have is not written, until the next seal: %s", exc)
 
     async def close(self) -> None:
         """Export the remaining events, seal, stop. After a ``start`` that failed, only stop."""

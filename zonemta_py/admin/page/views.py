@@ -190,7 +190,7 @@ class Views:
         """The events of an id, an address or a Message-ID, by message, the latest first."""
         if not key:
             return {"key": "", "messages": []}
-        events = await self._rows(HistoryRequest(key, limit=EVENTS_MAX), tenant)
+        events, problems = await self._history(key, tenant)
         messages: dict[str, list[Row]] = {}
         for event in reversed(events):
             messages.setdefault(event.get("message", ""), []).insert(0, event)
@@ -198,11 +198,19 @@ class Views:
             "key": key,
             "messages": [{"id": name, "events": found} for name, found in messages.items()],
             "is_cut": len(events) >= EVENTS_MAX,
+            "problems": problems,
         }
+
+    async def _history(self, key: str, tenant: str) -> tuple[list[Row], list[str]]:
+        """The events, and what is damaged or missing in the event log."""
+        rows = await self._rows(HistoryRequest(key, limit=EVENTS_MAX), tenant)
+        return [row for row in rows if "problem" not in row], [
+            row["problem"] for row in rows if "problem" in row
+        ]
 
     async def message(self, message: str, tenant: str) -> Context:
         """One message: where its recipients are, and what has happened. Raises NotFound."""
-        events = await self._rows(HistoryRequest(message, limit=EVENTS_MAX), tenant)
+        events, problems = await self._history(message, tenant)
         try:
             (row,) = await self._rows(ShowRequest(message), tenant)
         except NotFound:
@@ -215,4 +223,5 @@ class Views:
             "recipients": row["recipients"][:RECIPIENTS_MAX] if row else [],
             "events": events,
             "is_cut": len(events) >= EVENTS_MAX,
+            "problems": problems,
         }

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,9 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError, SegmentDamaged
-from zonemta_py.events.log import missing_between
+from zonemta_py.events.log import UNKNOWN, missing_of
+from zonemta_py.events.retention import Extent, extents
+from zonemta_py.events.schema import number_before
 from zonemta_py.events.segment_reading import verify_segment, whole_frames
 from zonemta_py.events.segments import Trailer
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
@@ -142,6 +145,7 @@ def open_log(
     read = Coverage(known.ranges)
     if path.startswith(TABLE):
         return EventLog(path, is_compacted=True, is_verified=False)
+    must = _extents(path)  # before the segments are listed: it grows
     with spark_errors(path):
         lengths = segment_lengths(spark, path)
         if lengths is None:
@@ -171,9 +175,10 @@ def open_log(
             records += min(row["records"], sum(last - first + 1 for first, last in missing))
         for first, last in ranges:
             # There are no events between the segment before and this one.
-            read.add(node, min(first, row["previous"] + 1) if row["previous"] else first, last)
+            previous = number_before(first, row["previous"]) if row["previous"] else first
+            read.add(node, min(first, previous + 1), last)
     damage.sort(key=lambda each: each.path)
-    damage += map(Damage, _gaps(path, found, _with_damaged(read, rows)))
+    damage += map(Damage, _gaps(path, found, _with_damaged(read, rows), must))
     segments = [row["path"] for row in rows if parts.get(row["path"], True)]
     whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
     return replace(
@@ -212,20 +217,29 @@ def _compacted(spark: SparkSession, path: str) -> EventLog:
     return EventLog(path, damage=damage, records=state.records, known=state.segments, is_compacted=True)
 
 
-def _gaps(path: str, segments: Iterable[str], read: Coverage) -> Iterator[str]:
-    """A text for each place where events are missing between those that were read, now or before."""
+def _extents(path: str) -> dict[str, Extent]:
+    """What the log must have of each node, where that can be read: on this machine."""
+    return (
+        extents(Path(path.removeprefix("file:"))) if path.startswith("file:") or ":" not in path else {}
+    )
+
+
+def _gaps(
+    path: str, segments: Iterable[str], read: Coverage, must: Mapping[str, Extent]
+) -> Iterator[str]:
+    """A text for each place where events are missing between those that were read, now or before, and at both ends."""
     named = sorted(
         (name[1], int(name[2], 16), each)
         for each in segments
         if (name := _NAME.match(each.rpartition("/")[2]))
     )
-    for node, ranges in sorted(read.ranges.items()):
+    for node in sorted({*read.ranges, *must}):
         listed = []
-        for first, last in ranges:
+        for first, last in read.ranges.get(node, ()):
             at = bisect_left(named, (node, first, ""))  # the segment behind the gap may be removed
             behind = named[at][2] if at < len(named) and named[at][:2] <= (node, last) else path
             listed.append((Trailer(0, 0, first, last), behind))
-        yield from missing_between(node, listed)
+        yield from missing_of(node, listed, must.get(node, Extent(UNKNOWN, 0)), path)
 
 
 def _verified(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -55,6 +55,7 @@ META_BOOT = b"meta/boot"
 META_DAMAGED = b"meta/damaged/"
 META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
+META_LOG_BEGINS = b"meta/log-begins"  # of an imported queue: ``meta/exported`` at that time
 META_HELD = b"meta/held/"
 META_LIMIT = b"meta/limit/"
 META_RATE = b"meta/rate/"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.events.schema import first_seq
 from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
@@ -183,15 +184,35 @@ def _readable(value: bytes) -> Meta | None:
         return None
 
 
-def oldest_ms(view: View, now_ms: int) -> int:
-    """The time (unix ms) of the oldest message in the queue; ``now_ms`` when there is none."""
+def oldest_message(view: View, now_ms: int) -> tuple[str, int]:
+    """The id of the oldest message in the queue, and its time (unix ms); empty and ``now_ms`` when there is none."""
     key = next(view.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)), None)
     if key is None:
-        return now_ms
+        return "", now_ms
     message = keys.owner_of(key)
     mark = view.get(keys.mark_key(message))
     created_ms = keys.created_ms(message)  # ids do not go back when the clock does
-    return min(created_ms, read_mark(mark).created_ms) if mark is not None else created_ms
+    return message, min(created_ms, read_mark(mark).created_ms) if mark is not None else created_ms
+
+
+def log_begins(view: View) -> int:
+    """The number behind which the event log of the queue's node begins: 0, or where an imported queue was exported."""
+    return int(view.get(keys.META_LOG_BEGINS) or b"0", 16)
+
+
+def exported_seq(view: View) -> int:
+    """The highest number that the event log must have of the queue's node; 0: none."""
+    exported = int(view.get(keys.META_EXPORTED) or b"0", 16)
+    return exported if exported > log_begins(view) else 0
+
+
+def known_seq(view: View) -> int:
+    """The highest number of an event that the queue knows, exported or waiting for it. With a log that has more, it is the older one."""
+    exported = view.get(keys.META_EXPORTED)
+    if exported is None:  # an earlier version did not write it
+        return first_seq(int(view.get(keys.META_BOOT) or b"0") + 1) - 1
+    waiting = map(keys.parse_outbox, view.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)))
+    return max(int(exported, 16), *waiting, 0)
 
 
 def outbox_lines(view: View) -> Iterator[bytes]:

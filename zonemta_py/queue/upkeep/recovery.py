@@ -16,6 +16,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_inflight
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.upkeep.cleanup import Cleanup
+from zonemta_py.queue.upkeep.inspect import known_seq
 from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
 from zonemta_py.storage.interface import Access, Store
 
@@ -79,7 +80,7 @@ def begin_boot(
     node = (store.get(keys.META_NODE) or new_node()).decode()
     boot = int(store.get(keys.META_BOOT) or b"0")
     log_seq = 0 if access is Access.READ else end_of_log(node)
-    if access not in (Access.READ, Access.OLDER, Access.REPAIR) and _is_older(store, boot, log_seq):
+    if access not in (Access.READ, Access.OLDER, Access.REPAIR) and log_seq > known_seq(store):
         raise LocalError(
             "the queue is older than its event log (a backup, a snapshot, or a lost log of the database): mail "
             "that was delivered since would be sent again. `zonemta queue repair` removes what the event log "
@@ -101,18 +102,6 @@ def begin_boot(
     if access is not Access.READ:
         store.write(store.batch(ops, sync=True))
     return Identity(node, boot, last_id)
-
-
-def _is_older(store: Store, boot: int, log_seq: int) -> bool:
-    """Whether the log has events that the queue does not know: they are neither exported nor waiting for it."""
-    if boot_of(log_seq) > boot:
-        return True
-    exported = store.get(keys.META_EXPORTED)  # an earlier version did not write it
-    return (
-        exported is not None
-        and log_seq > int(exported, 16)
-        and store.get(keys.outbox_key(log_seq)) is None
-    )
 
 
 def new_node() -> bytes:

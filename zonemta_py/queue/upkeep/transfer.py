@@ -90,6 +90,10 @@ def import_queue(store: Store, path: Path, progress: Progress) -> int:
     end: list[Op] = [
         (META_IMPORT, None),
         (keys.META_NODE, new_node()),  # the queue that was exported may go on, or be imported twice
+        (
+            keys.META_LOG_BEGINS,
+            store.get(keys.META_EXPORTED),
+        ),  # what is before has the other node
         (keys.META_FORMAT, found.identity.format.encode()),
     ]
     store.write(store.batch(end, sync=True))
