@@ -9,7 +9,7 @@ import pytest
 
 from zonemta_py.storage.leveldb_log import (
     BLOCK_BYTES,
-    Damage,
+    DamagedBytes,
     Group,
     crc32c,
     is_sound,
@@ -82,7 +82,7 @@ def test_every_flipped_bit_is_set_right(log: Log) -> None:
         data = bytearray(log.data)
         data[at] ^= 1 << rng.randrange(8)
         found = list(read_groups(bytes(data)))
-        assert not any(isinstance(item, Damage) for item in found)
+        assert not any(isinstance(item, DamagedBytes) for item in found)
         assert b"".join(written(item for item in found if isinstance(item, Group))) == log.data
 
 
@@ -94,7 +94,7 @@ def test_other_damage_is_left_out(log: Log) -> None:
         data = bytearray(log.data)
         data[at : at + 600] = rng.choice([bytes(600), rng.randbytes(600)])
         found = list(read_groups(bytes(data)))
-        damage = [item for item in found if isinstance(item, Damage)]
+        damage = [item for item in found if isinstance(item, DamagedBytes)]
         whole = [item for item in found if isinstance(item, Group)]
         assert damage
         assert all(
@@ -114,7 +114,7 @@ def test_a_missing_batch_shows(log: Log) -> None:
     left_out = with_operations[len(with_operations) // 2]
     data = b"".join(written([*groups[:left_out], *groups[left_out + 1 :]]))
     assert is_sound(data)[0] is False
-    damage = [item for item in read_groups(data) if isinstance(item, Damage)]
+    damage = [item for item in read_groups(data) if isinstance(item, DamagedBytes)]
     assert [(part.end - part.start, part.following) for part in damage] == [
         (0, groups[left_out].sequence)
     ]

@@ -135,9 +135,11 @@ class LevelDB(LevelDBView):
 
     def _sync_names(self) -> None:
         """Put the names of files on disk that LevelDB has made since, such as that of the log just written to. Raises OSError."""
-        changed_ns = self._directory.stat().st_mtime_ns
-        if changed_ns != self._names_ns:
+        if self._directory.stat().st_mtime_ns != self._names_ns:
             note_written(self._directory)
+            changed_ns = (
+                self._directory.stat().st_mtime_ns
+            )  # before the sync: a later change has a sync of its own
             sync_directory(self._directory)
             self._names_ns = changed_ns
 

@@ -76,7 +76,7 @@ class Group(NamedTuple):
     flipped: bool = False
 
 
-class Damage(NamedTuple):
+class DamagedBytes(NamedTuple):
     """Bytes ``start`` to ``end`` of a log that are no whole group; none when a group is missing there.
 
     ``following``: the sequence number that was expected, 0 when it is not known.
@@ -87,7 +87,7 @@ class Damage(NamedTuple):
     following: int
 
 
-def read_groups(data: bytes, following: int = 0) -> Iterator[Group | Damage]:
+def read_groups(data: bytes, following: int = 0) -> Iterator[Group | DamagedBytes]:
     """All that is in a log, in its order. ``following``: the sequence number of its first operation, 0 if not known."""
     position = 0
     while position < len(data):
@@ -97,11 +97,11 @@ def read_groups(data: bytes, following: int = 0) -> Iterator[Group | Damage]:
         if group is None:
             group = _next_group(data, position + 1, following)
             end = len(data) if group is None else group.start
-            yield Damage(position, end, following)
+            yield DamagedBytes(position, end, following)
             if group is None:
                 return
         elif following and group.sequence != following:
-            yield Damage(position, position, following)
+            yield DamagedBytes(position, position, following)
         yield group
         position, following = group.end, group.following
 
@@ -316,7 +316,7 @@ def records(data: bytes) -> Iterator[bytes]:
             parts = []
 
 
-def loose_data(data: bytes, damage: Damage) -> bytes:
+def loose_data(data: bytes, damage: DamagedBytes) -> bytes:
     """Damaged bytes without the heads of their fragments, as far as these can be found: for a search."""
     position, parts = damage.start, list[bytes]()
     while position < damage.end:

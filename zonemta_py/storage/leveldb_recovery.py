@@ -19,7 +19,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.files import private_directory, replace_text, sync_directory
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.leveldb_log import (
-    Damage,
+    DamagedBytes,
     Group,
     bytes_at,
     is_sound,
@@ -160,7 +160,7 @@ def cut_torn_end(directory: Path, *, keep: bool) -> bool:
                 place = torn[1] if torn is not None else found
                 name = torn[0].name if torn is not None else path.name
                 raise QueueCorrupt(f"{directory}: {name} is damaged at byte {place.start}")
-            if isinstance(found, Damage):
+            if isinstance(found, DamagedBytes):
                 torn = path, found
             else:
                 following = found.following
@@ -180,7 +180,7 @@ def cut_torn_end(directory: Path, *, keep: bool) -> bool:
     return True
 
 
-def _names(data: bytes, damage: Damage) -> str:
+def _names(data: bytes, damage: DamagedBytes) -> str:
     """The recipients that damaged bytes name."""
     named = sorted(
         {each.address for each in _named(loose_data(data, damage)) if not each.is_removed} - {""}
@@ -209,11 +209,11 @@ def clean_logs(directory: Path) -> list[LogDamage]:
     return found
 
 
-def _is_wrong(item: Group | Damage) -> bool:
-    return isinstance(item, Damage) or item.flipped
+def _is_wrong(item: Group | DamagedBytes) -> bool:
+    return isinstance(item, DamagedBytes) or item.flipped
 
 
-def _describe(path: Path, kept: Path, data: bytes, item: Group | Damage) -> LogDamage:
+def _describe(path: Path, kept: Path, data: bytes, item: Group | DamagedBytes) -> LogDamage:
     if isinstance(item, Group):
         return LogDamage(
             f"{path.name}: a flipped bit behind byte {item.start} is set right", is_lost=False

@@ -43,7 +43,7 @@ ID = "019a1b2c3d4e000001abcdef"
 
 
 def stored(record: Any) -> bytes:
-    """The bytes of a record: those that say to whom mail goes, or what is sent, with their sum."""
+    """The bytes of a record: those with the address of a recipient, or with what is sent, have a sum."""
     return pack_record(record) if isinstance(record, SealedRecord) else pack(record)
 
 
@@ -231,7 +231,7 @@ def test_version_7_is_read() -> None:
     ("number", "read"), [(1, read_meta), (2, read_recipient_record), (5, read_note)]
 )
 def test_a_flipped_bit_is_found(number: int, read: Callable[[bytes], Any]) -> None:
-    """Every one, in any place of a record that says to whom mail goes or what is sent."""
+    """Every one, in any place of a record with the address of a recipient, or with what is sent."""
     whole = bytes.fromhex((GOLDEN / "records.hex").read_text().split()[number])
     for bit in range(len(whole) * 8):
         data = bytearray(whole)

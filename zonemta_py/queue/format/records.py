@@ -1,6 +1,6 @@
 """The values in the queue: versioned msgpack arrays. Bytes on disk are frozen by golden tests.
 
-Records that say to whom mail goes, or what is sent, end with the CRC-32 of their bytes since version 8 (``pack_record``): a
+Records with the address of a recipient, or with what is sent, end with the CRC-32 of their bytes since version 8 (``pack_record``): a
 change that no check of the store finds is not sent.
 
 To change one: raise its version, keep the old tuple, convert it in its ``read_…`` function, and add a

@@ -94,8 +94,6 @@ def begin_boot(
         (keys.META_NODE, node.encode()),
         (keys.META_BOOT, str(boot).encode()),
     ]
-    if found is None:
-        ops.append((keys.META_EXPORTED, b"%x" % exported))  # that of an older queue may be missing
     if access in (Access.OLDER, Access.REPAIR):
         last_id = max(last_id, newest_in_log(node))
         ops += [(keys.META_EXPORTED, b"%x" % exported), (keys.META_IDS, last_id.encode())]
