@@ -135,13 +135,16 @@ class LevelDB(LevelDBView):
 
     def _sync_names(self) -> None:
         """Put the names of files on disk that LevelDB has made since, such as that of the log just written to. Raises OSError."""
-        if self._directory.stat().st_mtime_ns != self._names_ns:
-            note_written(self._directory)
-            changed_ns = (
-                self._directory.stat().st_mtime_ns
-            )  # before the sync: a later change has a sync of its own
+        changed_ns = (
+            self._directory.stat().st_mtime_ns
+        )  # before the sync: a later change has one of its own
+        if changed_ns == self._names_ns:
+            return
+        sync_directory(self._directory)
+        if note_written(self._directory):  # only now: the log that it names is there after a power cut
+            changed_ns = self._directory.stat().st_mtime_ns
             sync_directory(self._directory)
-            self._names_ns = changed_ns
+        self._names_ns = changed_ns
 
     def compact(self) -> None:
         """Free the disk space of removed keys."""

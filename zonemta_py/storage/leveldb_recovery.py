@@ -94,14 +94,17 @@ def live_logs(directory: Path) -> list[Path]:
     return list(found.values())
 
 
-def note_written(directory: Path) -> None:
+def note_written(directory: Path) -> bool:
     """A write has reached the newest log: it must be there, with contents, at the next opening. Raises OSError.
 
-    LevelDB notes the number of a log when the one before has become a table, and not at all whether it had anything.
+    Returns whether that is new. LevelDB notes the number of a log when the one before has become a table, and not at all whether
+    it had anything.
     """
     logs = _logs(directory)
-    if logs and int(logs[-1].stem) != _written_log(directory):
-        replace_text(directory / WRITTEN, f"{int(logs[-1].stem)}\n", 0o600)
+    if not logs or int(logs[-1].stem) == _written_log(directory):
+        return False
+    replace_text(directory / WRITTEN, f"{int(logs[-1].stem)}\n", 0o600)
+    return True
 
 
 def _written_log(directory: Path) -> int:
