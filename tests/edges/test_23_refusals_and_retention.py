@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.kit.deadlines import until
-from tests.kit.listener import ListenerUnderTest, listening, users_file
+from tests.kit.listener import ListenerUnderTest, listening
 from tests.kit.queue import accept, events, lease, opened, settle
 from tests.kit.relay import relaying, send, staged
 from tests.kit.smtp_client import RawClient
@@ -57,33 +57,18 @@ def counts(relay: ListenerUnderTest) -> list[int]:
     return [int(str(e["count"])) for e in events(relay.queue.store) if e["event"] == "rejected"]
 
 
-async def test_a_user_is_not_counted(tmp_path: Path) -> None:
-    """Each refusal of a trusted client has a record of its own."""
-    users_file(tmp_path)
-    async with (
-        listening(tmp_path, "    max_message_size: 100") as relay,
-        await RawClient.connect(relay.address.port) as client,
-    ):
-        await client.ehlo()
-        for _ in range(3):
-            assert (await client.message(b"x" * 70 + b"\r\n" + b"y" * 70 + b"\r\n.\r\n")).startswith(
-                "552"
-            )
-        await until(lambda: counts(relay) == [1, 1, 1], "the records")
-
-
 async def test_the_end_and_a_full_disk(tmp_path: Path) -> None:
     """What was counted is recorded when the relay stops; with too little space nothing is."""
     written: list[Any] = []
     space = DiskSpace(tmp_path, 1)
     counted = Rejections(written.append, space)
     for _ in range(5):
-        counted.add(EVENT, counted=True)
+        counted.add(EVENT, user="", is_known=False)
     counted.close()
     assert [event.count for event in written] == [1, 4]
     space.lack, space._checked_s = "full", float("inf")
     for _ in range(5):
-        counted.add(EVENT, counted=True)
+        counted.add(EVENT, user="", is_known=False)
     counted.flush()
     assert len(written) == 2
     space.lack = ""
@@ -93,17 +78,17 @@ async def test_the_end_and_a_full_disk(tmp_path: Path) -> None:
 
 async def test_many_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a number of networks they are counted together; addresses of one /64 are one network."""
-    monkeypatch.setattr(rejections, "NETWORKS_MAX", 10)
+    monkeypatch.setattr(rejections, "KINDS_MAX", 10)
     written: list[Any] = []
     counted = Rejections(written.append, DiskSpace(tmp_path, 1))
     for number in range(100):
-        counted.add(replace_ip(f"192.0.2.{number}"), counted=True)
+        counted.add(replace_ip(f"192.0.2.{number}"), user="", is_known=False)
     counted.close()
     assert [event.count for event in written] == [1] * 11 + [89]
     assert written[-1].client_ip == ""
     written.clear()
     for number in range(1, 100):
-        counted.add(replace_ip(f"2001:db8::{number:x}"), counted=True)
+        counted.add(replace_ip(f"2001:db8::{number:x}"), user="", is_known=False)
     counted.close()
     assert [event.count for event in written] == [1, 98]
 

@@ -194,6 +194,18 @@ def test_what_an_earlier_version_sealed_with_a_gap(directory: Path) -> None:
     ]
 
 
+def test_a_line_that_is_no_event(directory: Path) -> None:
+    """A start goes on with the others, and the log names the segment for good."""
+    segment = Segment(directory, NODE, 1)
+    segment.append(lines(1, 2) + bytes(4096) + b"\n" + lines(3, 2), 4)
+    segment.leave()
+    assert recover(directory, NODE) == {1, 2, 3, 4}
+    seal_recovered(directory, NODE, NOW_MS)
+    problems: list[str] = []
+    assert len(list(read_log(directory, problems))) == 2
+    assert ["damaged at byte 0" in text for text in problems] == [True]
+
+
 async def test_a_number_that_the_queue_has_lost(directory: Path) -> None:
     """A key of the outbox that is gone: the log says so, whatever the frame would look like."""
     config = configured(directory)

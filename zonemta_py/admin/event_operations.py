@@ -31,7 +31,7 @@ class EventOperations:
     async def history(self, request: HistoryRequest) -> AsyncIterator[Row]:
         """A row for each event, in the order of their time; then one with ``problem`` for each part of the log that is missing.
 
-        A tenant is not told the names of files. Raises LocalError.
+        A tenant gets no names of files. Raises LocalError.
         """
         if self._directory is None:
             raise LocalError("there is no event log")

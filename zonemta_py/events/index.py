@@ -93,7 +93,7 @@ def may_have(bits: memoryview, value: int) -> bool:
 Numbers = tuple[int, int, int]  # previous, first and last of a segment
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """The entry of a segment; ``numbers`` None for one of an earlier version."""
 
     name: str
@@ -116,7 +116,7 @@ def index_entry(name: bytes, bits: bytes, numbers: Numbers) -> bytes:
     return _HEAD.pack(_MAGIC, len(name), len(content), checksum) + name + content
 
 
-def read_index(hour: Path) -> Iterator[Entry]:
+def read_index(hour: Path) -> Iterator[IndexEntry]:
     """The entries of a directory, as far as they can be read."""
     try:
         data = memoryview((hour / NAME).read_bytes())
@@ -133,9 +133,9 @@ def read_index(hour: Path) -> Iterator[Entry]:
         if crc32(content, crc32(name)) != checksum:
             return
         if magic == _MAGIC:
-            yield Entry(
+            yield IndexEntry(
                 str(name, "utf-8", "replace"), content[_NUMBERS.size :], _NUMBERS.unpack_from(content)
             )
         else:
-            yield Entry(str(name, "utf-8", "replace"), content, None)
+            yield IndexEntry(str(name, "utf-8", "replace"), content, None)
         at = end

@@ -9,7 +9,6 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import sync_directory
 from zonemta_py.events.frames import Data, blocks, opened_data
@@ -47,14 +46,14 @@ def recover(directory: Path, node: str, exported: int = 0) -> set[int]:
     that was sealed when the crash came only loses its hidden name.
     """
     found: set[int] = set()
-    for path in by_number(open_segments(directory, node)):
+    paths = by_number(open_segments(directory, node))
+    for path in paths:
         with opened_data(path) as data:
-            for frame in whole_frames(data, path):
-                found.update(from_json(line)["seq"] for line in frame.lines.splitlines())
+            found.update(record["seq"] for record in readable_records(data, path))
             if final_name(path) is not None:
                 path.unlink()
             elif not _is_complete(data):
-                _complete(path, data, max(found, default=0) < exported)
+                _complete(path, data, path == paths[-1] and max(found, default=0) < exported)
     return found
 
 

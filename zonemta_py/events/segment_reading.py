@@ -155,7 +155,7 @@ def _record(line: bytes, path: Path | str, at: int) -> dict[str, Any]:
         record = from_json(line)
     except ValueError as exc:
         raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or "seq" not in record:
         raise SegmentDamaged(f"{path}: damaged at byte {at}: a line is no event", at)
     return record
 
@@ -183,9 +183,11 @@ def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
-    """The records of every frame that can be read, also behind damage."""
+    """The records of every frame that can be read, also behind damage; a line in it that is none is left out."""
     for frame in whole_frames(data, path):
-        yield from map(from_json, frame.lines.splitlines())
+        for line in frame.lines.splitlines():
+            with suppress(SegmentDamaged):
+                yield _record(line, path, frame.start)
 
 
 def whole_frames(data: Data, path: Path | str) -> Iterator[Frame]:

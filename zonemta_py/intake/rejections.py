@@ -1,9 +1,11 @@
-"""Records refused commands. Strangers get at most two events per address and minute, so that they cannot fill
-the event log: the first refusal at once, the number of the others at the end of the minute.
+"""Records refused commands, at most two events in a minute for each client, command and code, so that no client can fill the
+event log: the first refusal at once, the number of the others at the end of the minute.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from zonemta_py.core.codec import replace
 from zonemta_py.core.networks import network_of
@@ -11,7 +13,16 @@ from zonemta_py.events.schema import Event, Rejected
 from zonemta_py.storage.disk_space import DiskSpace
 
 INTERVAL_S = 60.0
-NETWORKS_MAX = 1000  # counted by themselves; the others of a minute are counted together
+KINDS_MAX = 1000  # of strangers, and of others, counted by themselves; the others of a minute are counted together
+
+
+class _Kind(NamedTuple):
+    """What is counted by itself. ``owner``: a user, or the network of a client; empty: of all beyond KINDS_MAX."""
+
+    is_known: bool
+    owner: str
+    command: str
+    code: int
 
 
 class Rejections:
@@ -23,26 +34,35 @@ class Rejections:
     def __init__(self, record: Callable[[Event], object], disk_space: DiskSpace) -> None:
         self._record = record
         self._disk_space = disk_space
-        # By network: the last one, with the count of those not recorded; None: there was one, and it was.
-        self._counted: dict[str, Rejected | None] = {}
+        # The last one, with the count of those not recorded; None: there was one, and it was.
+        self._counted: dict[_Kind, Rejected | None] = {}
+        self._kinds: Counter[bool] = (
+            Counter()
+        )  # of known clients and of strangers: neither takes the other's
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, event: Rejected, *, counted: bool) -> None:
-        """Record ``event``, or count it with the others of its minute."""
-        if not counted:
-            self._record(event)
-            return
-        network = network_of(event.client_ip)
-        if network not in self._counted and len(self._counted) >= NETWORKS_MAX:
-            network = ""
-        if network in self._counted or not self._disk_space.is_sufficient():
-            before = self._counted.get(network)
-            self._counted[network] = replace(event, count=1 + (before.count if before else 0))
+    def add(self, event: Rejected, *, user: str, is_known: bool) -> None:
+        """Record ``event``, or count it with the others of its minute.
+
+        ``user``: the authenticated one, if any. ``is_known``: the client may relay.
+        """
+        kind = _Kind(is_known, user or network_of(event.client_ip), event.command, event.code)
+        if kind not in self._counted and self._kinds[is_known] >= KINDS_MAX:
+            kind = kind._replace(owner="")
+        if kind not in self._counted:
+            self._kinds[is_known] += 1
+        if kind in self._counted or not self._disk_space.is_sufficient():
+            before = self._counted.get(kind)
+            self._counted[kind] = replace(event, count=1 + (before.count if before else 0))
         else:
-            self._counted[network] = None
+            self._counted[kind] = None
             self._record(event)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._end_minute)
+
+    def add_password(self, event: Rejected) -> None:
+        """Record a wrong password: their number is limited, and each has its name in the event log."""
+        self._record(event)
 
     def _end_minute(self) -> None:
         self._timer = None
@@ -55,9 +75,10 @@ class Rejections:
         if not self._disk_space.is_sufficient():
             return
         counted, self._counted = self._counted, {}
-        for network, event in counted.items():
+        self._kinds.clear()
+        for kind, event in counted.items():
             if event is not None:
-                self._record(event if network else replace(event, client_ip=""))
+                self._record(event if kind.owner else replace(event, client_ip="", user="", tenant=""))
 
     def close(self) -> None:
         """Record what was counted, and stop."""

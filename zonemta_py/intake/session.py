@@ -61,9 +61,11 @@ class Session(SecureConnection):
             user=user or self._user, tenant=self._tenant, command=command, sender=self._sender or "", recipient="",
             code=int(reply[:3]), reply=reply[4:],
         )  # fmt: skip
-        stranger = not self._user and not context.trusts(self._client_ip)
-        # The number of wrong passwords is limited; each has its name in the event log.
-        context.rejections.add(event, counted=stranger and not reply.startswith("535"))
+        if reply.startswith("535"):
+            context.rejections.add_password(event)
+        else:
+            is_known = bool(self._user) or context.trusts(self._client_ip)
+            context.rejections.add(event, user=self._user, is_known=is_known)
         return Refused(reply)
 
     # ---- MAIL, RCPT
