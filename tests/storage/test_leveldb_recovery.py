@@ -1,11 +1,12 @@
 """Directories with damaged logs: what is opened, what is refused, what a repair names."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
-from zonemta_py.core.errors import QueueCorrupt, QueueLocked
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked
 from zonemta_py.queue.format import keys
 from zonemta_py.storage import leveldb
 from zonemta_py.storage.interface import Access
@@ -152,6 +153,24 @@ def test_a_torn_end(database: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert {each.name for each in (database / "lost").iterdir()} == {
         f"{path.name}.damaged", f"{path.name}.damaged-2",
     }  # fmt: skip
+
+
+def test_a_full_disk(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of an attempt, and the log is as it was: the relay tries again."""
+    (path,) = live_logs(database)
+    spoil(path, groups(path)[-1].start + 2000, bytes(4096))
+    names, torn = {each.name for each in database.iterdir()}, path.read_bytes()
+
+    def fsync(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(LocalError, match="No space left"):
+            LevelDB(database, Access.EXISTING)
+    assert {each.name for each in database.iterdir()} == names
+    assert path.read_bytes() == torn
+    LevelDB(database, Access.EXISTING).close()
 
 
 def test_a_log_of_zeros_is_a_lost_log(database: Path) -> None:

@@ -271,6 +271,15 @@ def _outbox(loose: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _replace(path: Path, parts: Iterable[bytes], *, keep: bool) -> Path:
     """Give a log other contents, durably; returns the path under which it is kept as it was. Raises OSError."""
+    new = path.with_suffix(".new")
+    try:
+        with new.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:  # such as on a full disk, where the relay tries again and again
+        new.unlink(missing_ok=True)
+        raise
     aside = path.parent / ASIDE / f"{path.name}.damaged"
     if keep:
         private_directory(aside.parent)
@@ -280,11 +289,6 @@ def _replace(path: Path, parts: Iterable[bytes], *, keep: bool) -> Path:
             aside = aside.with_name(f"{path.name}.damaged-{number}")
         os.link(path, aside)
         sync_directory(aside.parent)
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
     new.replace(path)
     sync_directory(path.parent)
     return aside
