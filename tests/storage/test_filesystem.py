@@ -25,7 +25,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, new_recipient_record
+from zonemta_py.queue.format.records import FORMAT, new_recipient_record, pack_record
 from zonemta_py.storage import filesystem as files
 from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access
@@ -207,7 +207,10 @@ def test_a_recipient_without_a_message_keeps_its_key(directory: Path) -> None:
     key = keys.waiting_key("default", "0" * 24, "a@x.example")
     store.write(
         store.batch(
-            [(keys.mark_key("0" * 24), b"m"), (key, pack(new_recipient_record(0, "x.example", "")))],
+            [
+                (keys.mark_key("0" * 24), b"m"),
+                (key, pack_record(new_recipient_record(0, "x.example", ""))),
+            ],
             sync=True,
         )
     )
@@ -235,3 +238,15 @@ def test_a_disk_that_is_full_for_a_moment(directory: Path, monkeypatch: pytest.M
     with pytest.raises(QueueUnavailable, match="No space left"):
         store.write(store.batch([(keys.chunk_key(message, 2), chunk)], sync=True))
     store.close()
+
+
+async def test_a_changed_address_is_found(directory: Path) -> None:
+    """A flipped bit in the file of a recipient: it is not sent to, and a repair of its event brings it back."""
+    async with opened(directory, Clock(), store="filesystem") as queue:
+        await accept(queue, "a@dead.example", "b@dead.example")
+    path = sorted(directory.rglob("metadata"))[0]
+    path.write_bytes(path.read_bytes().replace(b"a@dead", b"a@eead"))
+    async with opened(directory, Clock(), store="filesystem") as queue:
+        waiting = list(queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING)))
+        assert [keys.parse_recipient(key)[2] for key in waiting] == ["b@dead.example"]
+        assert any("checksum" in text for text in queue.store.check())

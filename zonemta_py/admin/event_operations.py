@@ -11,9 +11,8 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.events.history import MESSAGES_MAX, Query, in_lines, lower, make_queries
 from zonemta_py.events.schema import EVENT_NAMES
-from zonemta_py.queue.format.keys import OUTBOX, end_of
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.inspect import exported_seq
+from zonemta_py.queue.upkeep.inspect import exported_seq, outbox_lines
 
 SEARCHES_MAX = 2  # at the same time
 LINES_AT_ONCE = 500
@@ -37,7 +36,7 @@ class EventOperations:
         if self._directory is None:
             raise LocalError("there is no event log")
         make_queries(request.key, request.since_ms)  # raises for what nothing can be found by
-        outbox = [lines for _, lines in self._queue.store.scan(OUTBOX, end_of(OUTBOX))]  # before the log
+        outbox = list(outbox_lines(self._queue.store))  # before the log
         async with self._searches:
             output = await self._search(self._directory, request)
         found: list[Row] = []

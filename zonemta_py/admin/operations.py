@@ -48,7 +48,13 @@ from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.flush import flush
-from zonemta_py.queue.upkeep.inspect import exported_seq, known_seq, message_row, recipient_rows
+from zonemta_py.queue.upkeep.inspect import (
+    exported_seq,
+    known_seq,
+    message_row,
+    outbox_lines,
+    recipient_rows,
+)
 from zonemta_py.smtp.classification import classified_row
 
 ALL = "all"
@@ -255,9 +261,8 @@ class Operations(
         with self._queue.store.frozen() as view:
             last = self._queue.commits.written_seq
             exported, known = exported_seq(view), known_seq(view)
-            for key, value in view.scan(OUTBOX, end_of(OUTBOX)):
-                last = max(last, parse_outbox(key))
-                events.append({"events": value.decode()})
+            last = max([last, *map(parse_outbox, view.keys(OUTBOX, end_of(OUTBOX)))])
+            events += ({"events": lines.decode()} for lines in outbox_lines(view))
             recipients = [[r["message"], r["index"], r["zone"]] for r in recipient_rows(view)]
         yield {"seq": last, "exported": exported, "older_than": known, "node": self._queue.node}
         for row in events:

@@ -12,7 +12,7 @@ from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_recipient_record
+from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_recipient_record, pack_record
 from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.storage.interface import Op
 from zonemta_py.storage.leveldb_store import LevelDBStore
@@ -80,7 +80,7 @@ def fill_dead(directory: Path, domains: int) -> None:
         message, domain = _message_id(start_ms, number), f"d{number}.dead.example"
         record = new_recipient_record(0, domain, _ORIGIN.submitter)
         ops += _message_ops(message, start_ms, "default")
-        ops.append((keys.waiting_key("default", message, f"{number}@{domain}"), pack(record)))
+        ops.append((keys.waiting_key("default", message, f"{number}@{domain}"), pack_record(record)))
     store.write(store.batch(ops, sync=True))
     store.close()
 
@@ -94,11 +94,11 @@ def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
     record = new_recipient_record(0, domain, _ORIGIN.submitter)
     stored = _message_ops(message, start_ms, zone)
     if blocked:
-        return [*stored, (keys.waiting_key(zone, message, address), pack(record))]
+        return [*stored, (keys.waiting_key(zone, message, address), pack_record(record))]
     deferred = record._replace(due_ms=due_ms, attempts=1)
     return [
         *stored,
-        (keys.deferred_key(zone, message, address), pack(deferred)),
+        (keys.deferred_key(zone, message, address), pack_record(deferred)),
         (keys.due_key(due_ms, zone, message), b""),
     ]
 
@@ -110,7 +110,7 @@ def _message_ops(message: str, start_ms: int, zone: str) -> list[Op]:
     return [
         (keys.chunk_key(message, 1), _BODY),
         (keys.mark_key(message), pack(mark)),
-        (keys.meta_key(message), pack(meta)),
+        (keys.meta_key(message), pack_record(meta)),
     ]
 
 
@@ -121,7 +121,7 @@ def churn_queue(directory: Path, recipients: int) -> None:
     """
     store = _new_queue(directory)
     start_ms = clock.now_ms() - 3_600_000
-    record = pack(new_recipient_record(0, "gone.example", _ORIGIN.submitter))
+    record = pack_record(new_recipient_record(0, "gone.example", _ORIGIN.submitter))
     for first in range(0, recipients, BATCH_OPS):
         stored = [
             keys.waiting_key("default", _message_id(start_ms, number // 50), f"{number}@gone.example")

@@ -21,6 +21,7 @@ from zonemta_py.cli.options import FILE
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core.codec import from_json
+from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.audit import Audit
 from zonemta_py.events.log import ends_of, gaps, read_log
 
@@ -44,7 +45,8 @@ def audit(config_paths: tuple[Path, ...], as_json: bool) -> None:
 
     For each zone and day of acceptance: accepted = queued + delivered + bounced + expired + deleted
     + lost. Lists every uncertain delivery: the relay crashed between the peer's reply and recording it,
-    so the recipient may get the message twice. Counts recipients that other nodes accepted: other relays
+    so the recipient may get the message twice. Lists every lost recipient: damage on disk destroyed it, and `queue repair`
+    could not restore it. Counts recipients that other nodes accepted: other relays
     with the same event log, or this queue before an import; name the configurations of all these relays to audit them together. Names
     damaged and missing segments of the event log, and a queue that is older than it. Exits
     1 when a recipient does not have exactly one outcome or state, or the event log is not whole. The relay
@@ -65,6 +67,8 @@ def audit(config_paths: tuple[Path, ...], as_json: bool) -> None:
             print_json(row)
         for record in found.history.uncertain:
             print_json({"uncertain": record})
+        for record in found.history.lost:
+            print_json({"lost": record})
         for problem in problems:
             print_json({"problem": problem})
         counts = {"problems": len(problems), "uncertain": len(found.history.uncertain)}
@@ -73,7 +77,7 @@ def audit(config_paths: tuple[Path, ...], as_json: bool) -> None:
         nodes = ", ".join(sorted(found.nodes))
         for node, count in found.others.items():
             echo(f"{count} recipients were accepted by node {node}, and this queue is of node {nodes}")
-        _print(rows, found.history.uncertain, problems)
+        _print(rows, found.history, problems)
     if problems:
         sys.exit(EXIT_FAILED)
 
@@ -122,15 +126,19 @@ def _add_queue(found: Audit, config_path: Path) -> Row:
     return queue
 
 
-def _print(rows: list[Row], uncertain: list[Row], problems: list[str]) -> None:
+def _print(rows: list[Row], history: RecipientHistory, problems: list[str]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name, justify="left" if name in ("zone", "day") else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))
     print_table(table)
-    for record in uncertain:
+    for record in history.uncertain:
         echo(f"uncertain: {record['message']} to {record['recipient']} in {record['zone']}")
+    for record in history.lost:
+        echo(
+            f"lost: {record['message']} to {record['recipient']} in {record['zone']}: {record['reason']}"
+        )
     for problem in problems:
         echo(f"problem: {problem}")
     echo("every recipient is accounted for" if not problems else f"{len(problems)} problems")

@@ -20,7 +20,8 @@ class RecipientHistory:
     """The state of every recipient that the event log names, and counts of events per zone.
 
     ``zones``: where an accepted recipient is or was last. ``outcomes``: its final event. ``held``: those
-    that an operator, or the poison limit, keeps. ``uncertain``: records of interrupted deliveries.
+    that an operator, or the poison limit, keeps. ``uncertain``: records of interrupted deliveries. ``lost``: records of recipients that
+    damage on disk destroyed.
     ``repeated``: (recipient, event) of second outcomes. ``addresses`` is filled if asked for. ``counts``:
     events per zone, where a moved recipient counts as accepted in its new zone. ``began_ms``: the time of
     the oldest record.
@@ -32,6 +33,7 @@ class RecipientHistory:
         self.held: set[RecipientId] = set()
         self.addresses: dict[RecipientId, str] = {}
         self.uncertain: list[dict[str, Any]] = []
+        self.lost: list[dict[str, Any]] = []
         self.repeated: list[tuple[RecipientId, str]] = []
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.began_ms: int | None = None
@@ -58,6 +60,8 @@ class RecipientHistory:
             self._recipient(event, record)
         if event == "uncertain" or record.get("uncertain"):
             self.uncertain.append(record)
+        elif event == "lost":
+            self.lost.append(record)
 
     def _accepted(self, record: dict[str, Any]) -> None:
         message = record["message"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Event, encode
-from zonemta_py.queue.format.records import CensusLabels, RecipientState
+from zonemta_py.queue.format.records import CensusLabels, RecipientState, SealedRecord, pack_record
 from zonemta_py.storage.interface import Op
 
 DoneCallback = Callable[[QueueUnavailable | None], None]
@@ -91,6 +91,17 @@ class WriteBatch:
         """Write ``value`` under ``key``."""
         self.ops.append((key, value))
         self.size_bytes += len(value)
+
+    def put_record(self, key: bytes, record: SealedRecord) -> None:
+        """Write a record with its sum under ``key``."""
+        self.put(key, pack_record(record))
+
+    def put_records(self, records: Iterable[tuple[bytes, SealedRecord]]) -> None:
+        """As ``put_record`` for each, without its call for every recipient of a message."""
+        for key, record in records:
+            value = pack_record(record)
+            self.ops.append((key, value))
+            self.size_bytes += len(value)
 
     def delete(self, key: bytes) -> None:
         """Delete ``key``, which need not exist."""

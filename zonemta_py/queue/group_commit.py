@@ -22,6 +22,7 @@ from zonemta_py.events.schema import identify
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.format.keys import META_IDS, outbox_key
+from zonemta_py.queue.format.records import pack_outbox
 from zonemta_py.storage.interface import Op, Store
 
 GROUP_OPS_MAX = 2048  # a large group delays every batch behind it
@@ -195,7 +196,8 @@ class GroupCommit:
         ops += latest.items()
         events = [event for batch in group for event in batch.events]
         if events:
-            ops.append((outbox_key(self._next_seq), identify(self._node, self._next_seq, events)))
+            lines = identify(self._node, self._next_seq, events)
+            ops.append((outbox_key(self._next_seq), pack_outbox(lines)))
             self._next_seq += 1
         if self._ids.last != self._ids_written:
             self._ids_written = self._ids.last

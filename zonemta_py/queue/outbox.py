@@ -27,7 +27,9 @@ from zonemta_py.events.schema import number_before
 from zonemta_py.events.segments import Segment
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import read_outbox
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.transitions import set_aside
 from zonemta_py.queue.upkeep.inspect import exported_seq, log_begins, oldest_message
 
 GROUPS_AT_ONCE = 2000
@@ -54,6 +56,7 @@ class Exporter:
         self._seal_at_s = 0.0  # monotonic
         self._cursor = keys.OUTBOX
         self._exported = int(queue.store.get(keys.META_EXPORTED) or b"0", 16)
+        self._aside = _newest_aside(queue)
         self._recovered = False
         self._remove_at_s = 0.0  # monotonic
         self._in_doubt = False  # the outbox may still hold events that the segment holds
@@ -170,6 +173,8 @@ class Exporter:
 
     async def _export(self) -> bool:
         """Write the next groups as one frame; returns whether more are waiting."""
+        if self._aside > self._exported:
+            await self._note_aside()
         exported: list[bytes] = []
         values: list[bytes] = []
         size, full, last = 0, False, 0
@@ -180,15 +185,22 @@ class Exporter:
                     True  # the numbers between are lost: a frame of its own, in a segment that says so
                 )
                 break
+            try:
+                lines = read_outbox(value)
+            except QueueCorrupt as exc:
+                full = True  # and what is in front of it is exported first
+                if not values:
+                    await self._set_aside(key, value, exc)
+                break
             last = seq
             exported.append(key)
-            values.append(value)
-            size += len(value)
+            values.append(lines)
+            size += len(lines)
             full = len(values) >= GROUPS_AT_ONCE or size >= BYTES_AT_ONCE
             if full:
                 break
         if not values:
-            return False
+            return full
         lines = b"".join(values)
         first = keys.parse_outbox(exported[0])
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write, lines, first, last)
@@ -197,6 +209,21 @@ class Exporter:
         for observer in self._observers:
             observer(lines)
         return full
+
+    async def _set_aside(self, key: bytes, value: bytes, exc: QueueCorrupt) -> None:
+        """Keep an ``outbox/`` value that cannot be read under another key; the next segment says that it is missing."""
+        log.critical("%s: %s; it is kept as %s", key.decode(), exc, keys.damaged_key(key).decode())
+        self._end()
+        batch = WriteBatch()
+        set_aside(batch, key, value)
+        await self._delete([key], batch)
+
+    async def _note_aside(self) -> None:
+        """Count what ``queue repair`` has kept aside as written, when its turn comes: the next segment says that it is missing."""
+        first = next(self._queue.store.keys(self._cursor, keys.end_of(keys.OUTBOX)), None)
+        if first is None or keys.parse_outbox(first) > self._aside:
+            self._end()
+            await self._delete([keys.outbox_key(self._aside)])
 
     def _write(self, lines: bytes, first_seq: int, last_seq: int) -> None:
         previous = number_before(first_seq, self._exported)
@@ -221,9 +248,9 @@ class Exporter:
     def _is_empty(self) -> bool:
         return next(self._queue.store.keys(self._cursor, keys.end_of(keys.OUTBOX)), None) is None
 
-    async def _delete(self, exported: list[bytes]) -> None:
-        """Delete ``outbox/`` keys. After an error they may be deleted or not."""
-        batch = WriteBatch()
+    async def _delete(self, exported: list[bytes], batch: WriteBatch | None = None) -> None:
+        """Delete ``outbox/`` keys, in ``batch``. After an error they may be deleted or not."""
+        batch = batch or WriteBatch()
         batch.kinds.append("outbox")
         for key in exported:
             batch.delete(key)
@@ -292,6 +319,13 @@ class Exporter:
         self._end()
         for segment in self._ended:
             segment.leave()
+
+
+def _newest_aside(queue: Queue) -> int:
+    """The highest number of an ``outbox/`` value that could not be read, or 0."""
+    prefix = keys.damaged_key(keys.OUTBOX)
+    aside = queue.store.keys(prefix, keys.end_of(prefix))
+    return max((keys.parse_outbox(key[len(keys.META_DAMAGED) :]) for key in aside), default=0)
 
 
 def _log_failure(exc: Exception) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor
@@ -38,7 +37,7 @@ class ReportWriter:
         for event in effects.events:
             batch.record(event)
         for key, entry in effects.digests:
-            batch.put(key, pack(entry))
+            batch.put_record(key, entry)
         batch.put_latest(effects.puts)
         return self.accept(batch, effects.reports)
 

@@ -40,9 +40,7 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
     for number, chunk in enumerate(new.tail, mark.chunks - len(new.tail) + 1):
         batch.put(keys.chunk_key(message, number), chunk)
     batch.put(keys.mark_key(message), pack(mark))
-    batch.put(keys.meta_key(message), pack(meta))
-    for recipient in new.recipients:
-        batch.put(recipient.key, pack(recipient.record))
+    batch.put_records([(keys.meta_key(message), meta), *[(r.key, r.record) for r in new.recipients]])
     _count(batch, meta, new.recipients, enter=True)
     for due in due_keys_of(new.recipients):
         batch.put(due, b"")
@@ -157,7 +155,7 @@ def _defer(batch: WriteBatch, outcome: Outcome, now_ms: int) -> None:
     recipient = outcome.recipient
     record = deferred(outcome, now_ms)
     zone, message = recipient.zone, recipient.message
-    batch.put(keys.deferred_key(zone, message, recipient.address), pack(record))
+    batch.put_record(keys.deferred_key(zone, message, recipient.address), record)
     batch.put(keys.due_key(outcome.due_ms, zone, message), b"")
     move(batch, zone, message, recipient.record, record)
 
@@ -198,7 +196,7 @@ def hold(
     zone, message, address = keys.parse_recipient(key)
     batch.delete(key)
     held = record._replace(due_ms=keys.HELD_MS)
-    batch.put(keys.deferred_key(zone, message, address), pack(held))
+    batch.put_record(keys.deferred_key(zone, message, address), held)
     move(batch, zone, message, record, held)
     batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
     batch.record(Held(**event_fields(meta, key, record, now_ms), reason=reason))
@@ -207,14 +205,20 @@ def hold(
 
 def note(batch: WriteBatch, message: str, failure: Note) -> None:
     """S2 → S2: keep a failure for the report at the end of its message."""
-    batch.put(keys.bounce_key(message, failure.recipient_index), pack(failure))
+    batch.put_record(keys.bounce_key(message, failure.recipient_index), failure)
 
 
 def warn(batch: WriteBatch, message: str, meta: Meta) -> Meta:
     """S2 → S2: a warning of delay was sent; returns the changed envelope."""
     warned = meta._replace(version=FORMAT, warned=True)
-    batch.put(keys.meta_key(message), pack(warned))
+    batch.put_record(keys.meta_key(message), warned)
     return warned
+
+
+def set_aside(batch: WriteBatch, key: bytes, value: bytes) -> None:
+    """Keep the value of an ``outbox/`` key, which cannot be read, under another key."""
+    batch.delete(key)
+    batch.put(keys.damaged_key(key), value)
 
 
 def last(batch: WriteBatch, message: str, chunks: int, notes: Iterable[Note]) -> None:
@@ -241,6 +245,6 @@ def wake(
     key = keys.waiting_key(zone, message, address)
     ready = record._replace(version=FORMAT, due_ms=0)
     batch.delete(keys.deferred_key(zone, message, address))
-    batch.put(key, pack(ready))
+    batch.put_record(key, ready)
     move(batch, zone, message, record, ready)
     return QueuedRecipient(key, zone, message, address, ready)

@@ -13,11 +13,13 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.recovery import last_seq, newest_message
-from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.inspect import outbox_lines
 from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.queue.upkeep.repair import repair_contents
+from zonemta_py.queue.upkeep.repair_keys import remove_strange_keys, repair_outbox
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.leveldb import repair_database
+from zonemta_py.storage.leveldb_recovery import LogDamage, clean_logs
 from zonemta_py.storage.open import locked_files, open_store
 
 
@@ -50,15 +52,25 @@ async def repair(config: Config, records: Iterable[dict[str, Any]]) -> list[dict
 
     The relay must not be running. Raises QueueLocked, LocalError.
     """
+    damage: list[LogDamage] = []
     if config.queue.store == "leveldb":
         with locked_files(config.queue) as directory:
+            damage = clean_logs(directory)
             repair_database(directory)
     queue = open_queue(config, access=Access.REPAIR)
     queue.commits.start()
     try:
-        outbox = list(queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)))
-        newest = (from_json(line) for _, value in outbox for line in value.splitlines())
+        rows = [_row(each) for each in damage]
+        rows += await remove_strange_keys(queue)
+        rows += await repair_outbox(queue, [value for each in damage for value in each.outbox])
+        newest = (from_json(line) for lines in outbox_lines(queue.store) for line in lines.splitlines())
         history = RecipientHistory(chain(records, newest), addresses=True)
-        return await repair_contents(queue, history, config.zones)
+        named = [recipient for each in damage for recipient in each.named]
+        return rows + await repair_contents(queue, history, config.zones, named)
     finally:
         await queue.close()
+
+
+def _row(damage: LogDamage) -> dict[str, Any]:
+    what = "damaged" if damage.is_lost else "restored"
+    return {"what": what, "message": "", "recipient": "", "reason": damage.text}

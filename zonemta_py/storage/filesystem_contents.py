@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.files import sync_directory
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import pack_record
 from zonemta_py.storage.filesystem_layout import MARKERS, read_recipient
 from zonemta_py.storage.filesystem_names import (
     LEAF,
@@ -131,7 +131,7 @@ def _recipient(directory: Path) -> Iterator[Op]:
     key, record = read_recipient(
         message, (directory / "metadata").read_bytes(), (directory / "schedule").read_bytes()
     )
-    yield key, pack(record)
+    yield key, pack_record(record)
     if record.due_ms:
         yield keys.due_key(record.due_ms, keys.parse_recipient(key)[0], message), b""
 

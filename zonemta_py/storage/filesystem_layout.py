@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from zonemta_py.core import clock
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import from_json, to_json
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
@@ -159,7 +160,7 @@ def write_recipient(key: bytes, record: RecipientRecord, sender: str) -> tuple[b
     """Return the contents of a recipient's metadata and schedule files."""
     zone, message, address = keys.parse_recipient(key)
     state = "deferred" if key.startswith(keys.DEFERRED) else "waiting"
-    own = {"zone": zone, "state": state, "record": record}
+    own = {"zone": zone, "state": state, "record": record, "crc": _sum(message, address, record)}
     metadata = {"from": sender or None, "to": address, "metadata": own}
     at_ms = record.due_ms or keys.created_ms(message)
     schedule = {"at": _iso(at_ms), "last_attempt": _iso(record.last_ms) if record.last_ms else None}
@@ -172,13 +173,23 @@ def read_recipient(message: str, metadata: bytes, schedule: bytes) -> tuple[byte
         envelope, times = from_json(metadata), from_json(schedule)
         own = envelope["metadata"]
         deferred = own["state"] == "deferred"
-        record = RecipientRecord(*own["record"])._replace(
+        record = RecipientRecord(*own["record"])
+        if (
+            own.get("crc", crc := _sum(message, envelope["to"], record)) != crc
+        ):  # an earlier version wrote none
+            raise QueueCorrupt("its recipient and its checksum differ")
+        record = record._replace(
             due_ms=_ms(times["at"]) if deferred else 0, last_ms=_ms(times["last_attempt"])
         )
         key_of = keys.deferred_key if deferred else keys.waiting_key
         return key_of(own["zone"], message, envelope["to"]), record
     except (ValueError, KeyError, TypeError) as exc:
         raise QueueCorrupt(f"{exc!r}") from exc
+
+
+def _sum(message: str, address: str, record: RecipientRecord) -> int:
+    """The CRC-32 of what may not change in a recipient; its times are in the schedule, which other programs may change."""
+    return crc32(to_json((message, address, record._replace(due_ms=0, last_ms=0))))
 
 
 def _iso(ms: int) -> str:

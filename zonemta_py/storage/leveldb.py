@@ -3,22 +3,26 @@
 Reads and short ranges take microseconds and run on the event loop; ``write`` and ``compact`` run in a
 thread. After a failed write LevelDB refuses every later one until the database is opened again.
 
+LevelDB does not put the names of its files on disk, except before it syncs its MANIFEST: ``write`` does so when there is a new one.
+
 Opening writes: LevelDB turns its log into a table, and deletes tables that its MANIFEST does not name. For
 ``Access.READ`` it gets a directory of symbolic links, so that all of that happens elsewhere.
 """
 
 import fcntl
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import WeakValueDictionary
 
 import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import KnownFile, private_directory
+from zonemta_py.core.files import KnownFile, private_directory, sync_directory
 from zonemta_py.storage.interface import GONE, Access, Op
+from zonemta_py.storage.leveldb_recovery import WRITTEN, check_logs, cut_torn_end, note_written
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
@@ -27,6 +31,7 @@ LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
 DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # those with contents
 
 _leveldb: Any = plyvel  # it has no type annotations
+_open_here: "WeakValueDictionary[Path, LevelDB]" = WeakValueDictionary()  # by this process
 
 
 class LevelDBView:
@@ -76,14 +81,21 @@ class LevelDB(LevelDBView):
                 opened = self._borrowed.enter_context(_linked(directory))
             else:
                 private_directory(directory)
-            self._db: Any = _open(opened, create=access is Access.CREATE)
+                if directory.resolve() in _open_here:
+                    raise QueueLocked(f"{directory}: in use by this process")
+            self._db: Any = _open_whole(opened, access)
             self._lock_file = KnownFile(opened / "LOCK")
+            self._names_ns = 0  # the time of the last change in the directory whose names are on disk
         except BaseException as exc:
             self._borrowed.close()
             if isinstance(exc, _leveldb.Error | OSError):
                 raise _opening_error(exc, directory, opened) from exc
+            if type(exc) is QueueCorrupt:
+                raise QueueCorrupt(str(exc).replace(str(opened), str(directory))) from exc
             raise
         super().__init__(self._db)
+        if access is not Access.READ:
+            _open_here[directory.resolve()] = self
 
     @contextmanager
     def frozen(self) -> Iterator[LevelDBView]:
@@ -116,6 +128,23 @@ class LevelDB(LevelDBView):
             raise QueueUnavailable(f"{self._directory}: {exc}") from exc
         if not self._lock_file.is_there():
             raise QueueUnavailable(f"{self._directory}: {GONE}")
+        try:
+            self._sync_names()
+        except OSError as exc:
+            raise QueueUnavailable(f"{self._directory}: {exc}") from exc
+
+    def _sync_names(self) -> None:
+        """Put the names of files on disk that LevelDB has made since, such as that of the log just written to. Raises OSError."""
+        changed_ns = (
+            self._directory.stat().st_mtime_ns
+        )  # before the sync: a later change has one of its own
+        if changed_ns == self._names_ns:
+            return
+        sync_directory(self._directory)
+        if note_written(self._directory):  # only now: the log that it names is there after a power cut
+            changed_ns = self._directory.stat().st_mtime_ns
+            sync_directory(self._directory)
+        self._names_ns = changed_ns
 
     def compact(self) -> None:
         """Free the disk space of removed keys."""
@@ -135,6 +164,8 @@ class LevelDB(LevelDBView):
         """Close the database. A read or write in another thread would crash the process."""
         self._db.close()
         self._borrowed.close()
+        if _open_here.get(self._directory.resolve()) is self:
+            del _open_here[self._directory.resolve()]
 
 
 def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
@@ -148,6 +179,22 @@ def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
     if text.startswith("IO error: lock ") and "permission" not in text.lower():
         return QueueLocked(f"{directory}: in use by another process")
     return LocalError(f"{directory}: {text}")
+
+
+def _open_whole(directory: Path, access: Access) -> Any:
+    """The database, without a torn end of its log. Raises QueueCorrupt for other damage, QueueLocked, and what ``_open`` raises."""
+    create, is_link = access is Access.CREATE, access is Access.READ
+    if (directory / "CURRENT").exists():
+        with nullcontext() if is_link else locked(directory):
+            check_logs(directory, keep=not is_link)
+    try:
+        return _open(directory, create=create)
+    except _leveldb.CorruptionError:
+        with nullcontext() if is_link else locked(directory):
+            is_cut = cut_torn_end(directory, keep=not is_link)
+        if not is_cut:
+            raise
+        return _open(directory, create=create)
 
 
 def _open(directory: Path, *, create: bool) -> Any:
@@ -213,6 +260,7 @@ def repair_database(directory: Path) -> None:
     LevelDB takes no lock for that: the caller has it (``locked``).
     """
     try:
+        (directory / WRITTEN).unlink(missing_ok=True)  # the logs become tables
         _leveldb.repair_db(str(directory), paranoid_checks=True)
     except (_leveldb.Error, OSError) as exc:
         raise LocalError(f"{directory}: {exc}") from exc

@@ -1,11 +1,15 @@
 """The key layout, frozen byte for byte."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.core.codec import pack
+from zonemta_py.core.codec import from_json, pack
+from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import WORKER_SHIFT, WORKERS_MAX, MessageIds
 from zonemta_py.queue.format.records import (
@@ -19,19 +23,28 @@ from zonemta_py.queue.format.records import (
     Open,
     Origin,
     RecipientRecord,
+    SealedRecord,
     SubmissionRecord,
     born,
+    pack_outbox,
+    pack_record,
     read_inflight,
     read_mark,
     read_meta,
     read_note,
     read_open,
+    read_outbox,
     read_recipient_record,
     read_submitted,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ID = "019a1b2c3d4e000001abcdef"
+
+
+def stored(record: Any) -> bytes:
+    """The bytes of a record: those with the address of a recipient, or with what is sent, have a sum."""
+    return pack_record(record) if isinstance(record, SealedRecord) else pack(record)
 
 
 def test_keys_are_frozen() -> None:
@@ -118,7 +131,7 @@ def test_records_are_frozen() -> None:
         (SubmissionRecord(FORMAT, 9, ID, b"\x01" * 16), read_submitted),
     ]
     assert (
-        "\n".join(pack(record).hex() for record, _ in records) + "\n"
+        "\n".join(stored(record).hex() for record, _ in records) + "\n"
         == (GOLDEN / "records.hex").read_text()
     )
     for line, (record, read) in zip((GOLDEN / "records.hex").read_text().split(), records, strict=True):
@@ -200,10 +213,53 @@ def test_version_6_is_read() -> None:
     )
 
 
+def test_version_7_is_read() -> None:
+    """What the seventh wrote: all but the sums."""
+    mark, meta, waiting, inflight, opened, note, submitted = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-7.hex").read_text().split()
+    )
+    assert read_mark(mark).version == read_inflight(inflight).version == 7
+    assert read_meta(meta).header == b"A: 1\r\n"
+    assert read_recipient_record(waiting).reply_class == "blocked"
+    assert read_note(note).mx == "mx.y.z"
+    assert (read_open(opened).boot, read_submitted(submitted).message) == (4, ID)
+    for record in (read_meta(meta), read_recipient_record(waiting), read_note(note)):
+        assert pack_record(record) == pack_record(record._replace(version=FORMAT))
+
+
+@pytest.mark.parametrize(
+    ("number", "read"), [(1, read_meta), (2, read_recipient_record), (5, read_note)]
+)
+def test_a_flipped_bit_is_found(number: int, read: Callable[[bytes], Any]) -> None:
+    """Every one, in any place of a record with the address of a recipient, or with what is sent."""
+    whole = bytes.fromhex((GOLDEN / "records.hex").read_text().split()[number])
+    for bit in range(len(whole) * 8):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(QueueCorrupt):
+            read(bytes(data))
+
+
+def test_event_lines_have_a_sum() -> None:
+    lines = b'{"node":"abcdef","seq":5,"position":0,"event":"delivered"}\n'
+    value = pack_outbox(lines)
+    assert value == lines[:-1] + b"\t   \t\t \t  \t\t\t\t\t\t\t\t   \t\t\t \t\t\t   \t\n"
+    assert from_json(value) == from_json(lines)
+    assert read_outbox(value) == read_outbox(lines) == lines  # of version 7: without a sum
+    for bit in range(len(value) * 8):
+        data = bytearray(value)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(QueueCorrupt):
+            read_outbox(bytes(data))
+    for wrong in (b"", lines[:-1], lines[:-1] + b" " * 32, bytes(40) + b"}\n", b"[1]\n", b"{}\n"):
+        with pytest.raises(QueueCorrupt):
+            read_outbox(wrong)
+
+
 def test_options_may_be_missing() -> None:
     """The first messages of version 5 had none."""
     meta = Meta(FORMAT, "s@x.y", b"", ("default",), False, False, "", Origin("", "", "", "", ""))
-    assert read_meta(pack(tuple(meta)[:-1])) == meta
+    assert read_meta(pack(tuple(meta._replace(version=7))[:-1])) == meta._replace(version=7)
     assert meta.options == NO_OPTIONS
 
 

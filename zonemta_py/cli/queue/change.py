@@ -69,7 +69,9 @@ def repair_(config_path: Path, as_json: bool) -> None:
     """Repair a damaged queue. The relay must be down; a copy of the queue is kept.
 
     The database files are repaired, every message is read and verified, and recipients and markers are
-    compared with the event log. Exits 1 when accepted recipients are lost, and lists them.
+    compared with the event log. What LevelDB's log has of the last mail is read with its checksums before: a flipped bit
+    is set right, and a damaged part is left out, kept in the directory `lost`, and named with its recipients. Exits 1 when
+    accepted recipients are lost, and lists them, or when a part was damaged.
 
     \b
     Example:
@@ -85,15 +87,22 @@ def repair_(config_path: Path, as_json: bool) -> None:
     for number, row in enumerate(rows):
         if as_json:
             print_json(row)
-        elif number < SHOWN or row["what"] == "lost":
+        elif number < SHOWN or row["what"] in ("lost", "damaged"):
             recipient = f" to {row['recipient']}" if row["recipient"] else ""
-            echo(f"{row['what']}: {row['message']}{recipient}: {row['reason']}")
+            message = f" {row['message']}{recipient}:" if row["message"] else ""
+            echo(f"{row['what']}:{message} {row['reason']}")
     counts = Counter(row["what"] for row in rows)
     if as_json:
         print_json(
-            {"copy": str(copy), **{what: counts[what] for what in ("restored", "removed", "lost")}}
+            {
+                "copy": str(copy),
+                **{what: counts[what] for what in ("restored", "removed", "damaged", "lost")},
+            }
         )
     else:
-        echo(f"{counts['restored']} restored, {counts['removed']} removed, {counts['lost']} lost")
-    if counts["lost"]:
+        places = f", {counts['damaged']} places damaged" if counts["damaged"] else ""
+        echo(
+            f"{counts['restored']} restored, {counts['removed']} removed, {counts['lost']} lost{places}"
+        )
+    if counts["lost"] or counts["damaged"]:
         sys.exit(EXIT_FAILED)

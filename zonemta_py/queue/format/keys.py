@@ -21,12 +21,14 @@
     meta/sending/KIND/LENGTH/SLOT/ADDRESS/PROVIDER  what was sent in a slot of a window of LENGTH ms
     meta/sending-state/KIND/ADDRESS/PROVIDER  the pace (KIND pace) or the warm-up of an address at a provider
     meta/held/NAME/deferred/ZONE/MSGID/RCPT  a recipient that is held for the suspension NAME, which is percent-encoded
+    meta/damaged/KEY                  what was under KEY, an OUTBOX key, and could not be read
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
 part because it may contain any byte. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
 """
 
+import re
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
@@ -50,6 +52,7 @@ SEGMENT = b"segment/"
 META_FORMAT = b"meta/format"
 META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
+META_DAMAGED = b"meta/damaged/"
 META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
 META_LOG_BEGINS = b"meta/log-begins"  # of an imported queue: ``meta/exported`` at that time
@@ -65,6 +68,31 @@ META_SEGMENT = b"meta/segment"
 MESSAGE_ID_LENGTH = 24
 CHUNK_KEY_BYTES = len(MESSAGE) + MESSAGE_ID_LENGTH + len("/000001")
 HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE
+
+
+_ZONE, _ID = r"[a-z0-9][a-z0-9_-]*", rf"[0-9a-f]{{{MESSAGE_ID_LENGTH}}}"
+LAYOUT = {  # what follows a prefix in the keys of the queue, as text; an address may be anything
+    MESSAGE: re.compile(rf"{_ID}/(#|\*|[0-9]{{6}})"),
+    WAITING: re.compile(rf"{_ZONE}/{_ID}/.+", re.DOTALL),
+    DEFERRED: re.compile(rf"{_ZONE}/{_ID}/.+", re.DOTALL),
+    DUE: re.compile(rf"[0-9]{{13}}/{_ZONE}/{_ID}"),
+    SPILL: re.compile(rf"{_ZONE}/[^/]+/{_ID}"),
+    INFLIGHT: re.compile(rf"{_ID}/[0-9]+"),
+    OPEN: re.compile(_ID),
+    CLEANUP: re.compile(_ID),
+    BOUNCE: re.compile(rf"{_ID}/.+"),
+    DIGEST: re.compile(rf"[0-9a-f]{{16}}/{_ID}"),
+    SUBMITTED: re.compile(r"[\x20-\x7e]+"),
+    OUTBOX: re.compile(r"[0-9a-f]{16}"),
+}
+
+
+def is_key(space: bytes, key: bytes) -> bool:
+    """Whether a key that begins with ``space`` is one that this module composes."""
+    try:
+        return LAYOUT[space].fullmatch(key[len(space) :].decode()) is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def end_of(prefix: bytes) -> bytes:
@@ -250,6 +278,11 @@ def outbox_key(seq: int) -> bytes:
 def parse_outbox(key: bytes) -> int:
     """The sequence number of an OUTBOX key."""
     return int(key[len(OUTBOX) :], 16)
+
+
+def damaged_key(key: bytes) -> bytes:
+    """Where the value of ``key``, an OUTBOX key, is kept when it cannot be read."""
+    return META_DAMAGED + key
 
 
 def created_ms(message: str) -> int:

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from zonemta_py.core import clock
-from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue import transitions
@@ -125,7 +124,7 @@ class Storage:
         batch.delete(key)
         if record.due_ms:
             self._delete_unused_due_key(batch, key, record)
-        batch.put(keys.deferred_key(mail.zone, message, mail.address), pack(now))
+        batch.put_record(keys.deferred_key(mail.zone, message, mail.address), now)
         transitions.move(batch, mail.zone, message, record, now)
         due = keys.due_key(now.due_ms, mail.zone, message)
         batch.put(due, b"")

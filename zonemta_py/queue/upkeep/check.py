@@ -21,6 +21,7 @@ from zonemta_py.queue.format.records import (
     read_mark,
     read_meta,
     read_note,
+    read_outbox,
     read_recipient_record,
     read_submitted,
 )
@@ -244,8 +245,7 @@ def _submitted(store: Store, key: bytes, value: bytes, problems: list[str]) -> N
 
 
 def _outbox(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
-    if not value.endswith(b"}\n"):
-        problems.append(f"{key!r}: not event lines")
+    read_outbox(value)
 
 
 _OTHERS = {

@@ -3,6 +3,7 @@
 Each function is a generator over short reads, so that a running relay can do other work between rows.
 """
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +17,12 @@ from zonemta_py.queue.format.records import (
     RecipientState,
     read_mark,
     read_meta,
+    read_outbox,
     read_recipient_record,
 )
 from zonemta_py.storage.interface import View
+
+log = logging.getLogger(__name__)
 
 
 def recipient_rows(
@@ -209,3 +213,12 @@ def known_seq(view: View) -> int:
         return first_seq(int(view.get(keys.META_BOOT) or b"0") + 1) - 1
     waiting = map(keys.parse_outbox, view.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)))
     return max(int(exported, 16), *waiting, 0)
+
+
+def outbox_lines(view: View) -> Iterator[bytes]:
+    """The JSON lines of each group of events that is not in the event log yet; those that cannot be read are left out."""
+    for key, value in view.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)):
+        try:
+            yield read_outbox(value)
+        except QueueCorrupt as exc:
+            log.critical("%s: %s", key.decode(), exc)

@@ -6,7 +6,6 @@ Their recipients are *uncertain*: the peer may have the message. An event says s
 import logging
 from typing import TYPE_CHECKING
 
-from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Uncertain
 from zonemta_py.queue import transitions
@@ -85,11 +84,11 @@ class InterruptedDeliveries:
                 record._replace(due_ms=due_ms),
                 keys.deferred_key(zone, message, address),
             )
-            batch.put(deferred_key, pack(suspect))
+            batch.put_record(deferred_key, suspect)
             transitions.move(batch, zone, message, before, suspect)
             batch.put(keys.due_key(due_ms, zone, message), b"")
             return deferred_key, suspect
-        batch.put(key, pack(record))
+        batch.put_record(key, record)
         transitions.move(batch, zone, message, before, record)
         return key, record
 

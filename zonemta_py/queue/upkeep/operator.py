@@ -10,7 +10,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import transitions
@@ -133,7 +132,7 @@ class Operator:
                 if woken and selected is None and active.meta.options.quarantined:
                     options = active.meta.options._replace(quarantined=False)
                     active.meta = active.meta._replace(version=FORMAT, options=options)
-                    batch.put(keys.meta_key(message), pack(active.meta))
+                    batch.put_record(keys.meta_key(message), active.meta)
                 gone.add((), held)
                 if is_last:
                     gone.delete_unused(batch, held)

@@ -6,10 +6,9 @@ the event log names. No settled recipient is sent to again, and no damaged body 
 cannot be kept becomes a ``lost`` event.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.events.accounting import RecipientHistory, RecipientId
 from zonemta_py.events.schema import Lost, Uncertain
@@ -28,20 +27,27 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.upkeep.repair_keys import remove_other_keys, scan_space
 from zonemta_py.smtp.address import domain_of
+from zonemta_py.storage.leveldb_recovery import NamedRecipient
 
 Row = dict[str, Any]
 
 
-async def repair_contents(queue: Queue, history: RecipientHistory, zones: Iterable[str]) -> list[Row]:
+async def repair_contents(
+    queue: Queue,
+    history: RecipientHistory,
+    zones: Iterable[str],
+    named: Sequence[NamedRecipient] = (),
+) -> list[Row]:
     """Make ``queue`` consistent; returns one row for each change and each loss.
 
-    ``history`` has the addresses. ``zones`` are those of the configuration. No other task may use the
-    queue. Raises QueueUnavailable.
+    ``history`` has the addresses. ``zones`` are those of the configuration. ``named``: in damaged writes, which are
+    not in the queue. No other task may use the queue. Raises QueueUnavailable.
     """
     repair = _Repair(queue, history, set(zones))
     await repair.recipients()
     await repair.messages()
     await repair.restore()
+    await repair.left_out(named)
     await remove_other_keys(queue, repair.add_row)
     return repair.rows
 
@@ -72,11 +78,13 @@ class _Repair:
             recipient_id: (history.zones[recipient_id], history.addresses[recipient_id])
             for recipient_id in history.open_recipients()
         }
+        self._addresses = history.addresses
         self._index = {
             (message, address): index for (message, index), address in history.addresses.items()
         }
         self._messages: dict[str, _WholeMessage | _DamagedMessage] = {}
         self._kept: dict[str, dict[int, bytes]] = {}
+        self._named: set[tuple[str, str]] = set()  # message and address of those that are lost
         self.rows: list[Row] = []
 
     def add_row(self, what: str, message: str, recipient: str, reason: str) -> None:
@@ -86,6 +94,7 @@ class _Repair:
         self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, reason: str
     ) -> None:
         message, index = recipient_id
+        self._named.add((message, address))
         self.add_row("lost", message, address, reason)
         self._open.pop(recipient_id, None)
         batch.record(
@@ -128,13 +137,11 @@ class _Repair:
                 await self._write(batch)
 
     def _recipient(self, batch: WriteBatch, key: bytes, value: bytes) -> None:
-        try:
-            zone, message, address = keys.parse_recipient(key)
-        except ValueError:
-            batch.delete(key)
-            self.add_row("removed", "", repr(key), "not the key of a recipient")
-            return
-        record, found = self._record(key, value), self._message(message)
+        zone, message, address = keys.parse_recipient(key)
+        record, found = self._read(value), self._message(message)
+        is_new = record is None
+        if is_new:
+            record = self._new_record(key)
         if record is None:
             # The event log does not have its acceptance either, so there is no event to balance.
             batch.delete(key)
@@ -155,29 +162,42 @@ class _Repair:
         elif index in self._kept.setdefault(message, {}):
             batch.delete(key)
             self.add_row("removed", message, address, "it was in two places")
+        elif self._is_other(recipient_id, address, record):
+            batch.delete(key)  # ``restore`` puts back the one of the event log
+            self.add_row("removed", message, address, "it is not the address that was accepted")
+            if recipient_id not in self._open:
+                self._lose(batch, recipient_id, zone, address, "its address is damaged")
         else:
             self._kept[message][index] = key
-            if pack(record) != value:
-                batch.put(key, pack(record))
+            if is_new:
+                batch.put_record(key, record)
                 self.add_row("restored", message, address, "its record was damaged")
             if key.startswith(keys.DEFERRED):
                 batch.put(keys.due_key(record.due_ms, zone, message), b"")
 
-    def _record(self, key: bytes, value: bytes) -> RecipientRecord | None:
-        """The record; a new one for a damaged record of a recipient that the event log has; else None."""
+    def _is_other(self, recipient_id: RecipientId, address: str, record: RecipientRecord) -> bool:
+        """Whether the key has another address than the accepted event; without that, another domain than the record."""
+        accepted = self._addresses.get(recipient_id)
+        return address != accepted if accepted is not None else domain_of(address) != record.domain
+
+    def _read(self, value: bytes) -> RecipientRecord | None:
         try:
             return read_recipient_record(value)
         except QueueCorrupt:
-            _, message, address = keys.parse_recipient(key)
-            index = self._index.get((message, address))
-            if index is None:
-                return None
-            record = new_recipient_record(index, domain_of(address), "")
-            if not key.startswith(keys.DEFERRED):
-                return record
-            held = (message, index) in self._held
-            now_ms = self._queue.now()
-            return record._replace(due_ms=keys.HELD_MS if held else now_ms, last_ms=now_ms)
+            return None
+
+    def _new_record(self, key: bytes) -> RecipientRecord | None:
+        """A new record for a damaged one of a recipient that the event log has; else None."""
+        _, message, address = keys.parse_recipient(key)
+        index = self._index.get((message, address))
+        if index is None:
+            return None
+        record = new_recipient_record(index, domain_of(address), "")
+        if not key.startswith(keys.DEFERRED):
+            return record
+        held = (message, index) in self._held
+        now_ms = self._queue.now()
+        return record._replace(due_ms=keys.HELD_MS if held else now_ms, last_ms=now_ms)
 
     # ---- messages
 
@@ -229,13 +249,57 @@ class _Repair:
         if recipient_id in self._held:
             key, record = keys.deferred_key(zone, message, address), record._replace(due_ms=keys.HELD_MS)
             batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
-        batch.put(key, pack(record))
-        # It may have been delivered: the event log can have a gap, too.
+        batch.put_record(key, record)
+        self._uncertain(batch, message, key, record)
+        self._kept.setdefault(message, {})[index] = key
+        self.add_row("restored", message, address, "open in the event log, missing in the queue")
+
+    async def left_out(self, named: Sequence[NamedRecipient]) -> None:
+        """Name the mail of damaged writes that neither queue nor event log have; record a removal that was left out."""
+        accepted = {message for message, _ in self._addresses}  # the event has all of them
+        messages = {message for message, _ in self._settled} | self._kept.keys()
+        for each in sorted(named, key=lambda one: not one.address):  # messages without a recipient last
+            batch = WriteBatch()
+            message, address = each.message, each.address
+            if each.is_removed:
+                self._left_out_removal(batch, message, address)
+            elif message in accepted:
+                continue
+            elif address:
+                self._left_out(batch, each)
+            elif message not in messages:
+                messages.add(message)
+                self.add_row("lost", message, "", "it may have had more recipients in the damaged part")
+            await self._write(batch)
+
+    def _left_out(self, batch: WriteBatch, each: NamedRecipient) -> None:
+        message, address = each.message, each.address
+        record = self._read(each.record)
+        index = None if record is None else record.recipient_index
+        is_known = index is not None and (
+            index in self._kept.get(message, {}) or (message, index) in self._settled
+        )
+        if is_known or (message, address) in self._named:
+            return
+        reason = "what was written of it is damaged, and the event log does not have it"
+        if index is None:
+            self._named.add((message, address))
+            self.add_row("lost", message, address, reason)
+        else:
+            self._lose(batch, (message, index), each.zone, address, reason)
+
+    def _left_out_removal(self, batch: WriteBatch, message: str, address: str) -> None:
+        """A recipient that is still there was delivered, deferred or bounced in a write that is left out: which, is not known."""
+        for key in self._kept.get(message, {}).values():
+            if keys.parse_recipient(key)[2] == address:
+                record = read_recipient_record(self._store.get(key) or b"")
+                self._uncertain(batch, message, key, record)
+
+    def _uncertain(self, batch: WriteBatch, message: str, key: bytes, record: RecipientRecord) -> None:
+        """Record that the recipient of ``key`` may have been delivered: the event log can have a gap, too."""
         meta = read_meta(self._store.get(keys.meta_key(message)) or b"")
         fields = event_fields(meta, key, record, self._queue.now())
         batch.record(Uncertain(**{**fields, "attempt": record.attempts + 1}))
-        self._kept.setdefault(message, {})[index] = key
-        self.add_row("restored", message, address, "open in the event log, missing in the queue")
 
     async def _finish(self, message: str, found: _WholeMessage) -> None:
         """End a message without recipients; else make its envelope name their zones."""
@@ -255,7 +319,7 @@ class _Repair:
         zones = {keys.parse_recipient(key)[0] for key in kept.values()}
         if not zones <= set(found.zones):
             meta = read_meta(self._store.get(keys.meta_key(message)) or b"")
-            batch.put(keys.meta_key(message), pack(meta._replace(zones=tuple(sorted(zones)))))
+            batch.put_record(keys.meta_key(message), meta._replace(zones=tuple(sorted(zones))))
             await self._write(batch)
 
     async def _write(self, batch: WriteBatch) -> None:

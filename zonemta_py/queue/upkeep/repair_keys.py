@@ -1,7 +1,8 @@
 """Repair of the keys that belong to no message, and of values that cannot be read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import WriteBatch
@@ -10,10 +11,12 @@ from zonemta_py.queue.format.records import (
     read_digest_entry,
     read_inflight,
     read_note,
+    read_outbox,
     read_recipient_record,
     read_submitted,
 )
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.transitions import set_aside
 from zonemta_py.storage.interface import Store
 
 AddRow = Callable[[str, str, str, str], None]  # change, message, what, why
@@ -25,6 +28,42 @@ READERS: dict[bytes, Callable[[bytes], object]] = {
     keys.SUBMITTED: read_submitted,
 }
 OF_A_MESSAGE = (keys.INFLIGHT, keys.BOUNCE)
+
+
+async def remove_strange_keys(queue: Queue) -> list[dict[str, Any]]:
+    """Remove keys that the queue does not write, such as a repair of LevelDB can leave; a row for each. Raises QueueUnavailable."""
+    rows = []
+    for space in keys.LAYOUT:
+        found = queue.store.keys(space, keys.end_of(space))
+        for key in [key for key in found if not keys.is_key(space, key)]:
+            await _delete(queue, key)
+            reason = f"{key!r} is no key of a queue"
+            rows.append({"what": "removed", "message": "", "recipient": "", "reason": reason})
+    return rows
+
+
+async def repair_outbox(queue: Queue, found: Iterable[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
+    """Put back the ``outbox/`` records ``found`` in a damaged log, and keep aside those that cannot be read; a row for each.
+
+    What the event log already has is removed by the next start. Raises QueueUnavailable.
+    """
+    rows: list[dict[str, Any]] = []
+    store = queue.store
+    batch = WriteBatch()
+    for key, value in found:
+        if store.get(key) is None:
+            batch.put(key, value)
+    await queue.commits.submit(batch)
+    for key, value in scan_space(store, keys.OUTBOX):
+        try:
+            read_outbox(value)
+        except QueueCorrupt as exc:
+            batch = WriteBatch()
+            set_aside(batch, key, value)
+            await queue.commits.submit(batch)
+            reason = f"{key.decode()}: {exc}; it is kept as {keys.damaged_key(key).decode()}"
+            rows.append({"what": "damaged", "message": "", "recipient": "", "reason": reason})
+    return rows
 
 
 async def remove_other_keys(queue: Queue, add_row: AddRow) -> None:

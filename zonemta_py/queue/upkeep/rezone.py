@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Set
 
-from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.events.schema import Moved
 from zonemta_py.queue.batch import WriteBatch
@@ -43,7 +42,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
         if meta_value is not None:
             meta = read_meta(meta_value)
             zones = tuple(sorted({*meta.zones, new_zone} - {zone}))
-            batch.put(keys.meta_key(message), pack(meta._replace(zones=zones)))
+            batch.put_record(keys.meta_key(message), meta._replace(zones=zones))
         batch.record(
             Moved(time_ms=now_ms, message=message, recipients=tuple(moved), zone=zone, new_zone=new_zone)
         )

@@ -1,0 +1,192 @@
+"""Directories with damaged logs: what is opened, what is refused, what a repair names."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked
+from zonemta_py.queue.format import keys
+from zonemta_py.storage import leveldb
+from zonemta_py.storage.interface import Access
+from zonemta_py.storage.leveldb import LevelDB
+from zonemta_py.storage.leveldb_log import Group, read_groups
+from zonemta_py.storage.leveldb_recovery import (
+    WRITTEN,
+    NamedRecipient,
+    clean_logs,
+    cut_torn_end,
+    live_logs,
+)
+
+ID = "019a1b2c3d4e000001abcdef"
+ACCEPTED = b'{"node":"abcdef","seq":1,"position":0,"event":"accepted","message":"%b","recipients":[{"index":0,"recipient":"%b","zone":"bulk"}]}\n'
+
+
+def put(database: LevelDB, *ops: tuple[bytes, bytes | None]) -> None:
+    database.write(database.batch(ops, sync=True))
+
+
+@pytest.fixture
+def database(directory: Path) -> Path:
+    """Five batches in a log."""
+    opened = LevelDB(directory / "db")
+    put(opened, (keys.META_FORMAT, b"5"))
+    for number in range(4):
+        address = f"a{number}@x.example"
+        put(
+            opened,
+            (keys.waiting_key("default", ID, address), b"record"),
+            (keys.deferred_key("default", ID, "r" * 120 + address), None),
+            (keys.chunk_key(ID, 1), b"c" * 5000),
+            (keys.outbox_key(number + 1), ACCEPTED % (ID.encode(), b"e%d@x.example" % number)),
+        )
+    opened.close()
+    return directory / "db"
+
+
+def groups(path: Path) -> list[Group]:
+    return [item for item in read_groups(path.read_bytes()) if isinstance(item, Group)]
+
+
+def spoil(path: Path, at: int, value: bytes = b"\x99\x98\x97") -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + value + data[at + len(value) :])
+
+
+def test_the_newest_log_is_noted(database: Path) -> None:
+    (path,) = live_logs(database)
+    assert (database / WRITTEN).read_text() == f"{int(path.stem)}\n"
+    opened = LevelDB(database, Access.EXISTING)
+    put(opened, (b"k", b"v"))
+    opened.close()
+    (newer,) = live_logs(database)
+    assert (database / WRITTEN).read_text() == f"{int(newer.stem)}\n" != f"{int(path.stem)}\n"
+    (database / WRITTEN).unlink()  # an earlier version
+    newer.write_bytes(b"")
+    LevelDB(database, Access.EXISTING).close()
+
+
+def test_names_are_on_disk_before_a_write_is_answered(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of CURRENT and of each log: LevelDB syncs the directory only in front of its MANIFEST."""
+    synced: set[str] = set()
+
+    def sync(path: Path) -> None:
+        if (path / WRITTEN).exists():  # it names no log whose own name could be lost
+            assert f"{int((path / WRITTEN).read_text()):06}.log" in synced
+        synced.update(each.name for each in path.iterdir())
+
+    monkeypatch.setattr(leveldb, "sync_directory", sync)
+    monkeypatch.setattr(leveldb, "WRITE_BUFFER_BYTES", 1 << 16)
+    opened = LevelDB(directory / "db")
+    logs = set()
+    for number in range(60):
+        put(opened, (b"%d" % number, b"v" * 9000))
+        newest = max((directory / "db").glob("*.log"), key=lambda path: int(path.stem))
+        logs.add(newest.name)
+        assert {newest.name, "CURRENT"} <= synced
+    assert len(logs) > 3
+    opened.close()
+
+
+def test_damage_is_left_out_and_named(database: Path) -> None:
+    (path,) = live_logs(database)
+    damaged = groups(path)[2]
+    chunk = path.read_bytes().index(b"ccccc", damaged.start)
+    before = path.read_bytes()
+    spoil(path, chunk)
+    changed = path.read_bytes()
+    with pytest.raises(QueueCorrupt, match=rf"{path.name} is damaged at byte {damaged.start}"):
+        LevelDB(database, Access.EXISTING)
+    (found,) = clean_logs(database)
+    assert found.is_lost
+    assert f"{damaged.end - damaged.start} bytes from byte {damaged.start} on" in found.text
+    assert found.named == (
+        NamedRecipient("default", ID, "a1@x.example", b"record"),
+        NamedRecipient("default", ID, "r" * 120 + "a1@x.example", is_removed=True),
+        NamedRecipient("", ID, ""),
+        NamedRecipient("bulk", ID, "e1@x.example"),
+    )
+    assert found.outbox == ((keys.outbox_key(2), ACCEPTED % (ID.encode(), b"e1@x.example")),)
+    assert (database / "lost" / f"{path.name}.damaged").read_bytes() == changed
+    assert len(groups(path)) == 4
+    assert path.read_bytes() in before or len(path.read_bytes()) < len(before)
+    assert [each.text for each in clean_logs(database)] == [found_gap(path)]
+
+
+def found_gap(path: Path) -> str:
+    """A second look finds the gap that the first one left."""
+    return f"{path.name}: a write is missing in front of byte {groups(path)[2].start}"
+
+
+def test_a_flipped_bit_is_set_right_by_a_repair_only(database: Path) -> None:
+    (path,) = live_logs(database)
+    before = path.read_bytes()
+    spoil(path, len(before) - 100, bytes([before[-100] ^ 1]))
+    with pytest.raises(QueueCorrupt, match="is damaged at byte"):
+        LevelDB(database, Access.EXISTING)
+    (found,) = clean_logs(database)
+    assert (found.is_lost, found.named) == (False, ())
+    assert path.read_bytes() == before
+    assert clean_logs(database) == []
+
+
+def test_a_torn_end(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (path,) = live_logs(database)
+    last = groups(path)[-1]
+    spoil(path, last.start + 2000, bytes(4096))
+    torn = path.read_bytes()
+    caplog.set_level(logging.WARNING)
+    for keep in (False, True):
+        path.write_bytes(torn)
+        assert cut_torn_end(database, keep=keep)
+        assert path.stat().st_size == last.start
+        assert (database / "lost").exists() == keep
+    assert f"{len(torn) - last.start} bytes from byte {last.start} on" in caplog.text
+    assert "It names a3@x.example" in caplog.text
+    assert not cut_torn_end(database, keep=True)
+    path.write_bytes(torn)
+    assert cut_torn_end(database, keep=True)  # again, under another name
+    assert {each.name for each in (database / "lost").iterdir()} == {
+        f"{path.name}.damaged", f"{path.name}.damaged-2",
+    }  # fmt: skip
+
+
+def test_a_full_disk(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of an attempt, and the log is as it was: the relay tries again."""
+    (path,) = live_logs(database)
+    spoil(path, groups(path)[-1].start + 2000, bytes(4096))
+    names, torn = {each.name for each in database.iterdir()}, path.read_bytes()
+
+    def fsync(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(LocalError, match="No space left"):
+            LevelDB(database, Access.EXISTING)
+    assert {each.name for each in database.iterdir()} == names
+    assert path.read_bytes() == torn
+    LevelDB(database, Access.EXISTING).close()
+
+
+def test_a_log_of_zeros_is_a_lost_log(database: Path) -> None:
+    """Nothing whole is behind them, but what was written there was acknowledged."""
+    (path,) = live_logs(database)
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(QueueCorrupt, match="at its beginning"):
+        LevelDB(database, Access.EXISTING)
+    assert path.exists()
+
+
+def test_an_open_database_is_not_touched(database: Path) -> None:
+    """A second opening in this process, or in another one, does not look at a log that is being written."""
+    opened = LevelDB(database, Access.EXISTING)
+    (path,) = live_logs(database)
+    spoil(path, 10)
+    with pytest.raises(QueueLocked):
+        LevelDB(database, Access.EXISTING)
+    opened.close()

@@ -1,0 +1,294 @@
+"""What is done about a damaged log of LevelDB: a torn end is cut off at the opening, the rest is for ``queue repair``.
+
+A power cut can leave any pages of the last write on disk, and zeros for the others. Nothing of that write was acknowledged, so
+a start goes on without it. Where whole groups follow, or where one bit is wrong, the disk has changed what was acknowledged:
+nothing is opened, and a repair writes a log of the whole groups. The log as it was is kept in ``lost``, as LevelDB's repair
+keeps its own files.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from zonemta_py.core.codec import from_json
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.files import private_directory, replace_text, sync_directory
+from zonemta_py.queue.format import keys
+from zonemta_py.storage.leveldb_log import (
+    DamagedBytes,
+    Group,
+    bytes_at,
+    is_sound,
+    loose_data,
+    read_groups,
+    records,
+    varint,
+    written,
+)
+
+ASIDE = "lost"
+WRITTEN = "WRITTEN"  # has the number of the newest log that a write has reached
+SHOWN = 20  # recipients in a line of the log
+SHOWN_BYTES = 4096  # that are kept of an ``outbox/`` record whose length is damaged
+
+_RECIPIENT = re.compile(rb"(?:delivery-zone|deferred)/[a-z0-9][a-z0-9_-]*/[0-9a-f]{24}/")
+_MESSAGE = re.compile(rb"\x01[\x20-\x29]message/([0-9a-f]{24})/")
+_OUTBOX = re.compile(rb"\x01\x17outbox/[0-9a-f]{16}")
+_ACCEPTED = re.compile(rb'\{"node":"[^\n]*"event":"accepted"[^\n]*\}\n')
+
+log = logging.getLogger(__name__)
+
+
+class NamedRecipient(NamedTuple):
+    """A recipient whose key, or accepted event, is in damaged bytes. ``record`` is its value, empty if it was removed or is not there.
+
+    Without ``zone`` and ``address``: a message that is named.
+    """
+
+    zone: str
+    message: str
+    address: str
+    record: bytes = b""
+    is_removed: bool = False
+
+
+class LogDamage(NamedTuple):
+    """What a repair found in one place of a log: a text, and the recipients and the ``outbox/`` records that are there.
+
+    ``is_lost``: nothing of it is in the log any more; else it is set right.
+    """
+
+    text: str
+    is_lost: bool
+    named: tuple[NamedRecipient, ...] = ()
+    outbox: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def check_logs(directory: Path, *, keep: bool) -> None:
+    """Raises QueueCorrupt for a log that is missing or damaged, as far as its heads tell; cuts a torn end off (``cut_torn_end``)."""
+    following = 0
+    for path in live_logs(directory):
+        sound, following = is_sound(path.read_bytes(), following)
+        if not sound:
+            cut_torn_end(directory, keep=keep)
+            return
+
+
+def live_logs(directory: Path) -> list[Path]:
+    """The logs that the next opening reads, oldest first. Raises QueueCorrupt when one is missing that must be there."""
+    oldest = _oldest_log(directory)
+    if oldest is None:
+        return []
+    found = {int(path.stem): path for path in _logs(directory) if int(path.stem) >= oldest}
+    written_to = _written_log(directory)
+    for number in (oldest, written_to):
+        if number >= max(oldest, 1) and (
+            number not in found or (number == written_to and not found[number].stat().st_size)
+        ):
+            state = "empty" if number in found else "missing"
+            raise QueueCorrupt(f"{directory}: {number:06}.log, which has the newest mail, is {state}")
+    return list(found.values())
+
+
+def note_written(directory: Path) -> bool:
+    """A write has reached the newest log: it must be there, with contents, at the next opening. Raises OSError.
+
+    Returns whether that is new. LevelDB notes the number of a log when the one before has become a table, and not at all whether
+    it had anything.
+    """
+    logs = _logs(directory)
+    if not logs or int(logs[-1].stem) == _written_log(directory):
+        return False
+    replace_text(directory / WRITTEN, f"{int(logs[-1].stem)}\n", 0o600)
+    return True
+
+
+def _written_log(directory: Path) -> int:
+    """The number in WRITTEN; 0 without one: an earlier version wrote none."""
+    try:
+        return int((directory / WRITTEN).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _logs(directory: Path) -> list[Path]:
+    return sorted(
+        (path for path in directory.glob("*.log") if path.stem.isdigit()), key=lambda p: int(p.stem)
+    )
+
+
+def _oldest_log(directory: Path) -> int | None:
+    """The number of the oldest log that is needed, 0 for none in particular; None when that cannot be read.
+
+    Source: VersionEdit::DecodeFrom in db/version_edit.cc of LevelDB.
+    """
+    try:
+        manifest = directory / (directory / "CURRENT").read_text().strip()
+        found = 0
+        for edit in records(manifest.read_bytes()):
+            position = 0
+            while position < len(edit):
+                tag, position = varint(edit, position)
+                if tag == 1:  # the comparator
+                    _, position = bytes_at(edit, position)
+                elif tag in (2, 3, 4, 9):  # log, next file, last sequence number, previous log
+                    value, position = varint(edit, position)
+                    found = value if tag == 2 else found
+                elif tag in (5, 6, 7):  # compaction pointer, removed file, new file
+                    for _ in range({5: 1, 6: 2, 7: 3}[tag]):
+                        _, position = varint(edit, position)
+                    for _ in range({5: 1, 6: 0, 7: 2}[tag]):
+                        _, position = bytes_at(edit, position)
+                else:
+                    return None
+    except (OSError, ValueError):
+        return None  # LevelDB says what is wrong
+    return found
+
+
+def cut_torn_end(directory: Path, *, keep: bool) -> bool:
+    """Cut off the last write where it is not whole and nothing whole is behind it; returns whether there was one.
+
+    ``keep`` the log as it was. Raises QueueCorrupt for any other damage.
+    """
+    following, torn = 0, None
+    for path in live_logs(directory):
+        data = path.read_bytes()
+        for found in read_groups(data, following):
+            if torn is not None or (isinstance(found, Group) and found.flipped):
+                place = torn[1] if torn is not None else found
+                name = torn[0].name if torn is not None else path.name
+                raise QueueCorrupt(f"{directory}: {name} is damaged at byte {place.start}")
+            if isinstance(found, DamagedBytes):
+                torn = path, found
+            else:
+                following = found.following
+    if torn is None:
+        return False
+    path, damage = torn
+    if not damage.start and int(path.stem) == _written_log(directory):
+        raise QueueCorrupt(f"{directory}: {path.name} is damaged at its beginning")
+    data = path.read_bytes()
+    kept = _replace(path, [data[: damage.start]], keep=keep)
+    if keep:
+        log.warning(
+            "%s: its last write, %d bytes from byte %d on, was not whole and is cut off: the machine stopped before it was on "
+            "disk and could be acknowledged. %s; the log as it was is kept as %s",
+            path, damage.end - damage.start, damage.start, _names(data, damage), kept,
+        )  # fmt: skip
+    return True
+
+
+def _names(data: bytes, damage: DamagedBytes) -> str:
+    """The recipients that damaged bytes name."""
+    named = sorted(
+        {each.address for each in _named(loose_data(data, damage)) if not each.is_removed} - {""}
+    )
+    if not named:
+        return "It names no recipient that can be read"
+    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    return f"It names {', '.join(named[:SHOWN])}{more}"
+
+
+def clean_logs(directory: Path) -> list[LogDamage]:
+    """Before LevelDB's repair: leave only whole groups in every log, keep what was damaged in ``lost``. Raises OSError."""
+    found: list[LogDamage] = []
+    try:
+        live_logs(directory)
+    except QueueCorrupt as exc:
+        found.append(LogDamage(str(exc), is_lost=True))
+    for path in _logs(directory):
+        data = path.read_bytes()
+        items = list(read_groups(data))
+        groups = [item for item in items if isinstance(item, Group)]
+        if len(groups) == len(items) and not any(group.flipped for group in groups):
+            continue
+        kept = _replace(path, written(groups), keep=True)
+        found += [_describe(path, kept, data, item) for item in items if _is_wrong(item)]
+    return found
+
+
+def _is_wrong(item: Group | DamagedBytes) -> bool:
+    return isinstance(item, DamagedBytes) or item.flipped
+
+
+def _describe(path: Path, kept: Path, data: bytes, item: Group | DamagedBytes) -> LogDamage:
+    if isinstance(item, Group):
+        return LogDamage(
+            f"{path.name}: a flipped bit behind byte {item.start} is set right", is_lost=False
+        )
+    size = item.end - item.start
+    text = f"{path.name}: {size} bytes from byte {item.start} on are damaged, and left out; see {kept}"
+    if not size:
+        text = f"{path.name}: a write is missing in front of byte {item.start}"
+    loose = loose_data(data, item)
+    return LogDamage(text, is_lost=True, named=tuple(_named(loose)), outbox=tuple(_outbox(loose)))
+
+
+def _named(loose: bytes) -> Iterator[NamedRecipient]:
+    """The recipients that are named in damaged bytes, by a key or in an event, and the messages."""
+    for match in _RECIPIENT.finditer(loose):
+        at = match.start()
+        begin = at - (3 if at > 2 and loose[at - 2] > 127 else 2)  # the operation, the length of the key
+        if begin < 0 or loose[begin] > 1:
+            continue
+        try:
+            key, end = bytes_at(loose, begin + 1)
+            zone, message, address = keys.parse_recipient(key)
+        except ValueError:
+            continue
+        record = b""
+        if loose[begin]:
+            try:
+                record, _ = bytes_at(loose, end)
+            except ValueError:
+                record = b""
+        yield NamedRecipient(zone, message, address, record, not loose[begin])
+    for name in sorted(set(_MESSAGE.findall(loose))):
+        yield NamedRecipient("", name.decode(), "")
+    for match in _ACCEPTED.finditer(loose):
+        try:
+            event = from_json(match[0])
+            for each in event["recipients"]:
+                yield NamedRecipient(each["zone"], event["message"], each["recipient"])
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _outbox(loose: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The ``outbox/`` records in damaged bytes, whole or not: they have a sum of their own."""
+    for match in _OUTBOX.finditer(loose):
+        try:
+            value, _ = bytes_at(loose, match.end())
+        except ValueError:
+            value = loose[match.end() : match.end() + SHOWN_BYTES]
+        yield match[0][2:], value
+
+
+def _replace(path: Path, parts: Iterable[bytes], *, keep: bool) -> Path:
+    """Give a log other contents, durably; returns the path under which it is kept as it was. Raises OSError."""
+    new = path.with_suffix(".new")
+    try:
+        with new.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:  # such as on a full disk, where the relay tries again and again
+        new.unlink(missing_ok=True)
+        raise
+    aside = path.parent / ASIDE / f"{path.name}.damaged"
+    if keep:
+        private_directory(aside.parent)
+        for number in count(2):
+            if not aside.exists():
+                break
+            aside = aside.with_name(f"{path.name}.damaged-{number}")
+        os.link(path, aside)
+        sync_directory(aside.parent)
+    new.replace(path)
+    sync_directory(path.parent)
+    return aside
