@@ -74,10 +74,7 @@ def test_merge() -> None:
     """Values are inserted, line ends become CRLF, and a list cannot inject header fields."""
     template = Template(LETTER)
     assert template.personal
-    assert template.fields == [b"email", b"name"] or [bytes(f) for f in template.fields] == [
-        b"email",
-        b"name",
-    ]
+    assert template.fields == ["email", "name"]
     header, body = template.render(
         {"email": "a@b.example", "name": "Bob\r\nBcc: evil@x.example\r\n\r\nhi"}
     )
@@ -85,7 +82,7 @@ def test_merge() -> None:
         header == b"From: a@b.example\r\nTo: a@b.example\r\nSubject: Dear Bob Bcc: evil@x.example hi\r\n"
     )
     assert body.startswith(b"Hello Bob\r\nBcc: evil@x.example\r\n\r\nhi!\r\n.dot\r\n")
-    header, body = template.render({"email": "e", "name": "Zoë"})
+    header, body = template.render({"email": "e@b.example", "name": "Zoë"})
     assert b"=?utf-8?" in header.lower()
     assert "Hello Zoë!".encode() in body
     assert not Template(b"Subject: x\n\nplain { { }} {{}} text").personal

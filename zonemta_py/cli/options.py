@@ -81,7 +81,8 @@ message_option = click.option(
     "message_path",
     type=FILE,
     required=True,
-    help="The message, header and body; {{column}} is replaced with the value from the list.",
+    help="The message, header and body; {{column}} is replaced with the value from the list, {{column|text}} with text "
+    "where that is empty.",
 )
 email_column_option = click.option(
     "--email-column",

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
-from zonemta_py.cli.lint import print_findings
+from zonemta_py.cli.lint import merge_findings, print_findings
 from zonemta_py.cli.options import (
     FILE,
     HOST_PORT,
@@ -178,19 +178,26 @@ def _settings(options: _Options) -> tuple[SubmissionSettings, str]:
 
 def _check(settings: SubmissionSettings, options: _Options) -> None:
     """Print what the message of the first row breaks, and which rows cannot be used; exit 1 for an error."""
-    found: list[Finding] = []
+    template = settings.template
+    found = merge_findings(template)
+    missing = set(template.fields) - set(template.required)
     rows = invalid = 0
     for row in read_rows(options.recipients, options.email_column):
         if row.problem:
             invalid += 1
             continue
-        if not rows:
+        missing.difference_update(row.fields)
+        if not rows and not found:
             try:
-                header, body = settings.template.render(row.fields)
+                header, body = template.render(row.fields)
                 found += check_message(header + b"\r\n" + body)
             except MergeError as exc:
                 found.append(Finding(ERROR, "merge", f"row {row.number}: {exc}"))
         rows += 1
+    found += [
+        Finding(WARNING, "merge", f"no row has a value for '{name}': the default is used")
+        for name in sorted(missing)
+    ]
     if invalid or not rows:
         level = WARNING if rows else ERROR
         found.append(

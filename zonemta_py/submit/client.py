@@ -12,7 +12,7 @@ from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, REFUSED, UNCERTAIN, Journal, digest
-from zonemta_py.submit.merge import MergeError, Template
+from zonemta_py.submit.merge import MergeError, Template, UnusableValue
 from zonemta_py.submit.recipients import ListRow
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.pipelining import SmtpSession, Transaction
@@ -82,7 +82,11 @@ class ListSubmission:
         self.summary = SubmissionSummary()
 
     async def run(self) -> SubmissionSummary:
-        """Submit until the list ends or the relay cannot be reached. Raises LocalError for an unusable list."""
+        """Submit until the list ends or the relay cannot be reached.
+
+        Raises LocalError for an unusable list, and for a message with a merge field that cannot be replaced.
+        """
+        self._settings.template.require_reachable()
         async with asyncio.TaskGroup() as group:
             for number in range(self._settings.connections):
                 group.create_task(self._work(), name=f"submit-{number}")
@@ -140,6 +144,10 @@ class ListSubmission:
             pending = [row.address for row in envelope]
             try:
                 header, body = self._settings.template.render(envelope[0].fields)
+            except UnusableValue as exc:
+                self.summary.refuse("invalid", [f"line {envelope[0].number} {pending[0]}"], str(exc))
+                self._progress(1)
+                continue
             except MergeError as exc:
                 raise LocalError(f"line {envelope[0].number} of the list: {exc}") from exc
             while pending:

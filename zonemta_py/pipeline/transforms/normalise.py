@@ -36,12 +36,14 @@ def normalise_rows(
     merge_fields: Sequence[str] = (),
     send_at: str | None = None,
     blocks: Blocks | None = None,
+    *,
+    required: Sequence[str] | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
     """Rows of NORMALISED, with FIELDS if there are ``merge_fields`` and SEND_AT with ``send_at``, from a list with POSITION.
     With ``blocks`` they are in rows of ``BLOCK``.
 
     ``email``: the column of the address. ``merge_fields``: the columns that the message needs; a row without a
-    value in one of them is rejected. ``send_at``: the column of the time from which the recipient's message is sent; a
+    value in one of them that is ``required`` (None: all are) is rejected. ``send_at``: the column of the time from which the recipient's message is sent; a
     row with a text there that is no time is rejected.
     """
     extra = [*([FIELDS] if merge_fields else []), *([SEND_AT] if send_at else [])]
@@ -61,7 +63,7 @@ def normalise_rows(
         columns = [F.col(f"`{POSITION}`").alias("position"), given.alias("given")]
         problems = [
             F.when(F.col(quoted(name)).isNull(), F.lit(f"no value for '{name}'"))
-            for name in merge_fields
+            for name in (merge_fields if required is None else required)
         ]
         if merge_fields:
             columns.append(_fields(merge_fields).alias("fields"))
@@ -74,7 +76,7 @@ def normalise_rows(
             )
             problems.append(F.when((text != "") & at_ms.isNull(), problem))
         if needs:
-            columns.append(F.coalesce(*problems).alias("problem"))
+            columns.append(F.coalesce(F.lit(None).cast("string"), *problems).alias("problem"))
         if blocks is not None:
             return rows.select(*columns).mapInArrow(lambda each: blocks.write(check(each)), BLOCK)
         return rows.select(*columns).mapInArrow(check, schema)
