@@ -44,10 +44,29 @@ def read_frames(data: bytes, path: Path | str, start: int = 0) -> Iterator[Frame
         try:
             lines, end = _decompress(data, at)
             first, last = (from_json(line)["seq"] for line in (_first(lines), _last(lines)))
+            if type(first) is not int or type(last) is not int:
+                raise ValueError("a SEQ that is no number")
         except (zstandard.ZstdError, ValueError, KeyError, TypeError) as exc:
             raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
         yield Frame(at, end, lines, first, last)
         at = end
+
+
+def read_torn_frame(data: bytes, start: int) -> Frame | None:
+    """The frame at ``start`` whose first or last line is no event: ``first`` or ``last`` is -1 then. None if it is no whole frame."""
+    try:
+        lines, end = _decompress(data, start)
+    except (zstandard.ZstdError, ValueError):
+        return None
+    return Frame(start, end, lines, _seq_in(_first(lines)), _seq_in(_last(lines)))
+
+
+def _seq_in(line: bytes) -> int:
+    try:
+        seq = from_json(line)["seq"]
+    except (ValueError, KeyError, TypeError):
+        return -1
+    return seq if type(seq) is int else -1
 
 
 def _decompress(data: bytes, start: int) -> tuple[bytes, int]:

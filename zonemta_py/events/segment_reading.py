@@ -6,10 +6,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.core.codec import from_json
+from zonemta_py.core.codec import Struct, from_json, lines_decoder
 from zonemta_py.core.errors import SegmentDamaged
-from zonemta_py.events.frames import MAGIC, Frame, has_checksum, read_frames
+from zonemta_py.events.frames import MAGIC, Frame, has_checksum, read_frames, read_torn_frame
 from zonemta_py.events.segments import TRAILER_BYTES, Trailer, split_trailer
+
+
+class _Place(Struct, frozen=True):
+    """What every event has: it is enough to know that a line is one."""
+
+    seq: int
+    position: int
+
+
+_places_in = lines_decoder(_Place)
 
 
 def read_trailer(path: Path) -> Trailer:
@@ -79,19 +89,32 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def verify_segment(content: bytes, path: Path | str) -> Trailer:
-    """The trailer of a sealed segment whose bytes are those that were sealed. Raises SegmentDamaged.
+    """The trailer of a sealed segment whose bytes are those that were sealed, and whose lines are events. Raises SegmentDamaged.
 
     One that an earlier version sealed, without a trailer, is read as a whole instead.
     """
     data, trailer = split_trailer(content)
     if trailer is not None:
         _check_digest(data, trailer, path)
+        for frame in read_frames(data, path):  # it may have been sealed with what is no event
+            _check_lines(frame, path)
         return trailer
     for frame in read_frames(data, path):
         for line in frame.lines.splitlines():
             _record(line, path, frame.start)
     _check_end(data, path)
     return trailer_of(data, path, 0)
+
+
+def _check_lines(frame: Frame, path: Path | str) -> None:
+    try:
+        found = len(_places_in(frame.lines))
+    except ValueError as exc:
+        raise SegmentDamaged(
+            f"{path}: damaged at byte {frame.start}: a line is no event: {exc}", frame.start
+        ) from exc
+    if found != frame.lines.count(b"\n"):
+        raise SegmentDamaged(f"{path}: damaged at byte {frame.start}: a line is no event", frame.start)
 
 
 def _check_end(data: bytes, path: Path | str) -> None:
@@ -147,16 +170,22 @@ def readable_records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
         yield from map(from_json, frame.lines.splitlines())
 
 
-def whole_frames(data: bytes, path: Path | str) -> Iterator[Frame]:
-    """Every frame of an unsealed file that can be read, also behind damage."""
+def whole_frames(data: bytes, path: Path | str, *, torn: bool = False) -> Iterator[Frame]:
+    """Every frame of an unsealed file that can be read, also behind damage; with ``torn`` also those with lines that are no events."""
     at = 0
+    data = split_trailer(data)[0]
     while True:
         try:
-            for frame in read_frames(split_trailer(data)[0], path, at):
+            for frame in read_frames(data, path, at):
                 at = frame.end
                 yield frame
             return
         except SegmentDamaged:
+            found = read_torn_frame(data, at) if torn else None
+            if found is not None:
+                at = found.end
+                yield found
+                continue
             at = data.find(MAGIC, at + 1)
             if at < 0:
                 return
