@@ -176,6 +176,36 @@ async def test_everyone_once_and_refusals_with_their_reply() -> None:
     await sink.close()
 
 
+async def test_addresses_are_compared_as_plan_does(directory: Path) -> None:
+    """Without regard to case, also with what an earlier run recorded; --case-sensitive distinguishes."""
+    sink = Sink(keep=True)
+    port = await sink.start()
+    given = [
+        "Ann@x.example",
+        "ann@x.example",
+        "ANN@x.example",
+        "bob@x.example",
+        "Zoë@x.example",
+        "ZOË@x.example",
+    ]
+
+    def rows() -> Iterator[ListRow]:
+        return (ListRow(number, address, {}) for number, address in enumerate(given))
+
+    async def run(**changes: Any) -> dict[str, int]:
+        journal = Journal(directory / "j", "s@x.example", "h", **changes)
+        try:
+            return dict((await _submit(_settings(port, PLAIN, **changes), rows(), journal)).counts)
+        finally:
+            journal.close()
+
+    assert await run() == {"accepted": 3, "duplicate": 3}
+    given = ["ANN@x.example", "BOB@x.example", "cid@x.example"]
+    assert await run() == {"before": 2, "accepted": 1}
+    assert await run(case_sensitive=True) == {"accepted": 2, "before": 1}
+    await sink.close()
+
+
 async def test_a_personal_message_each() -> None:
     sink = Sink(keep=True)
     port = await sink.start()

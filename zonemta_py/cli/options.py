@@ -96,6 +96,11 @@ per_message_option = click.option(
     show_default=True,
     help="Recipients of one message; always 1 when the message has merge fields.",
 )
+case_sensitive_option = click.option(
+    "--case-sensitive",
+    is_flag=True,
+    help="Addresses that differ only in upper and lower case are different recipients.",
+)
 user_option = click.option("--user", metavar="NAME", help="Authenticate as this user.")
 password_option = click.option(
     "--password-file", type=FILE, help="Read the password from the first line of this file."

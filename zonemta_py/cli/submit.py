@@ -16,6 +16,7 @@ from zonemta_py.cli.lint import merge_findings, print_findings
 from zonemta_py.cli.options import (
     FILE,
     HOST_PORT,
+    case_sensitive_option,
     email_column_option,
     message_option,
     password_option,
@@ -60,6 +61,7 @@ class _Options:
     email_column: str | None
     connections: int
     recipients_per_message: int
+    case_sensitive: bool
     journal_path: Path | None
     resend_uncertain: bool
     user: str | None
@@ -92,6 +94,7 @@ class _Options:
     help="Concurrent connections to the relay.",
 )
 @per_message_option
+@case_sensitive_option
 @click.option(
     "--journal",
     "journal_path",
@@ -140,7 +143,9 @@ def submit(**values: Any) -> None:
         options.refused_path.write_text("", encoding="utf-8")  # a path that cannot be written fails now
     journal = None
     if options.journal_path is not None:
-        journal = Journal(options.journal_path, settings.sender, text_sha256)
+        journal = Journal(
+            options.journal_path, settings.sender, text_sha256, case_sensitive=options.case_sensitive
+        )
     summary = _run(settings, options, journal)
     if options.refused_path is not None:
         lines = (f"{address}\t{reply}\n" for address, reply in summary.refusals)
@@ -172,6 +177,7 @@ def _settings(options: _Options) -> tuple[SubmissionSettings, str]:
         connections=options.connections,
         recipients_per_message=options.recipients_per_message,
         resend_uncertain=options.resend_uncertain,
+        case_sensitive=options.case_sensitive,
     )
     return settings, hashlib.sha256(text).hexdigest()
 

@@ -25,7 +25,10 @@ UNSENT = "unsent"
 
 @dataclass(frozen=True, slots=True)
 class SubmissionSettings:
-    """What to submit, and how. ``ip`` is the address of ``relay``, ``ehlo`` the name we give."""
+    """What to submit, and how. ``ip`` is the address of ``relay``, ``ehlo`` the name we give.
+
+    ``case_sensitive``: addresses that differ only in upper and lower case are different recipients.
+    """
 
     sender: str
     template: Template
@@ -37,6 +40,7 @@ class SubmissionSettings:
     connections: int
     recipients_per_message: int
     resend_uncertain: bool
+    case_sensitive: bool = False
     timeouts: Timeouts = Timeouts()
 
 
@@ -120,7 +124,7 @@ class ListSubmission:
             summary.refuse("invalid", [f"line {row.number} {row.address}".strip()], row.problem)
             self._progress(1)
             return False
-        key = digest(row.address)
+        key = digest(row.address, case_sensitive=self._settings.case_sensitive)
         if key in self._seen:
             summary.counts["duplicate"] += 1
         elif journal is not None and key in journal.done:

@@ -18,6 +18,7 @@ from zonemta_py.pipeline.spark.lists import POSITION
 from zonemta_py.pipeline.spark.plain_lists import PlainList
 from zonemta_py.pipeline.transforms.blocks import BLOCK, Blocks
 from zonemta_py.pipeline.transforms.times import quoted, time_ms
+from zonemta_py.smtp.address import folded
 from zonemta_py.submit.recipients import BLANKS
 
 CELL_MAX = 1000  # characters that are kept of a rejected cell
@@ -122,10 +123,10 @@ def check_addresses(given: pa.StringArray, problems: pa.StringArray | None = Non
         return [nulls, given, nulls, nulls]
     is_other = pc.invert(is_plain)
     others = None if problems is None else problems.filter(is_other).to_pylist()
-    texts, found, folded, reasons = _checked(given.filter(is_other).to_pylist(), others)
+    texts, found, forms, reasons = _checked(given.filter(is_other).to_pylist(), others)
     return [
         pc.replace_with_mask(column, is_other, pa.array(values, pa.string()))
-        for column, values in ((nulls, texts), (given, found), (nulls, folded), (nulls, reasons))
+        for column, values in ((nulls, texts), (given, found), (nulls, forms), (nulls, reasons))
     ]
 
 
@@ -138,6 +139,6 @@ def _checked(
         address, reason = address_or_reason(text)
         if address is not None and problem is not None:
             address, reason = None, problem
-        folded = None if address is None or address.isascii() else address.lower()
-        rows.append((None if text == address else text[:CELL_MAX], address, folded, reason))
+        form = None if address is None or address.isascii() else folded(address)
+        rows.append((None if text == address else text[:CELL_MAX], address, form, reason))
     return tuple(map(list, zip(*rows, strict=True)))
