@@ -141,6 +141,7 @@ def test_without_fields_no_byte_changes(
         ("To: {{v}}", "ann@dest.example", "ann@dest.example"),
         ("To: {{v}}", ' "Smith, Ann" <ANN@DEST.example>', '"Smith, Ann" <ANN@dest.example>'),
         ("To: {{v}} <{{email}}>", "", "<ann@dest.example>"),
+        ("To: {{v}}", "\ufeff\u00a0ann@dest.example\u200b", "ann@dest.example"),
         ("To: {{v|friend, dear}} <{{email}}>", " ", '"friend, dear" <ann@dest.example>'),
         ('To: "{{v}}" <{{email}}>', 'O"Neil', '"O\\"Neil" <ann@dest.example>'),
         ("To: =?utf-8?q?Dear_{{v}}?= <{{email}}>", "Ann", "Dear Ann <ann@dest.example>"),

@@ -42,7 +42,7 @@ COUNTS = {
     "accepted": "accepted by the relay",
     "before": "accepted or refused in an earlier run",
     "duplicate": "duplicates in the list",
-    "invalid": "invalid addresses",
+    "invalid": "rows without a usable address or value",
     "refused": "refused",
     "deferred": "deferred by the relay; with --journal, run again to submit only these",
     "uncertain": "sent, but no reply was received",

@@ -23,6 +23,7 @@ from zonemta_py.submit.merge_values import (
     text_writers,
     url_writer,
 )
+from zonemta_py.submit.recipients import BLANKS
 
 ADDRESSES = frozenset(
     b"from sender reply-to to cc bcc resent-from resent-sender resent-to resent-cc resent-bcc resent-reply-to "
@@ -275,7 +276,7 @@ def _parameter(separator: str, name: str, value: Piece) -> Piece:
 
 def _address(name: str, text: str) -> str:
     try:
-        return normalise(flat(text))
+        return normalise(flat(text).strip(BLANKS))
     except AddressError as exc:
         raise UnusableValue(f"{name} cannot have the address '{text[:80]}': {exc}") from exc
 
