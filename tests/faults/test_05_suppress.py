@@ -35,6 +35,19 @@ NOT_OF_THE_RECIPIENT = """\
 550 5.7.1 Client host rejected: cannot find your hostname, domain not found
 550 Verification failed for <news@sender.example>: no such user
 553 sorry, your envelope sender domain must exist (#5.7.1)
+554 5.7.1 Your mail domain not found in DNS
+550 5.1.8 Your domain does not exist
+550 5.7.1 Your domain is suspended
+554 5.7.0 Your sending account has been locked
+550 5.7.1 Your organization's account is disabled
+550 5.7.1 Your account does not exist
+550 5.7.1 Sending mail from this account has been disabled
+550 5.7.8 User account is locked, cannot send
+550 5.1.1 SMTP AUTH user unknown
+550 5.7.1 Submitting user unknown
+550 5.7.1 the sender, news@sender.example, does not exist
+550 From: address user unknown
+550 5.7.1 Bounce address does not exist
 550 5.1.8 Access denied, bad outbound sender AS(42004)
 550 5.7.501 Service unavailable. Spam abuse detected from your account""".splitlines()
 OF_THE_RECIPIENT = """\
