@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zonemta_py.smtp.field_writer import decoded_words, encoded_words, flat, folded
+from zonemta_py.smtp.field_writer import flat
 from zonemta_py.submit.merge import MergeError, Template, UnusableValue
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cn", "Cc", "Co"]), max_size=120)
@@ -269,16 +269,6 @@ def test_undeclared_text_is_declared_where_it_must_be() -> None:
     assert text_of(message) == "Hello Zoë\n"
     assert (message["mime-version"], message["content-transfer-encoding"]) == ("1.0", "8bit")
     assert text_of(read(rendered(letter, name="x " * 1000))) == f"Hello {'x ' * 1000}\n"
-
-
-@given(st.text(max_size=300))
-def test_encoded_words(text: str) -> None:
-    """They decode to the text, by our reader too; each has at most 75 bytes."""
-    text = text.encode("utf-8", "replace").decode()
-    words = encoded_words(text)
-    assert decoded_words(words) == text
-    assert all(len(word) <= 75 for word in words.split(" "))
-    assert folded(f"X: {words}".encode()).replace(b"\r\n", b"") == f"X: {words}".encode()
 
 
 def test_hostile_letters_take_linear_time() -> None:

@@ -26,7 +26,6 @@ _IN_Q = {
     byte: chr(byte) for byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!*+-/"
 } | {0x20: "_"}
 _WORD = re.compile(r"=\?([^?\s*]{1,40})(?:\*[^?\s]{0,40})?\?([bBqQ])\?([^?\s]*)\?=")
-_BETWEEN_WORDS = re.compile(r"(\?=)\s+(?==\?)")
 _Q_BYTE = re.compile(rb"=([0-9A-Fa-f]{2})")
 
 
@@ -91,18 +90,19 @@ def decoded_words(text: str) -> str:
     """``text`` with its encoded words decoded; one that cannot be is left as it is. Takes linear time."""
     if "=?" not in text:
         return text
-    joined = _BETWEEN_WORDS.sub(r"\1", text)
     found, at, pending, charset = [], 0, b"", ""
-    for word in _WORD.finditer(joined):
+    for word in _WORD.finditer(text):
         data = _word_bytes(word[2], word[3])
         if data is None:
             continue
-        if word.start() > at or word[1].lower() != charset:  # a character may be cut between two words
-            found.append(_text(pending, charset))
+        between = text[at : word.start()]
+        if at and not between.strip():  # white space between two words is no part of the text
+            between = ""
+        if between or word[1].lower() != charset:  # else a character may be cut between the two
+            found += (_text(pending, charset), between)
             pending = b""
-        found.append(joined[at : word.start()])
         pending, charset, at = pending + data, word[1].lower(), word.end()
-    return "".join((*found, _text(pending, charset), joined[at:]))
+    return "".join((*found, _text(pending, charset), text[at:]))
 
 
 def _word_bytes(encoding: str, text: str) -> bytes | None:
