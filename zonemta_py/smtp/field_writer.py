@@ -90,7 +90,8 @@ def decoded_words(text: str) -> str:
     """``text`` with its encoded words decoded; one that cannot be is left as it is. Takes linear time."""
     if "=?" not in text:
         return text
-    found, at, pending, charset = [], 0, b"", ""
+    found: list[str] = []
+    at, pending, charset = 0, b"", ""
     for word in _WORD.finditer(text):
         data = _word_bytes(word[2], word[3])
         if data is None:
