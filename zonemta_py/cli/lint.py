@@ -29,6 +29,7 @@ from zonemta_py.smtp.bulk_rules import (
     author_domain,
     check_message,
 )
+from zonemta_py.submit.merge import Template
 
 COLOURS = {ERROR: "red", WARNING: "yellow", INFO: None}
 DNS_S = 10.0
@@ -53,7 +54,7 @@ def lint(
     """Say what MESSAGE, a file or - for standard input, lacks of Gmail's and Yahoo's rules for bulk senders.
 
     Checked are From, an aligned DKIM signature or key, one-click unsubscribe, fields that must occur once, line
-    lengths, size and content; with --dns the DMARC record. Exits 1 when an error is found.
+    lengths, size, content and merge fields that cannot be replaced; with --dns the DMARC record. Exits 1 when an error is found.
 
     \b
     Examples:
@@ -66,12 +67,17 @@ def lint(
         raise ConfigError(f"--from-domain '{from_domain}': {exc}") from exc
     config = read_config(config_path) if config_path is not None else None
     data = sys.stdin.buffer.read() if str(message) == "-" else read_message(message)
-    found = check_message(data, wanted, signing_of(config))
+    found = check_message(data, wanted, signing_of(config)) + merge_findings(Template(data))
     if config is not None:
         found += [Finding(WARNING, "secret", text) for text in secret_warnings(config)]
     if dns:
         found += asyncio.run(_dmarc(author_domain(data) or wanted, config))
     print_findings(found, as_json=as_json)
+
+
+def merge_findings(template: Template) -> list[Finding]:
+    """An error for each merge field of a message that cannot be replaced."""
+    return [Finding(ERROR, "merge", problem) for problem in template.problems]
 
 
 def signing_of(config: Config | None) -> Signing | None:

@@ -81,7 +81,8 @@ message_option = click.option(
     "message_path",
     type=FILE,
     required=True,
-    help="The message, header and body; {{column}} is replaced with the value from the list.",
+    help="The message, header and body; {{column}} is replaced with the value from the list, {{column|text}} with text "
+    "where that is empty.",
 )
 email_column_option = click.option(
     "--email-column",
@@ -94,6 +95,11 @@ per_message_option = click.option(
     default=50,
     show_default=True,
     help="Recipients of one message; always 1 when the message has merge fields.",
+)
+case_sensitive_option = click.option(
+    "--case-sensitive",
+    is_flag=True,
+    help="Addresses that differ only in upper and lower case are different recipients.",
 )
 user_option = click.option("--user", metavar="NAME", help="Authenticate as this user.")
 password_option = click.option(

@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
-from zonemta_py.cli.lint import print_findings
+from zonemta_py.cli.lint import merge_findings, print_findings
 from zonemta_py.cli.options import (
     FILE,
     HOST_PORT,
+    case_sensitive_option,
     email_column_option,
     message_option,
     password_option,
@@ -41,7 +42,7 @@ COUNTS = {
     "accepted": "accepted by the relay",
     "before": "accepted or refused in an earlier run",
     "duplicate": "duplicates in the list",
-    "invalid": "invalid addresses",
+    "invalid": "rows without a usable address or value",
     "refused": "refused",
     "deferred": "deferred by the relay; with --journal, run again to submit only these",
     "uncertain": "sent, but no reply was received",
@@ -60,6 +61,7 @@ class _Options:
     email_column: str | None
     connections: int
     recipients_per_message: int
+    case_sensitive: bool
     journal_path: Path | None
     resend_uncertain: bool
     user: str | None
@@ -92,6 +94,7 @@ class _Options:
     help="Concurrent connections to the relay.",
 )
 @per_message_option
+@case_sensitive_option
 @click.option(
     "--journal",
     "journal_path",
@@ -140,7 +143,9 @@ def submit(**values: Any) -> None:
         options.refused_path.write_text("", encoding="utf-8")  # a path that cannot be written fails now
     journal = None
     if options.journal_path is not None:
-        journal = Journal(options.journal_path, settings.sender, text_sha256)
+        journal = Journal(
+            options.journal_path, settings.sender, text_sha256, case_sensitive=options.case_sensitive
+        )
     summary = _run(settings, options, journal)
     if options.refused_path is not None:
         lines = (f"{address}\t{reply}\n" for address, reply in summary.refusals)
@@ -172,25 +177,33 @@ def _settings(options: _Options) -> tuple[SubmissionSettings, str]:
         connections=options.connections,
         recipients_per_message=options.recipients_per_message,
         resend_uncertain=options.resend_uncertain,
+        case_sensitive=options.case_sensitive,
     )
     return settings, hashlib.sha256(text).hexdigest()
 
 
 def _check(settings: SubmissionSettings, options: _Options) -> None:
     """Print what the message of the first row breaks, and which rows cannot be used; exit 1 for an error."""
-    found: list[Finding] = []
+    template = settings.template
+    found = merge_findings(template)
+    missing = set(template.fields) - set(template.required)
     rows = invalid = 0
     for row in read_rows(options.recipients, options.email_column):
         if row.problem:
             invalid += 1
             continue
-        if not rows:
+        missing.difference_update(row.fields)
+        if not rows and not found:
             try:
-                header, body = settings.template.render(row.fields)
+                header, body = template.render(row.fields)
                 found += check_message(header + b"\r\n" + body)
             except MergeError as exc:
                 found.append(Finding(ERROR, "merge", f"row {row.number}: {exc}"))
         rows += 1
+    found += [
+        Finding(WARNING, "merge", f"no row has a value for '{name}': the default is used")
+        for name in sorted(missing)
+    ]
     if invalid or not rows:
         level = WARNING if rows else ERROR
         found.append(

@@ -64,6 +64,19 @@ def from_json(data: bytes | str) -> Any:
         raise ValueError("its arrays and objects are nested too deeply") from exc
 
 
+def lines_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
+    """A function from JSON lines to a ``kind`` for each; fields that it does not have are skipped. It raises ValueError."""
+    decode = msgspec.json.Decoder(kind).decode_lines
+
+    def decode_lines(lines: bytes) -> list[T]:
+        try:
+            return decode(lines)
+        except RecursionError as exc:
+            raise ValueError("its arrays and objects are nested too deeply") from exc
+
+    return decode_lines
+
+
 def from_query(value: object, kind: type[T]) -> T:
     """As ``from_plain``, for values that came as text: numbers and booleans are parsed."""
     return msgspec.convert(value, kind, strict=False)

@@ -101,10 +101,29 @@ def read_frames(data: Data, path: Path | str, start: int, size_bytes: int) -> It
         try:
             lines, end = _decompress(data, at, size_bytes)
             first, last = (from_json(line)["seq"] for line in (_first(lines), _last(lines)))
+            if type(first) is not int or type(last) is not int:
+                raise ValueError("a SEQ that is no number")
         except (zstandard.ZstdError, ValueError, KeyError, TypeError) as exc:
             raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
         yield Frame(at, end, lines, first, last)
         at = end
+
+
+def read_torn_frame(data: Data, start: int, size_bytes: int) -> Frame | None:
+    """The frame at ``start`` whose first or last line is no event: ``first`` or ``last`` is -1 then. None if it is no whole frame."""
+    try:
+        lines, end = _decompress(data, start, size_bytes)
+    except (zstandard.ZstdError, ValueError):
+        return None
+    return Frame(start, end, lines, _seq_in(_first(lines)), _seq_in(_last(lines)))
+
+
+def _seq_in(line: bytes) -> int:
+    try:
+        seq = from_json(line)["seq"]
+    except (ValueError, KeyError, TypeError):
+        return -1
+    return seq if type(seq) is int else -1
 
 
 def _decompress(data: Data, start: int, size_bytes: int) -> tuple[bytes, int]:

@@ -5,9 +5,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zonemta_py.core.codec import from_json
+from zonemta_py.core.codec import Struct, from_json, lines_decoder
 from zonemta_py.core.errors import SegmentDamaged
-from zonemta_py.events.frames import MAGIC, Data, Frame, has_checksum, opened_data, read_frames
+from zonemta_py.events.frames import (
+    MAGIC,
+    Data,
+    Frame,
+    has_checksum,
+    opened_data,
+    read_frames,
+    read_torn_frame,
+)
 from zonemta_py.events.schema import number_before
 from zonemta_py.events.segments import SegmentName, Trailer, digest_of, read_name, split_trailer
 
@@ -44,6 +52,16 @@ def runs_of(data: Data, path: Path | str, name: SegmentName) -> Iterator[Run]:
         run = Run(frame.start, frame.end, Trailer(records, previous, frame.first, frame.last))
     if run is not None:
         yield run
+
+
+class _Place(Struct, frozen=True):
+    """What every event has: it is enough to know that a line is one."""
+
+    seq: int
+    position: int
+
+
+_places_in = lines_decoder(_Place)
 
 
 def read_trailer(path: Path) -> Trailer:
@@ -124,19 +142,34 @@ def missing(node: str, last: int, first: int) -> str:
 
 
 def verify_segment(content: bytes, path: Path | str) -> Trailer:
-    """The trailer of a sealed segment whose bytes are those that were sealed. Raises SegmentDamaged.
+    """The trailer of a sealed segment whose bytes are those that were sealed, and whose lines are events. Raises SegmentDamaged.
 
     One that an earlier version sealed, without a trailer, is read as a whole instead.
     """
     size_bytes, trailer = split_trailer(content)
     if trailer is not None:
         _check_digest(content, size_bytes, trailer, path)
+        for frame in read_frames(
+            content, path, 0, size_bytes
+        ):  # it may have been sealed with what is no event
+            _check_lines(frame, path)
         return trailer
     for frame in read_frames(content, path, 0, size_bytes):
         for line in frame.lines.splitlines():
             _record(line, path, frame.start)
     _check_end(content, path)
     return trailer_of(content, path)
+
+
+def _check_lines(frame: Frame, path: Path | str) -> None:
+    try:
+        found = len(_places_in(frame.lines))
+    except ValueError as exc:
+        raise SegmentDamaged(
+            f"{path}: damaged at byte {frame.start}: a line is no event: {exc}", frame.start
+        ) from exc
+    if found != frame.lines.count(b"\n"):
+        raise SegmentDamaged(f"{path}: damaged at byte {frame.start}: a line is no event", frame.start)
 
 
 def _check_end(data: Data, path: Path | str) -> None:
@@ -190,8 +223,8 @@ def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
                 yield _record(line, path, frame.start)
 
 
-def whole_frames(data: Data, path: Path | str) -> Iterator[Frame]:
-    """Every frame of a file that can be read, also behind damage."""
+def whole_frames(data: Data, path: Path | str, *, torn: bool = False) -> Iterator[Frame]:
+    """Every frame of a file that can be read, also behind damage; with ``torn`` also those with lines that are no events."""
     at, (size_bytes, _) = 0, split_trailer(data)
     while True:
         try:
@@ -200,6 +233,11 @@ def whole_frames(data: Data, path: Path | str) -> Iterator[Frame]:
                 yield frame
             return
         except SegmentDamaged:
+            found = read_torn_frame(data, at, size_bytes) if torn else None
+            if found is not None:
+                at = found.end
+                yield found
+                continue
             at = data.find(MAGIC, at + 1)
             if at < 0:
                 return

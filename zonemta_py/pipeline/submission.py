@@ -28,7 +28,7 @@ from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.commands import KEY_WINDOW
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.submit.merge import Template
+from zonemta_py.submit.merge import Template, UnusableValue
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.pipelining import DsnOptions, SmtpSession, Transaction
 
@@ -85,11 +85,15 @@ async def _open(relay: str, options: SubmitOptions) -> SmtpSession:
 
 
 class EnvelopeSubmitter:
-    """Submits batches of envelopes; its SMTP sessions stay open between batches."""
+    """Submits batches of envelopes; its SMTP sessions stay open between batches.
+
+    Raises LocalError for a message with a merge field that cannot be replaced.
+    """
 
     def __init__(self, options: SubmitOptions) -> None:
         self._options = options
         self._template = Template(options.message)
+        self._template.require_reachable()
         self._relays: defaultdict[str, _RelayState] = defaultdict(_RelayState)
 
     async def send(
@@ -165,7 +169,8 @@ class _EnvelopeSubmission:
         self._envelope = envelope
         self._relays = relays_of(envelope.key, options.relays)
         self._relay = self._relays[0]
-        self._header, self._body = template.render(envelope.recipients[0][1])
+        self._template = template
+        self._header = self._body = b""
         self._results: list[SubmissionResult] = []
         self.was_deferred = False  # although the relay was reached
 
@@ -173,6 +178,11 @@ class _EnvelopeSubmission:
         """Submit to all recipients once; again only where a session broke or the relay cannot be reached."""
         pending = [address for address, _ in self._envelope.recipients]
         losses, pause_s = 0, PAUSE_S
+        try:
+            self._header, self._body = self._template.render(self._envelope.recipients[0][1])
+        except UnusableValue as exc:
+            self._record(REFUSED, pending, Reply(0, "5.6.0", str(exc)))
+            return self._results
         if self._states[self._relay].failing_s is not None and self._gives_up():
             self._record(DEFERRED, pending, Reply(0, "4.4.1", f"{self._relay} cannot be reached"))
             return self._results

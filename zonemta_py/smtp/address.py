@@ -98,6 +98,11 @@ def domain_of(address: str) -> str:
     return address[address.rfind("@") + 1 :]
 
 
+def folded(address: str) -> str:
+    """The form in which normalised addresses of a list are compared: few systems distinguish upper and lower case, and no list means it."""
+    return address.lower()
+
+
 def needs_smtputf8(address: str) -> bool:
     """Whether a normalised address requires SMTPUTF8, because of its local part."""
     return not address.isascii()

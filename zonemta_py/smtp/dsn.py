@@ -5,8 +5,10 @@ Source: RFC 3464 (the format), RFC 3462/6522 (multipart/report), RFC 3834 (Auto-
 """
 
 import quopri
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from zonemta_py.smtp.headers import LINE_MAX, fold
 
 SUBJECTS = {
     "failed": "Undelivered mail returned to sender",
@@ -118,12 +120,36 @@ def plain_header(head: ReportHead, subject: str) -> str:
 
 
 def _original(header: bytes, body: bytes | None) -> bytes:
-    """The part with the returned message; all of it is ASCII, so every server accepts it."""
+    """The part with the returned message; all of it is ASCII in short lines, so every server accepts it."""
     if body is not None and header.isascii() and body.isascii():
-        part = b"Content-Type: message/rfc822\r\n\r\n" + header + b"\r\n" + body
+        returned = short_lines(fold(header)) + b"\r\n" + short_lines(body)
+        part = b"Content-Type: message/rfc822\r\n\r\n" + returned
     else:
-        part = b"Content-Type: text/rfc822-headers\r\n\r\n" + _ascii(header.decode("utf-8", "replace"))
+        ascii_header = _ascii(header.decode("utf-8", "replace"))
+        part = b"Content-Type: text/rfc822-headers\r\n\r\n" + short_lines(fold(ascii_header))
     return part if part.endswith(b"\r\n") else part + b"\r\n"
+
+
+def short_lines(data: bytes) -> bytes:
+    """``data`` with lines of at most LINE_MAX bytes: a longer one goes on behind a line end and a space, as Postfix breaks it.
+
+    In a header block this folds. No character of UTF-8 is divided.
+    """
+    if len(data) <= LINE_MAX or all(len(line) <= LINE_MAX for line in data.split(b"\r\n")):
+        return data
+    return b"\r\n".join(
+        line if len(line) <= LINE_MAX else b"\r\n ".join(_pieces(line)) for line in data.split(b"\r\n")
+    )
+
+
+def _pieces(line: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(line):
+        end = at + LINE_MAX - (1 if at else 0)
+        while end < len(line) and end > at + LINE_MAX - 5 and line[end] & 0xC0 == 0x80:
+            end -= 1
+        yield line[at:end]
+        at = end
 
 
 def _xtext(address: str) -> str:
@@ -150,7 +176,7 @@ def _human(hostname: str, message_id: str, recipients: Sequence[RecipientReport]
             server = each.remote_mta or "The receiving server"
             lines.append(f"    {server} said: {each.diagnostic}")
         lines.append("")
-    return "".join(_cut(line) + "\r\n" for line in lines)
+    return "".join(cut_line(line) + "\r\n" for line in lines)
 
 
 def _machine(
@@ -182,10 +208,10 @@ def _machine(
         if each.retry_until:
             fields.append(f"Will-Retry-Until: {each.retry_until}")
         groups.append(fields)
-    return "\r\n".join("".join(_cut(field) + "\r\n" for field in group) for group in groups)
+    return "\r\n".join("".join(cut_line(field) + "\r\n" for field in group) for group in groups)
 
 
-def _cut(line: str) -> str:
+def cut_line(line: str) -> str:
     """``line`` without line ends, cut to _LINE_MAX bytes."""
     flat = line.replace("\r", " ").replace("\n", " ")
     while len(flat.encode()) > _LINE_MAX:

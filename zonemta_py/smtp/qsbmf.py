@@ -5,7 +5,7 @@ Source: D. J. Bernstein, The qmail-send Bounce Message Format (QSBMF), 1997.
 
 from collections.abc import Sequence
 
-from zonemta_py.smtp.dsn import RecipientReport, Report, ReportHead, plain_header
+from zonemta_py.smtp.dsn import RecipientReport, Report, ReportHead, cut_line, plain_header, short_lines
 
 INTRO = (
     "I'm afraid I wasn't able to deliver your message to the following addresses.\n"
@@ -34,7 +34,7 @@ def bounce_report(
     for each in recipients:
         lines += [f"<{_one_line(each.recipient)}>:", *_paragraph(each), ""]
     lines += [BREAK if sender else DOUBLE_BREAK, "", f"Return-Path: <{sender}>"]
-    body = "".join(line + "\r\n" for line in lines).encode() + original
+    body = "".join(line + "\r\n" for line in lines).encode() + short_lines(original)
     if stripped:
         body += STRIPPED
     header = plain_header(head, "failure notice")
@@ -52,7 +52,7 @@ def _paragraph(recipient: RecipientReport) -> list[str]:
     lines[-1] += f" (#{recipient.status})"
     found = []
     for line in "\n".join(lines).splitlines():
-        text = line.strip()
+        text = cut_line(line.strip())
         found.append(text if text and not text.startswith("#") else f"/{text}")
     return found
 

@@ -12,7 +12,7 @@ from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, REFUSED, UNCERTAIN, Journal, digest
-from zonemta_py.submit.merge import MergeError, Template
+from zonemta_py.submit.merge import MergeError, Template, UnusableValue
 from zonemta_py.submit.recipients import ListRow
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.pipelining import SmtpSession, Transaction
@@ -25,7 +25,10 @@ UNSENT = "unsent"
 
 @dataclass(frozen=True, slots=True)
 class SubmissionSettings:
-    """What to submit, and how. ``ip`` is the address of ``relay``, ``ehlo`` the name we give."""
+    """What to submit, and how. ``ip`` is the address of ``relay``, ``ehlo`` the name we give.
+
+    ``case_sensitive``: addresses that differ only in upper and lower case are different recipients.
+    """
 
     sender: str
     template: Template
@@ -37,6 +40,7 @@ class SubmissionSettings:
     connections: int
     recipients_per_message: int
     resend_uncertain: bool
+    case_sensitive: bool = False
     timeouts: Timeouts = Timeouts()
 
 
@@ -82,7 +86,11 @@ class ListSubmission:
         self.summary = SubmissionSummary()
 
     async def run(self) -> SubmissionSummary:
-        """Submit until the list ends or the relay cannot be reached. Raises LocalError for an unusable list."""
+        """Submit until the list ends or the relay cannot be reached.
+
+        Raises LocalError for an unusable list, and for a message with a merge field that cannot be replaced.
+        """
+        self._settings.template.require_reachable()
         async with asyncio.TaskGroup() as group:
             for number in range(self._settings.connections):
                 group.create_task(self._work(), name=f"submit-{number}")
@@ -116,7 +124,7 @@ class ListSubmission:
             summary.refuse("invalid", [f"line {row.number} {row.address}".strip()], row.problem)
             self._progress(1)
             return False
-        key = digest(row.address)
+        key = digest(row.address, case_sensitive=self._settings.case_sensitive)
         if key in self._seen:
             summary.counts["duplicate"] += 1
         elif journal is not None and key in journal.done:
@@ -140,6 +148,10 @@ class ListSubmission:
             pending = [row.address for row in envelope]
             try:
                 header, body = self._settings.template.render(envelope[0].fields)
+            except UnusableValue as exc:
+                self.summary.refuse("invalid", [f"line {envelope[0].number} {pending[0]}"], str(exc))
+                self._progress(1)
+                continue
             except MergeError as exc:
                 raise LocalError(f"line {envelope[0].number} of the list: {exc}") from exc
             while pending:

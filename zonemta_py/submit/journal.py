@@ -16,11 +16,13 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from zonemta_py.core.codec import from_json, to_json
 from zonemta_py.core.errors import LocalError
+from zonemta_py.smtp.address import folded
 
 ACCEPTED = "accepted"
 REFUSED = "refused"
@@ -28,9 +30,10 @@ UNCERTAIN = "uncertain"
 DEFERRED = "deferred"  # 4xx: the next run tries again
 
 
-def digest(address: str) -> bytes:
-    """The 8 bytes that identify ``address``."""
-    return hashlib.blake2b(address.encode(), digest_size=8).digest()
+def digest(address: str, *, case_sensitive: bool = False) -> bytes:
+    """The 8 bytes that identify ``address``, as ``pipeline plan`` compares addresses."""
+    form = address if case_sensitive else folded(address)
+    return hashlib.blake2b(form.encode(), digest_size=8).digest()
 
 
 class Journal:
@@ -40,8 +43,11 @@ class Journal:
     or is in use.
     """
 
-    def __init__(self, path: Path, sender: str, message_sha256: str) -> None:
+    def __init__(
+        self, path: Path, sender: str, message_sha256: str, *, case_sensitive: bool = False
+    ) -> None:
         self._path = path
+        self._digest = partial(digest, case_sensitive=case_sensitive)
         self.done: set[bytes] = set()
         self.uncertain: set[bytes] = set()
         head = {"journal": 1, "from": sender, "message": message_sha256}
@@ -90,13 +96,13 @@ class Journal:
 
     def _replay(self, record: dict[str, list[str]]) -> None:
         for address in record.get("sent", ()):
-            self.uncertain.add(digest(address))
+            self.uncertain.add(self._digest(address))
         for name in (ACCEPTED, REFUSED):
             for address in record.get(name, ()):
-                self.done.add(digest(address))
-                self.uncertain.discard(digest(address))
+                self.done.add(self._digest(address))
+                self.uncertain.discard(self._digest(address))
         for address in record.get(DEFERRED, ()):
-            self.uncertain.discard(digest(address))
+            self.uncertain.discard(self._digest(address))
 
     async def sent(self, addresses: Sequence[str]) -> None:
         """Record that the final dot is about to be sent; on disk on return. Raises LocalError."""

@@ -35,8 +35,8 @@ WARMUPS = (
     WarmupSchedule("203.0.113.2", BEGINS.date(), (10, 100_000), "google"),
 )
 REASONS = {  # of the replies of the log
-    (421, "4.7.0"): "rate limited", (451, "4.7.1"): "greylisted", (0, "4.4.1"): "network",
-    (550, "5.1.1"): "no such address", (552, "5.2.2"): "mailbox full", (451, "4.4.7"): "network",
+    (421, "4.7.0"): "connection_limited", (451, "4.7.1"): "greylisted", (0, "4.4.1"): "no_answer",
+    (550, "5.1.1"): "invalid_recipient", (552, "5.2.2"): "mailbox_full", (451, "4.4.7"): "expired",
 }  # fmt: skip
 PLANNED, COMPLAINED = 3000, 300  # recipients of a campaign of their own; of these, who complain
 UNUSUAL = f"""

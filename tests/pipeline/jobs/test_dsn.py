@@ -116,7 +116,7 @@ def test_every_report_is_matched(spark: "SparkSession", tmp_path: Path, written:
         ("address", "c@x.example", "june"),
         ("", "", ""),
     }
-    assert {row["reason"] for row in rows if row["kind"] == "failed"} == {"no such address"}
+    assert {row["reason"] for row in rows if row["kind"] == "failed"} == {"invalid_recipient"}
     with pytest.raises(LocalError, match="exists; choose another directory, or replace it"):
         read_reports(spark, DsnRequest([str(tmp_path / "x.mbox")], [plan], output), no_progress)
 

@@ -147,6 +147,8 @@ def test_personal_messages(spark: "SparkSession", tmp_path: Path) -> None:
     assert {reason for _, reason in left_out(spark, tmp_path / "plan")["rejected"]} == {
         "no value for 'name'"
     }
+    letter = PERSONAL.replace(b"{{name}}", b"{{name|you}}").replace(b"{{ name }}", b"{{ name | you }}")
+    assert plan(spark, listed, tmp_path / "defaults", message=letter).planned == 3
 
 
 def test_many_rows_with_one_address(spark: "SparkSession", tmp_path: Path) -> None:
@@ -219,6 +221,8 @@ def test_a_message_that_needs_a_column(spark: "SparkSession", tmp_path: Path) ->
     listed = write_list(tmp_path / "list.csv", [["a@x.example"]], head=("email",))
     with pytest.raises(LocalError, match="the message needs the column name"):
         plan(spark, listed, tmp_path / "plan", message=PERSONAL)
+    with pytest.raises(LocalError, match=r"cannot be merged: \{\{email\}\}: MIME-Version cannot differ"):
+        plan(spark, listed, tmp_path / "plan", message=b"MIME-Version: {{email}}\r\n\r\nx\r\n")
 
 
 @pytest.mark.parametrize("name", ["l.tsv", "l.orc", "l.csv.gz", "l.jsonl.bz2", "lists", "table:people"])

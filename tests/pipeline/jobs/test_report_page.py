@@ -97,10 +97,10 @@ def test_each_table_is_shown() -> None:
             for provider in ("google", "gmx", "not-in-rates.example")
         ],
         replies=[
-            ("google", "deferred", "rcpt", 450, "4.7.1", f"kind {n}", "rate limited", "come back <*>", n, "x")
+            ("google", "deferred", "rcpt", 450, "4.7.1", f"kind {n}", "rate_limited", "come back <*>", n, "x")
             for n in range(1, 50)
         ],
-        anomalies=[("google", last, "deferral", 0.5, 0.1, 9.0, 100, [{"count": 7, "reason": "rate limited", "template": None}])],
+        anomalies=[("google", last, "deferral", 0.5, 0.1, 9.0, 100, [{"count": 7, "reason": "rate_limited", "template": None}])],
         warmup=[(date(2026, 11, 1), "192.0.2.1", "", 100, 150, 50, False)],
         complaints=[(date(2026, 11, 2), "google", "june", 2)],
     )  # fmt: skip

@@ -94,11 +94,11 @@ def report_rows(day_count: int, names: tuple[str, ...] = (), complaints: bool = 
         days=days(day_count, providers),
         reasons=[
             {"reason": reason, "event": "bounced", "count": 4000 - 10 * n}
-            for n, reason in enumerate(("no such address", "mailbox full", "rate limited", "content"))
+            for n, reason in enumerate(("invalid_recipient", "mailbox_full", "rate_limited", "content"))
         ],
         templates=[
             {
-                "template": f"{name} user unknown: the mailbox <*> does not exist here, see our pages about it", "reason": "no such address",
+                "template": f"{name} user unknown: the mailbox <*> does not exist here, see our pages about it", "reason": "invalid_recipient",
                 "provider": name, "event": "bounced", "code": 550, "status": "5.1.1", "count": 900 - n,
             }
             for n, name in enumerate(named)
@@ -107,7 +107,7 @@ def report_rows(day_count: int, names: tuple[str, ...] = (), complaints: bool = 
             {
                 "provider": name, "hour": BEGINS + n * HOUR, "measure": "deferral", "rate": 0.41, "usual": 0.034,
                 "score": 9.0, "attempts": 1234,
-                "replies": [{"count": 321, "reason": "rate limited", "template": f"{name} too many connections from <*>"}],
+                "replies": [{"count": 321, "reason": "connection_limited", "template": f"{name} too many connections from <*>"}],
             }
             for n, name in enumerate(named[:8])
         ],

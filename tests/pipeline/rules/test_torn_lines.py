@@ -45,5 +45,14 @@ def test_lines_that_became_one() -> None:
     )
 
 
+def test_the_first_and_the_last_line() -> None:
+    """A group that is whole from its beginning is read; of one whose first line is torn the rest is not."""
+    assert whole_groups(frame(b"17", line(3), line(4))) == ([(3, 4)], 2)
+    assert whole_groups(frame(line(2)[:-1], line(3), line(4))) == ([(3, 4)], 2)
+    assert whole_groups(frame(line(3)[:-1], line(3, 1), line(4))) == ([(4, 4)], 1)
+    assert whole_groups(frame(line(3), line(4), line(5)[:-1]))[1] == 2
+    assert whole_groups(frame(line(3), line(4), line(4, 1)[:-1])) == ([(3, 3)], 1)
+
+
 def test_no_line_is_whole() -> None:
     assert whole_groups(b"{\n{\n") == ([], 0)

@@ -55,7 +55,7 @@ def test_an_anomalous_hour(spark: "SparkSession", tmp_path: Path) -> None:
     assert (found["rate"], found["usual"]) == (pytest.approx(0.4), pytest.approx(0.05))
     assert found["hour"].isoformat() == "2027-01-16T09:00:00+00:00"
     assert [(r["nth"], r["count"], r["reason"], r["template"]) for r in found["replies"]] == [
-        (1, 40, "rate limited", "Too many connections from <ip>")
+        (1, 40, "connection_limited", "Too many connections from <ip>")
     ]
     assert found_in(sums, score=100) == []
     assert found_in(sums, history=32) == [], "no history yet"

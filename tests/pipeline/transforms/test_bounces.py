@@ -1,6 +1,6 @@
 """Addresses to suppress, from outcomes and complaints."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.pipeline.segments import delivered, write_segment
 
@@ -16,14 +16,14 @@ def test_hard_bounces(spark: "SparkSession") -> None:
     """Only recent bounces with a hard reason count, at least the required number, and no later delivery."""
     from zonemta_py.pipeline.transforms.bounces import hard_bounces
 
-    gone = ("5.1.1", "no such address")
+    gone = ("5.1.1", "invalid_recipient")
     outcomes = spark.createDataFrame(
         [
             ("twice@x.example", "bounced", 20 * DAY_MS, *gone),
             ("Twice@x.example", "bounced", 21 * DAY_MS, *gone),
             ("once@x.example", "bounced", 21 * DAY_MS, *gone),
             ("old@x.example", "bounced", 9 * DAY_MS, *gone),
-            ("full@x.example", "bounced", 21 * DAY_MS, "5.2.2", "mailbox full"),
+            ("full@x.example", "bounced", 21 * DAY_MS, "5.2.2", "mailbox_full"),
             ("back@x.example", "bounced", 20 * DAY_MS, *gone),
             ("BACK@x.example", "delivered", 21 * DAY_MS, "2.0.0", ""),
         ],
@@ -58,6 +58,35 @@ def test_reports_to_senders_suppress_no_sender(spark: "SparkSession", tmp_path: 
     ]
 
 
+def test_the_class_of_the_event_decides(spark: "SparkSession", tmp_path: "Path") -> None:
+    """That of the event, else that of the relay's classifier; a reply to MAIL is about the sender."""
+    from zonemta_py.pipeline.spark.event_log import open_log
+    from zonemta_py.pipeline.spark.events import read_events
+    from zonemta_py.pipeline.transforms.bounces import delivery_outcomes, hard_bounces
+
+    replies: dict[str, dict[str, Any]] = {
+        "own-rule": {"class": "policy", "status": "5.1.1", "reply": "no such user"},
+        "gone": {"class": "invalid_recipient", "status": "5.4.1", "reply": "Recipient address rejected: Access denied"},
+        "old-gone": {"status": "", "reply": "#5.1.0 Address rejected"},
+        "old-sender": {"status": "5.1.8", "reply": "Sender address rejected: Domain not found"},
+        "old-account": {"status": "5.7.1", "reply": "Your account is disabled for sending"},
+        "early": {"class": "invalid_recipient", "status": "5.1.1", "reply": "no such user", "phase": "mail"},
+        "no-domain": {"class": "bad_domain", "status": "5.1.2", "reply": "", "phase": "connect", "code": 0},
+    }  # fmt: skip
+    common: dict[str, Any] = {"event": "bounced", "code": 550, "phase": "rcpt"}
+    events = [
+        delivered(n, **{**common, **each, "recipient": f"{name}-{part}@x.example"})
+        for part in range(2)
+        for n, (name, each) in enumerate(replies.items(), 1 + 10 * part)
+    ]
+    write_segment(tmp_path, "s1", events)
+    found = delivery_outcomes(read_events(spark, open_log(spark, str(tmp_path))))
+    entries = [row["entry"] for row in found.transform(hard_bounces(0, 1, 30)).collect()]
+    assert sorted(entries) == sorted(
+        f"{name}-{part}@x.example" for name in ("gone", "old-gone", "no-domain") for part in range(2)
+    )
+
+
 def test_complaints_and_reported_failures(spark: "SparkSession") -> None:
     """Only reports that match a ledger count, and no bounce twice: the relay reports it to the sender, too."""
     from zonemta_py.pipeline.transforms.bounces import complaints, reported_failures
@@ -67,12 +96,12 @@ def test_complaints_and_reported_failures(spark: "SparkSession") -> None:
             ("complaint", "a@x.example", 20 * DAY_MS, "", ""),
             ("complaint", "", 20 * DAY_MS, "", ""),
             ("complaint", "old@x.example", DAY_MS, "", ""),
-            ("failed", "b@x.example", 20 * DAY_MS, "5.1.1", "no such address"),
-            ("failed", "", 20 * DAY_MS, "5.1.1", "no such address"),
-            ("failed", "Here@x.example", 20 * DAY_MS + 60_000, "5.1.1", "no such address"),
-            ("failed", "here@x.example", 22 * DAY_MS, "5.1.1", "no such address"),
-            ("failed", "here@x.example", 19 * DAY_MS, "5.1.1", "no such address"),
-            ("delayed", "c@x.example", 20 * DAY_MS, "4.4.1", "network"),
+            ("failed", "b@x.example", 20 * DAY_MS, "5.1.1", "invalid_recipient"),
+            ("failed", "", 20 * DAY_MS, "5.1.1", "invalid_recipient"),
+            ("failed", "Here@x.example", 20 * DAY_MS + 60_000, "5.1.1", "invalid_recipient"),
+            ("failed", "here@x.example", 22 * DAY_MS, "5.1.1", "invalid_recipient"),
+            ("failed", "here@x.example", 19 * DAY_MS, "5.1.1", "invalid_recipient"),
+            ("delayed", "c@x.example", 20 * DAY_MS, "4.4.1", "no_answer"),
         ],
         "kind string, address string, time_ms long, status string, reason string",
     )
@@ -87,7 +116,7 @@ def test_complaints_and_reported_failures(spark: "SparkSession") -> None:
     assert tuple(row) == ("a@x.example", "complained on 1970-01-21", "1970-01-31")
     found = reports.transform(reported_failures(outcomes)).orderBy("recipient", "time_ms").collect()
     assert [tuple(row) for row in found] == [
-        ("b@x.example", "bounced", 20 * DAY_MS, "5.1.1", "no such address"),
-        ("here@x.example", "bounced", 19 * DAY_MS, "5.1.1", "no such address"),
-        ("here@x.example", "bounced", 22 * DAY_MS, "5.1.1", "no such address"),
+        ("b@x.example", "bounced", 20 * DAY_MS, "5.1.1", "invalid_recipient"),
+        ("here@x.example", "bounced", 19 * DAY_MS, "5.1.1", "invalid_recipient"),
+        ("here@x.example", "bounced", 22 * DAY_MS, "5.1.1", "invalid_recipient"),
     ]

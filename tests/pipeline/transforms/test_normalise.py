@@ -80,3 +80,14 @@ def test_rows_keep_their_position(spark: "SparkSession") -> None:
         (8, "", None),
     ]
     assert [row["fields"] for row in found] == [{"name": "A"}, {"name": "B"}]
+
+
+def test_a_field_with_a_default_needs_no_value(spark: "SparkSession") -> None:
+    rows = spark.createDataFrame(
+        [(1, "a@x.example", None, "x"), (2, "b@x.example", "B", None)],
+        "`#position` long, email string, name string, code string",
+    )
+    check = normalise.normalise_rows("email", ["code", "name"], required=["code"])
+    first, second = rows.transform(check).collect()
+    assert (first["address"], first["fields"]) == ("a@x.example", {"code": "x", "name": None})
+    assert (second["address"], second["reason"]) == (None, "no value for 'code'")

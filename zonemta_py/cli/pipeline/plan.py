@@ -11,6 +11,7 @@ from zonemta_py.cli.common import json_option, print_json, read_config, read_mes
 from zonemta_py.cli.options import (
     EXISTING_FILE,
     ConfigValue,
+    case_sensitive_option,
     email_column_option,
     message_option,
     per_message_option,
@@ -140,11 +141,7 @@ def named_counts(
     show_default=True,
     help="Parts of the plan that can be sent at the same time.",
 )
-@click.option(
-    "--case-sensitive",
-    is_flag=True,
-    help="Addresses that differ only in upper and lower case are different recipients.",
-)
+@case_sensitive_option
 @click.option(
     "--option",
     "reader_options",

@@ -75,13 +75,20 @@ class _Import:
 
     def finish(self) -> Imported:
         """Providers and rules."""
-        used: set[str] = set()
+        used = {name for name, _ in self._file.nested_lists}
+        for name, number in self._file.nested_lists:
+            self._found.leave(number, f"smtp-pattern-list {name}: the rules of this block are left out")
         for domain in self._file.domains:
             providers = self._provider(domain)
             for name, number in domain.lists:
                 used.add(name)
                 if name not in self._file.lists:
                     self._found.leave(number, f"smtp-pattern-list {name} is not in this file")
+                elif providers is None:  # without a provider its rules would be those of all
+                    self._found.leave(
+                        number,
+                        f"smtp-pattern-list {name}: the rules of <domain {domain.name}> are left out",
+                    )
                 else:
                     self._rules(name, domain, providers)
         for name, patterns in self._file.lists.items():
@@ -90,8 +97,8 @@ class _Import:
         self._found.fill_from_default()
         return self._found
 
-    def _provider(self, domain: Domain) -> list[str]:
-        """Add the limits of a domain; returns what its rules have as ``provider``."""
+    def _provider(self, domain: Domain) -> list[str] | None:
+        """Add the limits of a domain; returns what its rules have as ``provider``: none for all, None if it is not known whose they are."""
         limits = self._limits(domain)
         if domain.name == "*":
             if limits:
@@ -105,7 +112,7 @@ class _Import:
                 self._found.leave(
                     domain.line, f"<domain {domain.name}>: nothing in this file says whose it is"
                 )
-                return []
+                return None
             domains = [domain.name]
         short = domain.name.removeprefix("$").removesuffix(".rollup")
         name = self._found.name_of(short, mx, domains)

@@ -41,7 +41,7 @@ class PowermtaFile:
     """``leave`` is called with the number of each line that has no counterpart, and why.
 
     ``is_powermta``: whether a block or a macro of PowerMTA was met. ``rollups``: patterns of MX hosts by name. ``lists``: line,
-    pattern and action by name.
+    pattern and action by name. ``nested_lists``: those that domains within other blocks use, with their lines.
     """
 
     def __init__(self, leave: Callable[[int, str], None]) -> None:
@@ -51,6 +51,7 @@ class PowermtaFile:
         self.rollups: dict[str, list[str]] = {}
         self.domains: list[Domain] = []
         self.lists: dict[str, list[tuple[int, str, str]]] = {}
+        self.nested_lists: list[tuple[str, int]] = []
         self._unfinished: str | None = None  # the macro whose last line ends with a comma
 
     def read(self, text: str, where: str) -> None:
@@ -109,6 +110,8 @@ class PowermtaFile:
                 domain.lists.append((value.lower(), number))
             else:
                 domain.values[key] = (value, number)
+        elif kind == "domain" and key == "smtp-pattern-list":
+            self.nested_lists.append((value.lower(), number))
         elif kind == "mx-rollup-list":
             pattern, _, name = value.lower().partition(" ")
             if key == "mx" and is_mx_pattern(pattern) and len(name.split()) == 1:

@@ -44,6 +44,7 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
     """Make the plan and write it. Raises LocalError; there is no plan then."""
     _prepare(spark, request)
     template = Template(request.message)
+    template.require_reachable()
     listed = _open_list(spark, request, template)
     if request.suppress:
         progress("reading the suppression lists")
@@ -113,8 +114,7 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
     rows = read_list(spark, request.source, request.reader_options)
     columns = [name for name in rows.columns if name != POSITION]
     email = address_column(columns, request.email_column, request.source)
-    merge_fields = [name.decode("utf-8", "replace") for name in template.fields]
-    missing = [name for name in merge_fields if name not in columns]
+    missing = [name for name in template.fields if name not in columns]
     for name in missing:
         refuse_repeated(columns, name, request.source)
     if missing:
@@ -128,7 +128,7 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
         )
     if not _is_postponed(request) and not begins_with_rows(request.source) and rows.isEmpty():
         raise LocalError(f"{request.source}: the list is empty")
-    return RecipientList(rows, email, merge_fields)
+    return RecipientList(rows, email, template.fields, template.required)
 
 
 def _is_postponed(request: PlanRequest) -> bool:

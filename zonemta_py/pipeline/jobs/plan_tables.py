@@ -45,11 +45,12 @@ BUCKETS_MIN, BUCKET_BYTES = 32, 4 << 20  # of the list, which may be compressed
 
 @dataclass(frozen=True, slots=True)
 class RecipientList:
-    """The list as Spark reads it, with the names of its columns that are used."""
+    """The list as Spark reads it, with the names of its columns that are used. ``required``: merge fields without a default."""
 
     rows: DataFrame
     email: str
     merge_fields: Sequence[str]
+    required: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,13 @@ def _distributed(
         checked = checked.observe(read, F.coalesce(F.sum("rows"), F.lit(0)).alias("rows"))
     else:
         checked = listed.rows.observe(read, F.count(F.lit(1)).alias("rows")).transform(
-            normalise_rows(listed.email, listed.merge_fields, request.send_at_column, blocks)
+            normalise_rows(
+                listed.email,
+                listed.merge_fields,
+                request.send_at_column,
+                blocks,
+                required=listed.required,
+            )
         )
     arrange = arrange_rows(suppression, selection, request.case_sensitive)
     return checked.transform(blocks.distribute if blocks else arrange)

@@ -27,6 +27,7 @@ from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.session import is_local
 from zonemta_py.pipeline.submission import key_windows
 from zonemta_py.pipeline.transforms.outcomes import last_rows
+from zonemta_py.submit.merge import Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def send_plan(
         manifest = read_manifest(spark, plan)
         if (options.sender, options.message) != (manifest.sender, read_message(spark, plan)):
             raise LocalError(f"{plan}: the plan was replaced meanwhile; run send again")
+        Template(options.message).require_reachable()  # an earlier version may have made the plan
         if not allow_repeats and manifest.is_of_campaign:
             refuse_earlier(plan, manifest, send_counts(spark, plan).earlier)
         begun_ms, parallel = begin_of_sending(spark, plan), parallel_tasks(spark)

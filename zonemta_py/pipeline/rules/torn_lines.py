@@ -64,7 +64,7 @@ def _torn(lines: Sequence[bytes], places: Sequence[tuple[int, int] | None]) -> I
 
     A tear may also have taken lines as a whole, from the beginning of the torn line to the next whole one.
     """
-    before = next(place[0] for place in places if place is not None)
+    before = next(place[0] for place in places if place is not None) - 1
     at = 0
     while at < len(places):
         if (place := places[at]) is not None:

@@ -37,7 +37,10 @@ def read_tables(
     spark: SparkSession, paths: Sequence[str], schema: pa.Schema, rows: pc.Expression
 ) -> pa.Table:
     """The columns of ``schema`` of files, one behind the other: the rows for which ``rows`` holds. Raises LocalError."""
-    options = {"columns": schema.names, "filters": rows}
+    options = {
+        "schema": schema,
+        "filters": rows,
+    }  # a column that an earlier version did not write is null
     if not paths:
         return schema.empty_table()
     if not any(map(is_url, paths)):  # Arrow reads several at the same time

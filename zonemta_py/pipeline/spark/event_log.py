@@ -53,7 +53,7 @@ PATHS_MAX = 1000  # that are named to Spark one by one; else it lists the direct
 Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]  # of ``mapInArrow``
 
 _NAME = re.compile(r"([^-.]+)-([0-9a-f]{16})(?=[-.])")
-_NUMBERS = ("at", "records", "previous", "first", "last")
+_NUMBERS = ("at", "records", "unread", "previous", "first", "last")
 _SEGMENT = StructType(
     [StructField(name, StringType()) for name in ("path", "problem", "node")]
     + [StructField(name, LongType()) for name in _NUMBERS]
@@ -161,7 +161,7 @@ def open_log(
     for row in sorted(rows, key=lambda row: (row["first"], row["path"])):
         node = row["node"]
         if row["problem"]:
-            damage.append(Damage(row["problem"], row["path"], row["at"], row["records"]))
+            damage.append(Damage(row["problem"], row["path"], row["at"], row["records"], row["unread"]))
             ranges = list(zip(row["runs"][::2], row["runs"][1::2], strict=True))
         else:
             ranges = [(row["first"], row["last"])]
@@ -257,11 +257,12 @@ def examine_segment(path: str, content: bytes) -> tuple[object, ...]:
     try:
         trailer = verify_segment(content, path)
     except SegmentDamaged as exc:
-        readable, behind = 0, -1
+        readable, lines, behind = 0, 0, -1
         ends: list[int] = []
-        for frame in whole_frames(content, path):
+        for frame in whole_frames(content, path, torn=True):
             runs, records = whole_groups(frame.lines)
             readable += records
+            lines += frame.lines.count(b"\n")
             found = [end for run in runs for end in run]
             if frame.start == behind and ends and runs and runs[0][0] == frame.first:
                 ends[-1:], found = found[1:2], found[2:]  # no event is missing between the two
@@ -273,24 +274,28 @@ def examine_segment(path: str, content: bytes) -> tuple[object, ...]:
             node,
             exc.at,
             readable,
+            lines - readable,
             0,
             *((ends[0], ends[-1]) if ends else (0, 0)),
             ends,
         )
-    return path, "", node, 0, trailer.records, trailer.previous, trailer.first, trailer.last, []
+    return path, "", node, 0, trailer.records, 0, trailer.previous, trailer.first, trailer.last, []
 
 
 def _node_in(content: bytes, path: str) -> str:
     """The node of the first record, for a segment that was renamed; empty when nothing can be read."""
-    frame = next(whole_frames(content, path), None)
+    frame = next(whole_frames(content, path), None)  # its first line is an event
     return str(from_json(frame.lines.splitlines()[0])["node"]) if frame else ""
 
 
 def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) -> Iterator[bytes]:
     """The JSON lines of each whole frame of a segment, without those outside its ``parts``."""
     wanted = parts.get(path)
-    for frame in whole_frames(content, path):
-        if wanted is None or any(a <= frame.first and frame.last <= b for a, b in wanted):
+    for frame in whole_frames(content, path, torn=wanted is not None):
+        is_torn = frame.first < 0 or frame.last < 0
+        if wanted is None or (
+            not is_torn and any(a <= frame.first and frame.last <= b for a, b in wanted)
+        ):
             yield frame.lines
         else:
             yield whole_lines(frame.lines, wanted)

@@ -17,16 +17,21 @@ FILE = "segments.jsonl"
 class Damage(NamedTuple):
     """A damaged segment, or a place where segments are missing: then ``path`` is empty.
 
-    ``offset``: the byte at which the damage begins. ``readable``: the records that are in the sums all the same.
+    ``offset``: the byte at which the damage begins. ``readable``: the records that are in the sums all the same. ``unread``: the lines
+    that can be decompressed and are not: what is no event, and the rest of its group commits.
     """
 
     reason: str
     path: str = ""
     offset: int = 0
     readable: int = 0
+    unread: int = 0
 
     def __str__(self) -> str:
-        return f"{self.reason}; {self.readable:,} of its records are read" if self.path else self.reason
+        if not self.path:
+            return self.reason
+        unread = f", {self.unread:,} lines not" if self.unread else ""
+        return f"{self.reason}; {self.readable:,} of its records are read{unread}"
 
 
 def write_quarantine(
@@ -35,7 +40,8 @@ def write_quarantine(
     """Write or replace the file; without damage it is empty. ``name``: of its directory. Raises LocalError."""
     lines = (
         json.dumps(
-            {"file": each.path or None, "offset": each.offset, "reason": each.reason, "readable": each.readable}
+            {"file": each.path or None, "offset": each.offset, "reason": each.reason, "readable": each.readable,
+             "unread": each.unread}
         )
         for each in damage
     )  # fmt: skip
@@ -51,7 +57,8 @@ def read_quarantine(spark: SparkSession, output: str) -> list[Damage] | None:
     try:
         for line in (read_text(spark, path) or "").splitlines():
             each = json.loads(line)
-            found.append(Damage(each["reason"], each["file"] or "", each["offset"], each["readable"]))
+            numbers = (each["offset"], each["readable"], each.get("unread", 0))  # the last is new
+            found.append(Damage(each["reason"], each["file"] or "", *numbers))
     except (ValueError, KeyError, TypeError) as exc:
         raise LocalError(f"{path}: not a file of the pipeline: {exc}") from exc
     return found

@@ -68,7 +68,12 @@ class ReportSums:
         return read_tables(self.spark, paths, schema_of(parts), rows)
 
     def _read(self, name: str) -> pa.Table:
-        return read_table(self.spark, self._path(name, self.files[name])).cast(SUMS)
+        rows = read_table(self.spark, self._path(name, self.files[name]))
+        if "class" not in rows.column_names:  # of an earlier version
+            rows = rows.add_column(
+                SUMS.get_field_index("class"), "class", pa.nulls(rows.num_rows, pa.string())
+            )
+        return rows.select(SUMS.names).cast(SUMS)
 
     def _path(self, name: str, run: int) -> str:
         return f"{self.directory}/{name}.{run}.parquet"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zonemta_py.pipeline.transforms.replies import REPLY, ReplyKind, reasons_of, templates_of
+from zonemta_py.pipeline.transforms.replies import reasons_in, templates_of
 from zonemta_py.pipeline.transforms.sums import ATTEMPTS, HOUR_MS
 
 MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
@@ -149,19 +149,18 @@ def _explanations(
     keys = {each[:3] for each in unusual}
     near = replies.filter(pc.is_in(replies.column("at_ms"), hours_of(unusual)))
     measure_of = {event: measure for measure, events in MEASURES.items() for event in events}
-    counted: Counter[tuple[tuple[str, int, str], ReplyKind]] = Counter()
-    for row in near.select(["provider", "at_ms", "event", *REPLY, "count"]).to_pylist():
+    counted: Counter[tuple[tuple[str, int, str], str, str | None]] = Counter()
+    rows = near.select(["provider", "at_ms", "event", "kind", "count"]).to_pylist()
+    weights: Counter[str | None] = Counter()
+    for row, reason in zip(rows, reasons_in(near), strict=True):
         key = (row["provider"], row["at_ms"], measure_of.get(row["event"], ""))
         if key in keys:
-            counted[key, ReplyKind(row["code"], row["status"], row["kind"])] += row["count"]
-    reasons = reasons_of({reply for _, reply in counted})
-    weights: Counter[str | None] = Counter()
-    for (_, reply), count in counted.items():
-        weights[reply.kind] += count
+            counted[key, reason, row["kind"]] += row["count"]
+            weights[row["kind"]] += row["count"]
     templates = templates_of(weights)
     by_hour: defaultdict[tuple[str, int, str], Counter[tuple[str, str | None]]] = defaultdict(Counter)
-    for (key, reply), count in counted.items():
-        by_hour[key][reasons[reply], templates.get(reply.kind or "")] += count
+    for (key, reason, kind), count in counted.items():
+        by_hour[key][reason, templates.get(kind or "")] += count
     return {key: _most(together) for key, together in by_hour.items()}
 
 

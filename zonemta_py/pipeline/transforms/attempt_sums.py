@@ -40,7 +40,7 @@ MERGE_ROWS = 2_000_000  # of sums that a task keeps before it adds them
 _S, _I = pa.string(), pa.int64()
 FIELDS = {
     "event": _S, "time_ms": _I, "zone": _S, "domain": _S, "source_ip": _S, "tenant": _S, "campaign": _S,
-    "provider": _S, "tags": pa.list_(_S), "created_ms": _I, "phase": _S, "code": _I, "status": _S, "reply": _S,
+    "provider": _S, "tags": pa.list_(_S), "created_ms": _I, "phase": _S, "class": _S, "code": _I, "status": _S, "reply": _S,
 }  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def _named(attempts: pa.Table) -> dict[str, pa.Array]:
     ``provider``: that of the event, which the relay knew by the hosts of the domain; else that of ``rules.provider``.
     """
     columns = {name: attempts.column(name).combine_chunks() for name in FIELDS}
-    for name in ("zone", "domain", "source_ip", "tenant", "campaign"):
+    for name in ("zone", "domain", "source_ip", "tenant", "campaign", "class"):
         columns[name] = columns[name].fill_null("")
     domains = columns["domain"].dictionary_encode()
     listed = pa.array(list(map(provider_of, domains.dictionary.to_pylist())), _S).take(domains.indices)
@@ -175,7 +175,7 @@ def _rates(dimension: str, values: pa.Array, code: Numbers, event: Numbers, buck
 def _replies(columns: Mapping[str, pa.Array], event: Numbers, hour: Numbers) -> pa.Table:
     """The replies to failures by their kind, with an example."""
     is_failure = pa.array(event > 0)
-    failed = {name: columns[name].filter(is_failure) for name in ("provider", "event", "phase", "status", "reply")}  # fmt: skip
+    failed = {name: columns[name].filter(is_failure) for name in ("provider", "event", "phase", "class", "status", "reply")}  # fmt: skip
     failed["at_ms"] = pa.array(hour).filter(is_failure)
     failed["code"] = columns["code"].filter(is_failure).cast(_S)
     failed["kind"] = reply_kinds(failed["reply"])

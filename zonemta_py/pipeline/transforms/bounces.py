@@ -5,12 +5,11 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.rules.reasons import Reason
+from zonemta_py.pipeline.rules.reasons import BEFORE_RECIPIENTS, HARD
 from zonemta_py.pipeline.transforms.rates import provider
 from zonemta_py.pipeline.transforms.replies import mask_reply, with_reasons
 from zonemta_py.smtp.reports import COMPLAINT
 
-HARD = (Reason.NO_ADDRESS, Reason.NO_DOMAIN)
 DAY = "yyyy-MM-dd"
 REPORTED_MS = 86_400_000  # from a bounce to the relay's own report of it, at most
 CLOCKS_DIFFER_MS = 3_600_000
@@ -27,7 +26,7 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
     def transform(found: DataFrame) -> DataFrame:
         hard = (
             (F.col("event") == "bounced")
-            & F.col("reason").isin(*map(str, HARD))
+            & F.col("reason").isin(*sorted(HARD))
             & (F.col("time_ms") >= since_ms)
         )
         return (
@@ -52,11 +51,16 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
 def delivery_outcomes(events: DataFrame) -> DataFrame:
     """``recipient``, ``event``, ``time_ms``, ``status`` and ``reason`` of each bounce and delivery in the events.
 
-    Without bounces of mail without a sender: it goes to senders, as reports of the relay.
+    Without bounces of mail without a sender: it goes to senders, as reports of the relay. Without those by a server's reply before
+    it had a recipient: it is about the sender, or about us.
     """
-    replies = events.where((F.col("event") == "bounced") & (F.col("sender") != "")).select(
-        "recipient", "event", "time_ms", "code", "status", mask_reply(F.col("reply")).alias("kind")
+    is_early = F.coalesce(F.col("phase").isin(*BEFORE_RECIPIENTS), F.lit(False)) & (
+        F.coalesce("code", F.lit(0)) != 0
     )
+    replies = events.where((F.col("event") == "bounced") & (F.col("sender") != "") & ~is_early).select(
+        "recipient", "event", "time_ms", "class", "phase", "code", "status", "reply",
+        mask_reply(F.col("reply")).alias("kind"),
+    )  # fmt: skip
     delivered = events.where(F.col("event") == "delivered").select(
         "recipient", "event", "time_ms", "status", F.lit("").alias("reason")
     )

@@ -7,7 +7,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from zonemta_py.pipeline.rules.reasons import reason_of
+from zonemta_py.pipeline.rules.reasons import FailedReply, reason_of
 from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.reports import read_notices
@@ -65,10 +65,11 @@ def _rows(source: str, message: bytes | None, senders: Sequence[str]) -> Iterato
     if not found:
         yield source, NO_REPORT, "", "", "", "", "", "", "", 0, 0
     for each in found:
-        reason = reason_of(each.code or 500, each.status, each.diagnostic) if each.status else ""
+        reply = FailedReply("", "", str(each.code or 500), each.status, each.diagnostic)
+        reason = reason_of(reply) if each.status else ""
         yield (
             source, each.kind, _normal(each.recipient), _normal(each.by_verp), each.key, each.status,
-            each.diagnostic, each.reporter, str(reason), each.code, each.time_ms,
+            each.diagnostic, each.reporter, reason, each.code, each.time_ms,
         )  # fmt: skip
 
 

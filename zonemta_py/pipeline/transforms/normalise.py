@@ -18,6 +18,7 @@ from zonemta_py.pipeline.spark.lists import POSITION
 from zonemta_py.pipeline.spark.plain_lists import PlainList
 from zonemta_py.pipeline.transforms.blocks import BLOCK, Blocks
 from zonemta_py.pipeline.transforms.times import quoted, time_ms
+from zonemta_py.smtp.address import folded
 from zonemta_py.submit.recipients import BLANKS
 
 CELL_MAX = 1000  # characters that are kept of a rejected cell
@@ -36,12 +37,14 @@ def normalise_rows(
     merge_fields: Sequence[str] = (),
     send_at: str | None = None,
     blocks: Blocks | None = None,
+    *,
+    required: Sequence[str] | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
     """Rows of NORMALISED, with FIELDS if there are ``merge_fields`` and SEND_AT with ``send_at``, from a list with POSITION.
     With ``blocks`` they are in rows of ``BLOCK``.
 
     ``email``: the column of the address. ``merge_fields``: the columns that the message needs; a row without a
-    value in one of them is rejected. ``send_at``: the column of the time from which the recipient's message is sent; a
+    value in one of them that is ``required`` (None: all are) is rejected. ``send_at``: the column of the time from which the recipient's message is sent; a
     row with a text there that is no time is rejected.
     """
     extra = [*([FIELDS] if merge_fields else []), *([SEND_AT] if send_at else [])]
@@ -61,7 +64,7 @@ def normalise_rows(
         columns = [F.col(f"`{POSITION}`").alias("position"), given.alias("given")]
         problems = [
             F.when(F.col(quoted(name)).isNull(), F.lit(f"no value for '{name}'"))
-            for name in merge_fields
+            for name in (merge_fields if required is None else required)
         ]
         if merge_fields:
             columns.append(_fields(merge_fields).alias("fields"))
@@ -74,7 +77,7 @@ def normalise_rows(
             )
             problems.append(F.when((text != "") & at_ms.isNull(), problem))
         if needs:
-            columns.append(F.coalesce(*problems).alias("problem"))
+            columns.append(F.coalesce(F.lit(None).cast("string"), *problems).alias("problem"))
         if blocks is not None:
             return rows.select(*columns).mapInArrow(lambda each: blocks.write(check(each)), BLOCK)
         return rows.select(*columns).mapInArrow(check, schema)
@@ -120,10 +123,10 @@ def check_addresses(given: pa.StringArray, problems: pa.StringArray | None = Non
         return [nulls, given, nulls, nulls]
     is_other = pc.invert(is_plain)
     others = None if problems is None else problems.filter(is_other).to_pylist()
-    texts, found, folded, reasons = _checked(given.filter(is_other).to_pylist(), others)
+    texts, found, forms, reasons = _checked(given.filter(is_other).to_pylist(), others)
     return [
         pc.replace_with_mask(column, is_other, pa.array(values, pa.string()))
-        for column, values in ((nulls, texts), (given, found), (nulls, folded), (nulls, reasons))
+        for column, values in ((nulls, texts), (given, found), (nulls, forms), (nulls, reasons))
     ]
 
 
@@ -136,6 +139,6 @@ def _checked(
         address, reason = address_or_reason(text)
         if address is not None and problem is not None:
             address, reason = None, problem
-        folded = None if address is None or address.isascii() else address.lower()
-        rows.append((None if text == address else text[:CELL_MAX], address, folded, reason))
+        form = None if address is None or address.isascii() else folded(address)
+        rows.append((None if text == address else text[:CELL_MAX], address, form, reason))
     return tuple(map(list, zip(*rows, strict=True)))

@@ -5,10 +5,15 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.rules.reasons import Reason
 from zonemta_py.pipeline.transforms.replies import with_reasons
+from zonemta_py.smtp.classification import ReplyClass
 
 SESSIONS = r"(?i)connection|session|concurren"
+LIMITS = (
+    ReplyClass.RATE_LIMITED.value,
+    ReplyClass.CONNECTION_LIMITED.value,
+    ReplyClass.TOO_MANY_RECIPIENTS.value,
+)
 DOMAINS_MAX = 50  # listed of one provider
 MINUTE_MS = 60_000
 FIRST_ATTEMPT = 1  # the one that greylisting refuses
@@ -58,7 +63,7 @@ def _with_reasons(attempts: DataFrame) -> DataFrame:
 
 def _transactions(attempts: DataFrame) -> DataFrame:
     """One row for each transaction: its recipients have the same attempt, time and duration."""
-    limited = F.col("reason") == str(Reason.RATE_LIMITED)
+    limited = F.col("reason").isin(*LIMITS)
     return attempts.groupBy(
         "provider", "message", "domain", "attempt", "time", F.col("duration_ms").alias("took_ms")
     ).agg(
@@ -81,7 +86,7 @@ def _by_minute(transactions: DataFrame) -> DataFrame:
 
 def _greylisted(attempts: DataFrame) -> DataFrame:
     """Recipients whose first attempt was greylisted, and how long their delivery then took."""
-    first = (F.col("reason") == str(Reason.GREYLISTED)) & (F.col("attempt") == FIRST_ATTEMPT)
+    first = (F.col("reason") == ReplyClass.GREYLISTED.value) & (F.col("attempt") == FIRST_ATTEMPT)
     of_recipient = attempts.groupBy("provider", "message", "recipient").agg(
         F.min(F.when(first, F.col("time"))).alias("refused_at"),
         F.min(F.when(F.col("event") == "delivered", F.col("time"))).alias("delivered_at"),

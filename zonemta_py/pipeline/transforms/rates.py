@@ -31,6 +31,7 @@ def attempt_rows(campaigns: DataFrame | None) -> Transform:
             "attempt",
             (F.col("time_ms") - F.col("created_ms")).alias("age_ms"),
             "phase",
+            "class",
             "code",
             "status",
             "reply",

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.pipeline.transforms.replies import REPLY, ReplyKind, reasons_of, templates_of
+from zonemta_py.pipeline.transforms.replies import reasons_in, templates_of
 from zonemta_py.pipeline.transforms.sums import ATTEMPTS, DAY_MS, quantiles_ms
 
 QUANTILES = (0.5, 0.95, 0.99)
 QUANTILE_NAMES = tuple(f"p{round(100 * share)}_ms" for share in QUANTILES)
-REPLY_KEYS = ("provider", "event", "phase", *REPLY)
+REPLY_KEYS = ("provider", "event", "phase", "code", "status", "kind")
 WARMUP = pa.schema(
     [
         ("day", pa.date32()), ("address", pa.string()), ("provider", pa.string()), ("allowed", pa.int64()), ("sent", pa.int64()),
@@ -65,23 +65,29 @@ def days_table(rows: pa.Table) -> pa.Table:
 def replies_table(replies: pa.Table) -> pa.Table:
     """A row for each kind of reply to an attempt that failed, with reason, template and an example; the most frequent first.
 
-    ``replies``: of the part ``replies``, one for each of REPLY_KEYS.
+    ``replies``: of the part ``replies``, one for each of REPLY_KEYS and the class in the events.
     """
-    order = [("count", "descending"), *((name, "ascending") for name in REPLY_KEYS)]
-    rows = replies.sort_by(order)
-    found = [ReplyKind(*each) for each in zip(*(rows.column(name).to_pylist() for name in REPLY), strict=True)]  # fmt: skip
-    reasons = reasons_of(set(found))
+    named = replies.select([*REPLY_KEYS, "count", "example"])
+    named = named.append_column("reason", pa.array(reasons_in(replies), pa.string()))
+    # Events of earlier versions have no class: theirs may be the same reply.
+    summed = named.group_by([*REPLY_KEYS, "reason"]).aggregate([("count", "sum"), ("example", "min")])
+    summed = summed.rename_columns(
+        [name.removesuffix("_sum").removesuffix("_min") for name in summed.column_names]
+    )
+    order = [("count", "descending"), *((name, "ascending") for name in (*REPLY_KEYS, "reason"))]
+    rows = summed.sort_by(order)
+    kinds = rows.column("kind").to_pylist()
     weights: Counter[str | None] = Counter()
-    for reply, count in zip(found, rows.column("count").to_pylist(), strict=True):
-        weights[reply.kind] += count
+    for kind, count in zip(kinds, rows.column("count").to_pylist(), strict=True):
+        weights[kind] += count
     templates = templates_of(weights)
     columns = {name: rows.column(name) for name in REPLY_KEYS}
     columns["code"] = rows.column("code").cast(pa.int64())
     return pa.table(
         {
             **columns,
-            "reason": pa.array([reasons[each] for each in found], pa.string()),
-            "template": pa.array([templates.get(each.kind or "") for each in found], pa.string()),
+            "reason": rows.column("reason"),
+            "template": pa.array([templates.get(kind or "") for kind in kinds], pa.string()),
             "count": rows.column("count"),
             "example": rows.column("example"),
         }

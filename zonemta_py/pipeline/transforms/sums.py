@@ -23,12 +23,12 @@ KEYS: Mapping[str, Mapping[str, pa.DataType]] = {
     "hours": {"at_ms": _I, "zone": _S},
     "provider_hours": {"at_ms": _I, "provider": _S},
     "days": {"at_ms": _I, "address": _S, "provider": _S},
-    "replies": {"at_ms": _I, "provider": _S, "event": _S, "phase": _S, "code": _S, "status": _S, "kind": _S},
+    "replies": {"at_ms": _I, "provider": _S, "event": _S, "phase": _S, "class": _S, "code": _S, "status": _S, "kind": _S},
 }  # fmt: skip
 SUMS = pa.schema(
     [
         ("part", _S), ("dimension", _S), ("value", _S), ("at_ms", _I), ("zone", _S), ("address", _S), ("provider", _S), ("event", _S),
-        ("phase", _S), ("code", _S), ("status", _S), ("kind", _S), ("example", _S), *COUNTS, ("count", _I),
+        ("phase", _S), ("class", _S), ("code", _S), ("status", _S), ("kind", _S), ("example", _S), *COUNTS, ("count", _I),
         ("ages", pa.list_(_I)), ("age_counts", pa.list_(_I)),
     ]
 )  # fmt: skip

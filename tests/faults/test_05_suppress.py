@@ -1,0 +1,79 @@
+"""Point 5: a reply about the sender or our account lists no recipient; one about the recipient does."""
+
+import pytest
+
+from zonemta_py.config.reply_rules import make_classifier
+from zonemta_py.pipeline.rules.reasons import HARD, FailedReply, reason_of
+from zonemta_py.smtp.reply import make_reply
+
+NOT_OF_THE_RECIPIENT = """\
+553 5.1.8 Sender address rejected: Domain not found
+553 5.1.8 <news@sender.example>: Domain of sender address news@sender.example does not exist
+550 5.1.0 <news@sender.example>: Sender address rejected: User unknown in relay recipient table
+550 5.1.0 <news@sender.example>: Sender address rejected: undeliverable address: host mx.sender.example said: 550 5.1.1 User unknown
+550 5.7.1 Message rejected: sender domain does not exist
+550 5.7.1 Your account is disabled for sending
+550 5.7.1 Your account has been suspended for sending spam
+550 5.7.1 The sender's account is disabled
+550 5.7.1 Sender account does not exist
+550 5.7.1 Sending account is inactive
+550 5.2.1 Sender's mailbox disabled
+550 5.2.1 The account sending this message is disabled
+550 5.1.1 Sender user unknown
+550 5.1.7 The sender's address was invalid
+550 5.7.1 Unknown sending user
+550 5.7.1 user news@sender.example is not authorised to send
+550 5.7.1 Mailbox news@sender.example disabled for sending due to abuse
+550 5.7.0 Mail from your mailbox is blocked: account closed
+550 5.7.1 The account you are using to send is unknown
+550 5.7.1 The user or domain that you are sending from does not exist
+550 5.7.1 Return path user does not exist
+550 5.7.1 The return address does not exist
+550 5.7.1 Client account expired
+550 5.7.1 Authenticated user is disabled
+550 5.7.1 Unauthenticated email from x.example is not accepted: no such account authorised
+550 5.7.1 Client host rejected: cannot find your hostname, domain not found
+550 Verification failed for <news@sender.example>: no such user
+553 sorry, your envelope sender domain must exist (#5.7.1)
+554 5.7.1 Your mail domain not found in DNS
+550 5.1.8 Your domain does not exist
+550 5.7.1 Your domain is suspended
+554 5.7.0 Your sending account has been locked
+550 5.7.1 Your organization's account is disabled
+550 5.7.1 Your account does not exist
+550 5.7.1 Sending mail from this account has been disabled
+550 5.7.8 User account is locked, cannot send
+550 5.1.1 SMTP AUTH user unknown
+550 5.7.1 Submitting user unknown
+550 5.7.1 the sender, news@sender.example, does not exist
+550 From: address user unknown
+550 5.7.1 Bounce address does not exist
+550 5.1.8 Access denied, bad outbound sender AS(42004)
+550 5.7.501 Service unavailable. Spam abuse detected from your account""".splitlines()
+OF_THE_RECIPIENT = """\
+550 5.4.1 Recipient address rejected: Access denied. AS(201806281)
+550 #5.1.0 Address rejected
+550 5.1.1 The email account that you tried to reach does not exist
+550 5.2.1 The email account that you tried to reach is disabled
+550 5.1.1 <a@dest.example>: Recipient address rejected: User unknown in virtual mailbox table
+550 5.1.10 RESOLVER.ADR.RecipientNotFound; Recipient not found by SMTP address lookup
+554 delivery error: dd This user doesn't have a yahoo.com account
+550 5.1.1 sorry, no mailbox here by that name
+550 5.2.1 This mailbox is inactive
+550 5.1.1 This account has been disabled or discontinued
+550 5.1.2 Host or domain name not found
+550 No such user here""".splitlines()
+
+
+@pytest.mark.parametrize("phase", ["rcpt", "data", "dot", "unknown"])
+def test_which_replies_are_about_the_recipient(phase: str) -> None:
+    """By the class that the relay gives, and for events that have none."""
+    classifier = make_classifier(None)
+    wrong = []
+    for text in (*NOT_OF_THE_RECIPIENT, *OF_THE_RECIPIENT):
+        reply = make_reply(int(text[:3]), text[4:])
+        given = classifier.classify(phase, reply.code, reply.status, reply.text)
+        found = reason_of(FailedReply(None, phase, text[:3], reply.status, reply.text))
+        if found != given or (found in HARD) != (text in OF_THE_RECIPIENT):
+            wrong.append(f"{found}: {text}")
+    assert wrong == []
