@@ -15,8 +15,9 @@ from zonemta_py.intake.scan import MessageScanner, Scan, ScannedEnvelope, ScanVe
 from zonemta_py.intake.stamping import MessageContent, MessageEnvelope, MessageRules, key_in_header
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.smtp.authors import author_domain
 from zonemta_py.smtp.commands import Rcpt
-from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
+from zonemta_py.smtp.dkim import BodyHash, signing_domain
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, scan
 from zonemta_py.smtp.transparency import LineCheck
 
