@@ -139,7 +139,7 @@ class MessageData:
             line = behind.partition(b"\r\n")[0][:40].decode("ascii", "backslashreplace")
             name = min(shown).decode("ascii", "replace")
             raise NotAccepted(
-                f"550 5.6.0 The header has the line '{printable(line)}', which is no field: {name} behind it would be shown"
+                f"550 5.6.0 The header has the line '{printable(line)}', not a field: {name} behind it would be shown"
             )
 
     def _begin_scan(self, scanner: MessageScanner) -> None:

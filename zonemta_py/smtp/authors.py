@@ -33,7 +33,7 @@ class Unreadable(ValueError):
     """A field that does not name its mailboxes so that all receivers read the same; the text says why."""
 
 
-class Token(NamedTuple):
+class AddressToken(NamedTuple):
     """``kind``: QUOTED, COMMENT (with its quotes or parentheses), SPACE, SPECIAL (one of ``<>,:;@``) or WORD."""
 
     kind: int
@@ -47,22 +47,22 @@ class Mailbox(NamedTuple):
     named: tuple[str, ...]
 
 
-def tokens(value: str) -> list[Token]:
+def tokens(value: str) -> list[AddressToken]:
     """The tokens of an address field, which together are ``value``. Raises Unreadable.
 
     An open quotation mark or comment ends the search, which would begin at each otherwise.
     """
-    found: list[Token] = []
+    found: list[AddressToken] = []
     at = 0
     while at < len(value):
         match = _TOKEN.match(value, at)
         if match is not None:
             assert match.lastindex is not None
-            found.append(Token(match.lastindex, match[0]))
+            found.append(AddressToken(match.lastindex, match[0]))
             at = match.end()
         elif value[at] == "(":
             end = _comment_end(value, at)
-            found.append(Token(COMMENT, value[at:end]))
+            found.append(AddressToken(COMMENT, value[at:end]))
             at = end
         else:
             raise Unreadable("quotes, comments or control characters are not well-formed")
@@ -78,6 +78,11 @@ def _comment_end(value: str, at: int) -> int:
     raise Unreadable("a comment has no end")
 
 
+def unquoted(text: str) -> str:
+    """The content of a quoted string."""
+    return _QUOTED_PAIR.sub(r"\1", text[1:-1])
+
+
 def mailboxes(value: str) -> list[Mailbox]:
     """The mailboxes of a list. Raises Unreadable."""
     if len(value) > VALUE_MAX:
@@ -85,8 +90,8 @@ def mailboxes(value: str) -> list[Mailbox]:
     if _CONTROLS.search(value):
         raise Unreadable("it has control characters")
     found: list[Mailbox] = []
-    element: list[Token] = []
-    for token in [*tokens(value), Token(SPECIAL, ",")]:
+    element: list[AddressToken] = []
+    for token in [*tokens(value), AddressToken(SPECIAL, ",")]:
         if token.kind == SPECIAL and token.text in ":;":
             raise Unreadable("a group or a route is not allowed")
         if token != (SPECIAL, ","):
@@ -98,7 +103,7 @@ def mailboxes(value: str) -> list[Mailbox]:
     return found
 
 
-def _mailbox(element: Sequence[Token]) -> Mailbox:
+def _mailbox(element: Sequence[AddressToken]) -> Mailbox:
     """The mailbox of ``element``, the tokens between two commas. Raises Unreadable."""
     begins = [at for at, token in enumerate(element) if token == (SPECIAL, "<")]
     ends = [at for at, token in enumerate(element) if token == (SPECIAL, ">")]
@@ -122,7 +127,7 @@ def _mailbox(element: Sequence[Token]) -> Mailbox:
     return Mailbox(address, _named(name) if name else ())
 
 
-def _stripped(found: Sequence[Token], kinds: tuple[int, ...]) -> Sequence[Token]:
+def _stripped(found: Sequence[AddressToken], kinds: tuple[int, ...]) -> Sequence[AddressToken]:
     """``found`` without tokens of ``kinds`` at both ends."""
     at, end = 0, len(found)
     while at < end and found[at].kind in kinds:
@@ -132,7 +137,7 @@ def _stripped(found: Sequence[Token], kinds: tuple[int, ...]) -> Sequence[Token]
     return found[at:end]
 
 
-def _check_hidden(token: Token) -> None:
+def _check_hidden(token: AddressToken) -> None:
     """Raises Unreadable for a comment or a quoted string that hides an address from some readers only.
 
     Some decode the encoded words of a field before they look for quotes and comments.
@@ -151,7 +156,7 @@ def _decoded(text: str) -> str:
         raise Unreadable(str(exc)) from exc
 
 
-def _named(name: Sequence[Token]) -> tuple[str, ...]:
+def _named(name: Sequence[AddressToken]) -> tuple[str, ...]:
     """The normalised addresses in a display name. Raises Unreadable for what may be one, or a part of one."""
     for at, token in enumerate(name):
         if token == (SPECIAL, "@"):
@@ -179,7 +184,7 @@ def _named(name: Sequence[Token]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_at(before: Sequence[Token], behind: Sequence[Token]) -> None:
+def _check_at(before: Sequence[AddressToken], behind: Sequence[AddressToken]) -> None:
     """Raises Unreadable unless an ``@`` between them joins two words that are apart from all else."""
     beside = [*before[-1:], *behind[:1]]
     if [token.kind for token in beside] != [WORD, WORD] or any(
