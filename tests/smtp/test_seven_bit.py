@@ -168,3 +168,11 @@ def test_authors_without_a_form_in_seven_bits() -> None:
         to_seven_bit("From: j\u00f6rg@x.example\r\n".encode(), b"x\r\n")
     head, _ = to_seven_bit("From: a@b\u00fccher.example\r\n".encode(), b"x\r\n")
     assert head.startswith(b"From: a@xn--bcher-kva.example\r\n")
+
+
+def test_fields_of_parts_keep_their_bytes() -> None:
+    """The email package would fold them anew, in quadratic time."""
+    field = b"X-Long: " + b"1 " * 40_000 + b"\r\n y\r\n"
+    body = b"--x\r\n" + field + b"Content-Type: text/plain\r\n\r\n\xc3\xa9\r\n--x--\r\n"
+    _, converted = to_seven_bit(b"Content-Type: multipart/mixed; boundary=x\r\n", body)
+    assert field in converted
