@@ -13,7 +13,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.outcome import delayed_note, has_reader, report_notes
 from zonemta_py.delivery.pending_reports import PendingReports
-from zonemta_py.delivery.report_composer import ReportComposer, is_headers_only
+from zonemta_py.delivery.report_composer import SLICE, ReportComposer, is_headers_only, prepare_report
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import DEFERRED, HELD_MS, end_of, parse_recipient, zone_prefix
@@ -39,6 +39,8 @@ async def settle_effects(
     A defect in composing reports is logged: the outcomes count without a report.
     """
     try:
+        if len(active.notes) > SLICE and context.queue.is_last(active, outcomes):
+            await prepare_report(context, zone, active)
         failed = active.notes or any(outcome.kind in _FAILURES for outcome in outcomes)
         if failed and not is_headers_only(active, zone.bounce):
             with suppress(QueueCorrupt):  # then the report does not contain the body
@@ -47,6 +49,8 @@ async def settle_effects(
     except Exception as exc:
         log.exception("no report about %s could be composed", active.id)
         return SettleEffects(events=[_not_composed(active, outcomes, exc)])
+    finally:
+        context.pending.prepared.pop(active.id, None)
 
 
 def _not_composed(active: ActiveMessage, outcomes: Sequence[Outcome], exc: Exception) -> Discarded:
