@@ -20,7 +20,8 @@ from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.bounce_hook import Bounce
 from zonemta_py.delivery.bounces import BounceReporter, settle_effects
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.report_composer import ReportComposer, prepare_report
+from zonemta_py.delivery.pending_reports import PendingReports
+from zonemta_py.delivery.report_composer import SLICE, ReportComposer, prepare_report
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import WAITING, end_of
@@ -393,3 +394,19 @@ async def test_a_report_prepared_in_slices_is_the_same(reporting: Reporting) -> 
         )
     assert made[0] == made[1]
     assert made[0].count(b"Diagnostic-Code") == 3
+
+
+async def test_a_report_of_an_operator_is_prepared(reporting: Reporting) -> None:
+    """Step by step, each note once; nothing of it is kept."""
+    held = await reporting.lease("no1@a.example")
+    pending = PendingReports()
+    reporter = BounceReporter(reporting.config, "relay.example", reporting.router, pending=pending)
+    for count in (SLICE, 3 * SLICE, 4 * SLICE):
+        held.active.notes = noted(count)
+        await reporter.prepare(reporting.queue, held.active)
+        found = pending.prepared.get(held.active.id, {})
+        assert len(found) == (count if count > SLICE else 0)
+    report = text(only(reporter.report(reporting.queue, held.active, held.active.notes).reports))
+    assert report.count(b"Final-Recipient") == 4 * SLICE
+    reporter.forget(held.active)
+    assert pending.prepared == {}

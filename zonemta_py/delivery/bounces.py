@@ -119,13 +119,27 @@ class BounceReporter:
         retry = self._config.zones["default"].retry  # of no importance for failures
         return report_notes(active.meta, outcomes, retry, clock.now_ms())
 
+    def _context(self, queue: Queue) -> DeliveryContext:
+        return DeliveryContext(
+            queue, self._config, self._hostname, self._router, self._hooks, self._pending
+        )
+
+    async def prepare(self, queue: Queue, active: ActiveMessage) -> None:
+        """See ``Reports``."""
+        if len(active.notes) > SLICE:
+            zones = self._config.zones
+            zone = zones.get(active.notes[0].zone, zones["default"])
+            await prepare_report(self._context(queue), zone, active)
+
+    def forget(self, active: ActiveMessage) -> None:
+        """See ``Reports``."""
+        self._pending.prepared.pop(active.id, None)
+
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         """See ``Reports``."""
         zones = self._config.zones
-        context = DeliveryContext(
-            queue, self._config, self._hostname, self._router, self._hooks, self._pending
-        )
-        reports = ReportComposer(context, zones.get(notes[0].zone, zones["default"]), active)
+        zone = zones.get(notes[0].zone, zones["default"])
+        reports = ReportComposer(self._context(queue), zone, active)
         reports.add(notes)
         return SettleEffects(reports.composed, events=reports.discarded, digests=reports.digests)
 

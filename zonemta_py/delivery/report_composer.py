@@ -227,13 +227,12 @@ async def prepare_report(context: DeliveryContext, zone: Zone, active: ActiveMes
     ``context.pending.prepared.pop`` when it is composed.
     """
     to = verp.base(active.meta.sender) or zone.bounce.double_bounce_to or ""
-    prepared: dict[int, PreparedNote] = {}
-    notes = list(active.notes)
+    prepared = context.pending.prepared.setdefault(active.id, {})
+    notes = [note for note in active.notes if note.recipient_index not in prepared]
     for at in range(0, len(notes), SLICE):
         for note in notes[at : at + SLICE]:
             prepared[note.recipient_index] = prepare_note(note, 0, utf8=not to.isascii())
         await asyncio.sleep(0)
-    context.pending.prepared[active.id] = prepared
 
 
 def failure_row(message: str, note: Note) -> DigestRow:

@@ -9,7 +9,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.report_composer import LOCAL_ORIGIN, SLICE, failure_row, prepare_report
+from zonemta_py.delivery.report_composer import LOCAL_ORIGIN, SLICE, failure_row
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
@@ -91,10 +91,7 @@ class ReportSender:
             return
         batch = WriteBatch()
         try:
-            zones = self._context.config.zones
-            if len(active.notes) > SLICE:
-                zone = zones.get(active.notes[0].zone, zones["default"])
-                await prepare_report(self._context, zone, active)
+            await queue.reporting.prepare(active)
             with suppress(QueueCorrupt):  # the report says so
                 await queue.bodies.prefetch(active, self._quoted_bytes())
             notes = active.notes  # another report may have had some of them meanwhile
@@ -109,7 +106,7 @@ class ReportSender:
         except Exception:
             log.exception("no report about %s could be composed; it is tried again at its end", message)
         finally:
-            self._context.pending.prepared.pop(message, None)
+            queue.reporting.forget(active)
             queue.release_message(active)
 
     def _quoted_bytes(self) -> int:

@@ -103,17 +103,23 @@ def status_report(
     encoding = "Content-Transfer-Encoding: 8bit\r\n" if utf8 else ""
     texts = texts or [recipient_text(each, utf8=utf8) for each in recipients]
     about = f"This is the mail relay at {head.hostname}, about the message {message.message_id}."
-    human = _quoted_printable([about, ""]) + b"".join(text.human for text in texts)
     machine = _of_message(head.hostname, message)
-    groups = [machine.encode() if utf8 else _ascii(machine), *(text.machine for text in texts)]
-    parts = [
-        b"Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
-        + human,
-        f"Content-Type: {kind}\r\n{encoding}\r\n".encode() + b"\r\n".join(groups),
-        _original(message.header, message.body),
-    ]
     limit = f"--{boundary}".encode()
-    body = b"".join(limit + b"\r\n" + part + b"\r\n" for part in parts) + limit + b"--\r\n"
+    body = b"".join(  # at once: a report on many recipients has tens of megabytes
+        (
+            limit,
+            b"\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n",
+            _quoted_printable([about, ""]),
+            *(text.human for text in texts),
+            b"\r\n%b\r\n" % limit,
+            f"Content-Type: {kind}\r\n{encoding}\r\n".encode(),
+            machine.encode() if utf8 else _ascii(machine),
+            *(part for text in texts for part in (b"\r\n", text.machine)),
+            b"\r\n%b\r\n" % limit,
+            _original(message.header, message.body),
+            b"\r\n%b--\r\n" % limit,
+        )
+    )
     return Report(header, body)
 
 
