@@ -1,5 +1,7 @@
 """Reports in the batch of a settle: which are composed, their recipients, and how much of the message they contain."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from tests.kit.deadlines import scaled
 from tests.kit.queue import LATER, NO, OK, accept, lease, opened
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import parse_config
@@ -17,9 +20,12 @@ from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.bounce_hook import Bounce
 from zonemta_py.delivery.bounces import BounceReporter, settle_effects
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.pending_reports import PendingReports
+from zonemta_py.delivery.report_composer import SLICE, ReportComposer, prepare_report
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import WAITING, end_of
+from zonemta_py.queue.format.records import FORMAT, Note
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router, make_router
@@ -336,3 +342,71 @@ async def test_the_report_is_in_the_batch_of_the_settle(reporting: Reporting) ->
     [key] = list(reporting.queue.store.keys(WAITING, end_of(WAITING)))
     assert effects.failure_report.encode() in key
     assert key.endswith(b"s@sender.example")
+
+
+def noted(count: int) -> list[Note]:
+    """As many refusals, with texts as long as they can be."""
+    return [
+        Note(
+            FORMAT, "default", number, f"u{number}@a.example", "", "failed", False, 1, 1_790_000_000_000 + number * 1000,
+            "rcpt", 550, "5.7.1", "\u4f60 refused " * 100, "mx.a.example",
+        )
+        for number in range(1, count + 1)
+    ]  # fmt: skip
+
+
+async def test_many_refusals_in_one_report(reporting: Reporting) -> None:
+    """The texts are made in slices: others do not wait for the whole report, which is the same."""
+    held = await reporting.lease("no1@a.example")
+    held.active.notes = noted(10_000)
+    gaps_s, done = [], asyncio.Event()
+
+    async def watch() -> None:
+        while not done.is_set():
+            began_s = time.thread_time()
+            await asyncio.sleep(0)
+            gaps_s.append(time.thread_time() - began_s)
+
+    watching = asyncio.create_task(watch())
+    effects = await reporting.effects(held, BOUNCED)
+    done.set()
+    await watching
+    report = text(only(effects.reports))
+    assert report.count(b"Final-Recipient: rfc822; u") == 10_000
+    assert max(gaps_s) < scaled(0.25)
+
+
+async def test_a_report_prepared_in_slices_is_the_same(reporting: Reporting) -> None:
+    held = await reporting.lease("no1@a.example")
+    context = DeliveryContext(reporting.queue, reporting.config, "relay.example", reporting.router)
+    held.active.notes = noted(3)
+    made = []
+    for is_prepared in (False, True):
+        if is_prepared:
+            await prepare_report(context, reporting.zone, held.active)
+            assert len(context.pending.prepared) == 1
+        composer = ReportComposer(context, reporting.zone, held.active)
+        composer.add(held.active.notes)
+        made.append(
+            text(only(composer.composed))
+            .partition(b"\r\n\r\n")[2]
+            .replace(only(composer.composed).message.encode(), b"")
+        )
+    assert made[0] == made[1]
+    assert made[0].count(b"Diagnostic-Code") == 3
+
+
+async def test_a_report_of_an_operator_is_prepared(reporting: Reporting) -> None:
+    """Step by step, each note once; nothing of it is kept."""
+    held = await reporting.lease("no1@a.example")
+    pending = PendingReports()
+    reporter = BounceReporter(reporting.config, "relay.example", reporting.router, pending=pending)
+    for count in (SLICE, 3 * SLICE, 4 * SLICE):
+        held.active.notes = noted(count)
+        await reporter.prepare(reporting.queue, held.active)
+        found = pending.prepared.get(held.active.id, {})
+        assert len(found) == (count if count > SLICE else 0)
+    report = text(only(reporter.report(reporting.queue, held.active, held.active.notes).reports))
+    assert report.count(b"Final-Recipient") == 4 * SLICE
+    reporter.forget(held.active)
+    assert pending.prepared == {}

@@ -42,7 +42,7 @@ GOOD = [
     "From: n@OWN", "From: <n@OWN>", "From: News <n@OWN>", "from:n@OWN", "From : N@OWN",
     "From: News\r\n\t<n@OWN>", 'From: "ceo@OTHER" <n@OWN>', "From: n@OWN (News)", "From: n@OWN <n@OWN>",
     "From: =?utf-8?q?Caf=C3=A9_=40_Work?= <n@OWN>", "From: A <a@OWN>, B <b@OWN>\r\nSender: a@OWN",
-    "From: Z\u00fcrich <n@OWN>", "From: n@OWN\r\nReply-To: x@OTHER\r\nTo: y@OTHER",
+    "From: Z\u00fcrich <n@OWN>", 'From: "Smith, Ann" <n@OWN>', "From: ann (of acme) <n@OWN>", "From: n@OWN\r\nReply-To: x@OTHER\r\nTo: y@OTHER",
 ]  # fmt: skip
 BAD = [
     "From: ceo@OTHER", "From: CEO <ceo@OTHER>", "FROM: ceo@OTHER", "From : ceo@OTHER", "From:\r\n ceo@OTHER",
@@ -57,6 +57,9 @@ BAD = [
     "From: n(x)@OWN", "From: n@OWN <ceo@OTHER>", "From: <ceo@OTHER> <n@OWN>", "From: <n@OWN> ceo@OTHER",
     "From: <n@OWN", "From: n@OWN>", "From: n @OWN", "From: n@OWN.", "From: n@OWN.OTHER", "From: n@xOWN",
     "From: n@[127.0.0.1]", "From: n", "From:", "From: <>", "Subject: no author", "From: n@O\r\n WN",
+    "From: ceo@ OTHER <n@OWN>", "From: ceo @OTHER <n@OWN>", "From: ceo@(x)OTHER <n@OWN>", "From: ceo(x)@OTHER <n@OWN>",
+    'From: "ceo" @ OTHER <n@OWN>', "From: @OTHER <n@OWN>", "From: n@OWN(x).OTHER <n@OWN>", "From: n@OWN .OTHER <n@OWN>",
+    "From: =?utf-8?q?ceo_=40_OTHER?= <n@OWN>", "From: ceo =?utf-8?q?=40OTHER?= <n@OWN>",
     "From: n%OWN@OTHER", 'From: n@OWN"', "From: n@OWN\\", "From: n@b\u00fccher.OTHER", "From: \x0bceo@OTHER <n@OWN>",
 ]  # fmt: skip
 

@@ -3,7 +3,6 @@
 import hashlib
 
 import dkim as dkimpy
-import pytest
 from dkim.canonicalization import Relaxed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,25 +38,6 @@ def test_a_million_empty_lines_cost_no_memory() -> None:
     assert found.digest() == hashlib.sha256(b"\r\n" * 1_000_000 + b"x\r\n").digest()
 
 
-@pytest.mark.parametrize(
-    ("value", "domain"),
-    [
-        ("News <news@Example.ORG>", "example.org"),
-        ("news@example.org", "example.org"),
-        ('"Last, First" <a@b.example>, c@d.example', "b.example"),
-        ("Grüße <a@b.example>", "b.example"),
-        ("nobody", ""),
-        ("<>", ""),
-        ("a@b@c.example", ""),
-        ("Group: a@b.example;", "b.example"),
-        ("x <a@bücher.example>", "xn--bcher-kva.example"),
-    ],
-)
-def test_the_authors_domain(value: str, domain: str) -> None:
-    header = f"Subject: x\r\nFrom: {value}\r\n".encode()
-    assert dkim.author_domain(header, scan(header)[0]) == domain
-
-
 def test_who_signs_for_whom() -> None:
     """The nearest domain above the author's; never a mere suffix."""
     domains = {"example.org", "news.example.org"}
@@ -90,8 +70,3 @@ def test_headers_as_dkimpy_has_them(values: list[str]) -> None:
         ((name, theirs),) = Relaxed.canonicalize_headers([(b"Subject", folded + b"\r\n")])
         assert ours == name + b":" + theirs
     assert dkimpy
-
-
-def test_comments_without_end_name_no_author() -> None:
-    header = b"From: " + b"(" * 5_000 + b" a@b.example\r\n"
-    assert dkim.author_domain(header, scan(header)[0]) == ""

@@ -7,10 +7,13 @@ from hypothesis import strategies as st
 from zonemta_py.smtp.headers import (
     HEADER_MAX,
     LINE_MAX,
+    NESTED_MAX,
     HeaderSplitter,
     HeaderTooLarge,
     field_value,
     fold,
+    is_bounded,
+    names_in,
     received,
     scan,
     without,
@@ -36,7 +39,13 @@ def _split_message(message: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
         (b"no header here\r\nat all\r\n", b"", b"no header here\r\nat all\r\n"),
         (b"A: 1\r\nstray line\r\n\r\nbody\r\n", b"A: 1\r\n", b"stray line\r\n\r\nbody\r\n"),
         (b" folded first\r\nA: 1\r\n\r\n", b"", b" folded first\r\nA: 1\r\n\r\n"),
-        (b"From a@b Sat Jan\r\nA: 1\r\n\r\nx\r\n", b"", b"From a@b Sat Jan\r\nA: 1\r\n\r\nx\r\n"),
+        (b"From a@b Sat Jan\r\nA: 1\r\n\r\nx\r\n", b"A: 1\r\n", b"x\r\n"),
+        (b"From a Mon\r\n>>From b: 00:1\r\nA: 1\r\n\r\n", b"A: 1\r\n", b""),
+        (b"From a Mon\r\n\r\nx\r\n", b"", b"x\r\n"),
+        (b"From a Mon", b"", b""),
+        (b"From a Mon\r\nFrom : b\r\n\r\n", b"From : b\r\n", b""),
+        (b"From : b\r\n\r\n", b"From : b\r\n", b""),
+        (b"A: 1\r\nFrom b Mon\r\n\r\n", b"A: 1\r\n", b"From b Mon\r\n\r\n"),
         (b"A: 1\r\n\r\n\r\nx\r\n", b"A: 1\r\n", b"\r\nx\r\n"),
         (b"A : 1\r\n\r\nx\r\n", b"A : 1\r\n", b"x\r\n"),
     ],
@@ -61,6 +70,13 @@ def test_any_split_is_the_same(parts: list[bytes], data: st.DataObject) -> None:
     assert (header, body) == _split_message(message, [])
     assert message in (header + body, header + b"\r\n" + body, (header + body)[: len(message)])
     assert scan(header)[1] == len(header)
+
+
+def test_what_is_behind_a_line_that_is_no_field() -> None:
+    splitter = HeaderSplitter()
+    splitter.feed(b"A: 1\r\nstray line\r\nBcc : x\r\n y: z\r\n\r\nD: 4\r\n")
+    assert splitter.behind == b"stray line\r\nBcc : x\r\n y: z\r\n"
+    assert names_in(splitter.behind) == {b"bcc", b"y"}
 
 
 def test_too_large() -> None:
@@ -128,3 +144,11 @@ def test_a_line_without_white_space_stays() -> None:
     assert fold(block) == block
     long = b"Subject: " + b"x" * 3000 + b" y\r\n"
     assert fold(long).split(b"\r\n")[1:] == [b" " + b"x" * 3000, b" y", b""]
+
+
+def test_structures_that_are_bounded() -> None:
+    part = b"Content-Type: multipart/mixed;\n\tboundary=x\n\n"
+    assert is_bounded(part * NESTED_MAX + b"Content-Type: text/plain\n\n" * 1000)
+    assert not is_bounded(part * (NESTED_MAX + 1))
+    assert not is_bounded(b"content-type : text/plain; x\n" + b" ; a=b\n" * 1000)
+    assert is_bounded(b"Subject: x\n" + b" ; a=b\n" * 1000)

@@ -138,6 +138,41 @@ def test_what_the_email_package_takes_for_a_line_end(control: bytes) -> None:
 
 
 def test_a_long_field_takes_no_seconds() -> None:
-    """Beyond a limit each character that is not ASCII becomes a question mark."""
+    """A word before an address is not a name: each character that is not ASCII becomes a question mark."""
     head, _ = to_seven_bit("To: é ".encode() + b"a@b.example, " * 8000 + b"c@d.example\r\n", b"x\r\n")
     assert head.startswith(b"To: ? a@b.example, ")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Content-Type: multipart/mixed; boundary=x" + b"; a=b" * 1000 + b"\r\n",
+        b"Content-Type: multipart/mixed; boundary=x\r\nContent-Disposition: x"
+        + b"; a=b" * 1000
+        + b"\r\n",
+    ],
+)
+def test_structures_that_would_take_seconds(header: bytes) -> None:
+    with pytest.raises(NotConvertible, match="too many parameters"):
+        to_seven_bit(header, "\u00e9\r\n".encode())
+    with pytest.raises(NotConvertible, match="too many parameters"):
+        to_seven_bit(
+            b"Content-Type: multipart/mixed; boundary=x\r\n",
+            b"--x\r\n" + header + b"\r\n\xc3\xa9\r\n--x--\r\n",
+        )
+
+
+def test_authors_without_a_form_in_seven_bits() -> None:
+    """A question mark in an address would make another one of it."""
+    with pytest.raises(NotConvertible, match="authors"):
+        to_seven_bit("From: j\u00f6rg@x.example\r\n".encode(), b"x\r\n")
+    head, _ = to_seven_bit("From: a@b\u00fccher.example\r\n".encode(), b"x\r\n")
+    assert head.startswith(b"From: a@xn--bcher-kva.example\r\n")
+
+
+def test_fields_of_parts_keep_their_bytes() -> None:
+    """The email package would fold them anew, in quadratic time."""
+    field = b"X-Long: " + b"1 " * 40_000 + b"\r\n y\r\n"
+    body = b"--x\r\n" + field + b"Content-Type: text/plain\r\n\r\n\xc3\xa9\r\n--x--\r\n"
+    _, converted = to_seven_bit(b"Content-Type: multipart/mixed; boundary=x\r\n", body)
+    assert field in converted

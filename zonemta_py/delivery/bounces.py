@@ -13,7 +13,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.outcome import delayed_note, has_reader, report_notes
 from zonemta_py.delivery.pending_reports import PendingReports
-from zonemta_py.delivery.report_composer import ReportComposer, is_headers_only
+from zonemta_py.delivery.report_composer import SLICE, ReportComposer, is_headers_only, prepare_report
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import DEFERRED, HELD_MS, end_of, parse_recipient, zone_prefix
@@ -39,6 +39,8 @@ async def settle_effects(
     A defect in composing reports is logged: the outcomes count without a report.
     """
     try:
+        if len(active.notes) > SLICE and context.queue.is_last(active, outcomes):
+            await prepare_report(context, zone, active)
         failed = active.notes or any(outcome.kind in _FAILURES for outcome in outcomes)
         if failed and not is_headers_only(active, zone.bounce):
             with suppress(QueueCorrupt):  # then the report does not contain the body
@@ -47,6 +49,8 @@ async def settle_effects(
     except Exception as exc:
         log.exception("no report about %s could be composed", active.id)
         return SettleEffects(events=[_not_composed(active, outcomes, exc)])
+    finally:
+        context.pending.prepared.pop(active.id, None)
 
 
 def _not_composed(active: ActiveMessage, outcomes: Sequence[Outcome], exc: Exception) -> Discarded:
@@ -115,13 +119,27 @@ class BounceReporter:
         retry = self._config.zones["default"].retry  # of no importance for failures
         return report_notes(active.meta, outcomes, retry, clock.now_ms())
 
+    def _context(self, queue: Queue) -> DeliveryContext:
+        return DeliveryContext(
+            queue, self._config, self._hostname, self._router, self._hooks, self._pending
+        )
+
+    async def prepare(self, queue: Queue, active: ActiveMessage) -> None:
+        """See ``Reports``."""
+        if len(active.notes) > SLICE:
+            zones = self._config.zones
+            zone = zones.get(active.notes[0].zone, zones["default"])
+            await prepare_report(self._context(queue), zone, active)
+
+    def forget(self, active: ActiveMessage) -> None:
+        """See ``Reports``."""
+        self._pending.prepared.pop(active.id, None)
+
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         """See ``Reports``."""
         zones = self._config.zones
-        context = DeliveryContext(
-            queue, self._config, self._hostname, self._router, self._hooks, self._pending
-        )
-        reports = ReportComposer(context, zones.get(notes[0].zone, zones["default"]), active)
+        zone = zones.get(notes[0].zone, zones["default"])
+        reports = ReportComposer(self._context(queue), zone, active)
         reports.add(notes)
         return SettleEffects(reports.composed, events=reports.discarded, digests=reports.digests)
 

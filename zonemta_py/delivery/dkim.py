@@ -29,6 +29,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.threads import Threads
 from zonemta_py.smtp import dkim
+from zonemta_py.smtp.authors import author_domain
 from zonemta_py.smtp.headers import scan
 
 RSA_BITS_MIN = 1024  # RFC 8301 section 3.2: verifiers may ignore shorter keys
@@ -200,7 +201,7 @@ class Signer:
         self, header: bytes, body_hash: Callable[[], Awaitable[bytes]], tenant: str
     ) -> bytes:
         fields = scan(header)[0]
-        author = dkim.author_domain(header, fields)
+        author = author_domain(header, fields)
         keys = self._keys.get(dkim.signing_domain(author, self._keys.keys()), ())
         if not keys or (self._tenants and not self._tenants.signs_for(tenant, keys[0].domain)):
             return b""

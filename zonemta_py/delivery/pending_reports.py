@@ -8,8 +8,11 @@ import asyncio
 import logging
 from hashlib import blake2b
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from zonemta_py.core.repeats import RepeatedLines
+from zonemta_py.queue.format.records import Note
+from zonemta_py.smtp.dsn import RecipientReport, RecipientText
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
@@ -23,12 +26,24 @@ def group_of(to: str, sender: str) -> str:
     return blake2b(f"{to}\n{sender}".encode(), digest_size=8).hexdigest()
 
 
+class PreparedNote(NamedTuple):
+    """What a report is going to say of a note."""
+
+    note: Note
+    report: RecipientReport
+    text: RecipientText
+
+
 class PendingReports:
-    """``changed`` is set when something is due before all else. ``discarded``: log lines about reports that are not sent."""
+    """``changed`` is set when something is due before all else. ``discarded``: log lines about reports that are not sent.
+
+    ``prepared``: by message and index of the recipient, while its report is being composed.
+    """
 
     def __init__(self) -> None:
         self.discarded = RepeatedLines(log)
         self.changed = asyncio.Event()
+        self.prepared: dict[str, dict[int, PreparedNote]] = {}
         self._waiting: set[tuple[str, str]] = set()  # ("message", id) or ("digest", group)
         self._due: list[tuple[float, tuple[str, str]]] = []  # a heap of them
         self._counts: dict[str, tuple[float, int]] = {}  # by group: begin of the hour, reports

@@ -9,14 +9,14 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.report_composer import LOCAL_ORIGIN, failure_row
+from zonemta_py.delivery.report_composer import LOCAL_ORIGIN, SLICE, failure_row
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DigestEntry, read_digest_entry, read_note
 from zonemta_py.queue.outcome import AcceptedMessage
 from zonemta_py.smtp.address import domain_of
-from zonemta_py.smtp.digest import report_digest
+from zonemta_py.smtp.digest import DigestRow, report_digest
 from zonemta_py.smtp.dsn import ReportHead
 
 DIGEST_MAX = 10_000  # recipients in one digest; the reports on others are in a second one
@@ -91,6 +91,7 @@ class ReportSender:
             return
         batch = WriteBatch()
         try:
+            await queue.reporting.prepare(active)
             with suppress(QueueCorrupt):  # the report says so
                 await queue.bodies.prefetch(active, self._quoted_bytes())
             notes = active.notes  # another report may have had some of them meanwhile
@@ -105,6 +106,7 @@ class ReportSender:
         except Exception:
             log.exception("no report about %s could be composed; it is tried again at its end", message)
         finally:
+            queue.reporting.forget(active)
             queue.release_message(active)
 
     def _quoted_bytes(self) -> int:
@@ -129,19 +131,25 @@ class ReportSender:
             if not batch.ops:
                 return
             if entries:
-                for callback in queue.reporting.accept(batch, [self._digest(entries)]):
+                digest = await self._digest(entries)
+                for callback in queue.reporting.accept(batch, [digest]):
                     batch.future.add_done_callback(callback)
             try:
                 await queue.commits.submit(batch)
             except QueueUnavailable:
                 return
 
-    def _digest(self, entries: list[DigestEntry]) -> AcceptedMessage:
+    async def _digest(self, entries: list[DigestEntry]) -> AcceptedMessage:
         context, first, now_ms = self._context, entries[0], clock.now_ms()
         report_id = context.queue.ids.next(now_ms)
         head = ReportHead(context.hostname, report_id, first.to, clock.mail_date(now_ms))
-        rows = [failure_row(entry.message, note) for entry in entries for note in entry.notes]
-        report = report_digest(head, rows, len(entries))
+        rows: list[DigestRow] = []
+        for entry in entries:
+            for at in range(0, len(entry.notes), SLICE):
+                rows += [failure_row(entry.message, note) for note in entry.notes[at : at + SLICE]]
+                if len(rows) >= SLICE:
+                    await asyncio.sleep(0)
+        report = await asyncio.to_thread(report_digest, head, rows, len(entries))
         zones, domain = context.config.zones, domain_of(first.to)
         bounce = zones.get(first.zone, zones["default"]).bounce
         zone = bounce.zone or context.router.route(domain, "", "", {})

@@ -15,9 +15,11 @@ from zonemta_py.intake.scan import MessageScanner, Scan, ScannedEnvelope, ScanVe
 from zonemta_py.intake.stamping import MessageContent, MessageEnvelope, MessageRules, key_in_header
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.smtp.authors import author_domain
 from zonemta_py.smtp.commands import Rcpt
-from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
-from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, scan
+from zonemta_py.smtp.dkim import BodyHash, signing_domain
+from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, names_in, scan
+from zonemta_py.smtp.reply import printable
 from zonemta_py.smtp.transparency import LineCheck
 
 LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
@@ -117,6 +119,8 @@ class MessageData:
             author = author_domain(splitter.header, splitter.fields)
             if signing_domain(author, rules.dkim_domains):
                 self._hash = BodyHash()
+        if splitter.behind:
+            self._check_behind(splitter.behind)
         headers = [(splitter.header, splitter.fields)]
         if rules.policies:
             envelopes = apply_policies(rules.policies, self._envelope, splitter.header)
@@ -127,6 +131,16 @@ class MessageData:
             rules.senders.check_header(origin.tenant, origin.submitter, header, fields, verified)
         if self._scanner is not None and self._scanner.is_on:
             self._begin_scan(self._scanner)
+
+    def _check_behind(self, behind: bytes) -> None:
+        """Raises NotAccepted when a line that is no field would make body of fields that recipients must not get."""
+        shown = names_in(behind) & self._rules.removed_fields
+        if shown:
+            line = behind.partition(b"\r\n")[0][:40].decode("ascii", "backslashreplace")
+            name = min(shown).decode("ascii", "replace")
+            raise NotAccepted(
+                f"550 5.6.0 The header has the line '{printable(line)}', not a field: {name} behind it would be shown"
+            )
 
     def _begin_scan(self, scanner: MessageScanner) -> None:
         envelope, header = self._envelope, self._splitter.header

@@ -5,8 +5,6 @@ Source of the parameters: RFC 4865 (HOLDFOR, HOLDUNTIL), RFC 2852 (BY).
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.errors import MessageError
-from email.header import decode_header, make_header
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
@@ -15,10 +13,14 @@ from zonemta_py.config.units import duration
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.queue.format.records import LABEL_MAX, NO_OPTIONS, PRIORITIES, DeliveryOptions
 from zonemta_py.smtp.commands import Mail, Refused
+from zonemta_py.smtp.encoded_words import decode
 
 TAGS_MAX = 10  # of a message: they are in each of its events
 EXPIRE_MAX_MS = 400 * 86_400_000  # from now
 TIME_MAX = 200  # characters of a time in a header field
+ENCODED_MAX = (
+    TAGS_MAX * LABEL_MAX * 16
+)  # characters of a field with labels; encoded, a character has 12 and some
 SILENT = "silent"
 
 
@@ -74,11 +76,11 @@ def of_header(
 
 def _decoded(text: str) -> str:
     """``text`` with its encoded words (RFC 2047) decoded; as it is if one is not valid."""
-    if "=?" not in text:
-        return text
+    if len(text) > ENCODED_MAX:
+        return text  # refused as too long
     try:
-        return str(make_header(decode_header(text))).strip()
-    except (MessageError, LookupError, ValueError):
+        return decode(text).strip()
+    except ValueError:
         return text
 
 

@@ -40,5 +40,14 @@ class Reports(Protocol):
     def notes(self, active: ActiveMessage, outcomes: Sequence[Outcome]) -> Sequence[Note]:
         """What is to be reported of ``outcomes``."""
 
+    async def prepare(self, queue: "Queue", active: ActiveMessage) -> None:
+        """Prepare the report on the failures that were noted of ``active``, with turns of the loop if there are many.
+
+        ``forget`` follows.
+        """
+
+    def forget(self, active: ActiveMessage) -> None:
+        """The report is composed, or not needed."""
+
     def report(self, queue: "Queue", active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         """What the batch that ends ``active``, or removes ``notes``, has to cause."""

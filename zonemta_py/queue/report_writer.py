@@ -32,6 +32,16 @@ class ReportWriter:
             raise LocalError("the queue was opened without a composer of reports")
         return self._reports
 
+    async def prepare(self, active: ActiveMessage) -> None:
+        """Prepare the report that ``add_report`` or ``end_message`` may add, if it is on many recipients; then ``forget``."""
+        if self._reports is not None:
+            await self._reports.prepare(self._queue, active)
+
+    def forget(self, active: ActiveMessage) -> None:
+        """Forget what was prepared."""
+        if self._reports is not None:
+            self._reports.forget(active)
+
     def add_effects(self, batch: WriteBatch, effects: SettleEffects) -> list[DoneCallback]:
         """Events, entries of digests and reports of ``effects``; returns the callbacks for the end of the batch."""
         for event in effects.events:

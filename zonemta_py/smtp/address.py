@@ -42,6 +42,8 @@ def normalise(text: str) -> str:
         local = text[: text.index("@")]
         if ".." not in local and local[0] != "." and local[-1] != ".":
             return text
+    if len(text) > PATH_MAX:
+        raise AddressError(f"address over {PATH_MAX} bytes")
     local, at, domain = text.rpartition("@")
     if not at or not local or not domain:
         raise AddressError("an address is local@domain")
@@ -62,6 +64,8 @@ def normalise(text: str) -> str:
 @lru_cache(maxsize=4096)
 def normalise_domain(text: str) -> str:
     """A domain in lower-case A-labels, or an address literal in lower case. Raises AddressError."""
+    if len(text) > DOMAIN_MAX:  # before idna, whose time grows faster than the text
+        raise AddressError("malformed domain")
     lower = text.lower()
     if lower.startswith("["):
         if _LITERAL.match(lower) and is_ip(lower[1:-1].removeprefix("ipv6:")):

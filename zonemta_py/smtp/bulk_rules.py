@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.authors import Unreadable, author_addresses
 from zonemta_py.smtp.dkim import signing_domain
-from zonemta_py.smtp.headers import LINE_MAX, Field, HeaderTooLarge, field_value, scan
+from zonemta_py.smtp.headers import LINE_MAX, Field, HeaderTooLarge, field_value, mailbox_lines_end, scan
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 CLIPPED_BYTES = 102_000  # of the HTML that Gmail shows without "view entire message"
@@ -64,7 +64,9 @@ def author_domain(data: bytes) -> str:
 
 
 def _with_crlf(data: bytes) -> bytes:
-    return re.sub(rb"\r\n|\r|\n", b"\r\n", data)
+    """As the relay takes it: with CRLF, and without lines of an mbox file before the header."""
+    data = re.sub(rb"\r\n|\r|\n", b"\r\n", data)
+    return data[mailbox_lines_end(data) :]
 
 
 def _values(header: bytes, fields: Iterable[Field], name: bytes) -> list[str]:

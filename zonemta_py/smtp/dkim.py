@@ -4,23 +4,13 @@ Source: RFC 6376 (sections 3.4.2, 3.4.4, 3.5, 3.7, 5.4.2), RFC 8463 (Ed25519), R
 """
 
 import hashlib
-import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from email.utils import getaddresses
-from inspect import signature
+from collections.abc import Collection, Sequence
 
 from zonemta_py.core.codec import Struct
-from zonemta_py.smtp.address import AddressError, domain_of, normalise
-from zonemta_py.smtp.headers import Field, field_value
+from zonemta_py.smtp.headers import Field
 
-# The common form, a name without specials and one address; every other form takes the slow path.
-_PLAIN_FROM = re.compile(
-    r'(?:[^<>@,;:"()\\]*<)?[^<>@,;:"()\\\s]+@([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>?\Z'
-)
-# Newer versions of the library return no address for a name that contains one, unless they are asked not to.
-_LENIENT: dict[str, bool] = {"strict": False} if "strict" in signature(getaddresses).parameters else {}
 _CRLF = b"\r\n"
 EMPTY_LINES_AT_ONCE = 4096  # bounds the memory for a long run of empty lines
 
@@ -82,25 +72,6 @@ class SignatureTerms(Struct, frozen=True):
     selector: str
     time_s: int
     expires_s: int | None = None
-
-
-def author_domain(header: bytes, fields: Iterable[Field]) -> str:
-    """The normalised domain of the first author (From), or empty if no field has an address."""
-    for field in fields:
-        if field.name == b"from":
-            plain = _PLAIN_FROM.match(field_value(header, field))
-            if plain:
-                return plain[1].lower()
-            try:
-                found = getaddresses([field_value(header, field)], **_LENIENT)
-            except RecursionError:  # comments in comments
-                continue
-            for _, address in found:
-                try:
-                    return domain_of(normalise(address))
-                except AddressError:
-                    continue
-    return ""
 
 
 def signing_domain(author: str, domains: Collection[str]) -> str:

@@ -74,10 +74,20 @@ class Report(NamedTuple):
     body: bytes
 
 
+class RecipientText(NamedTuple):
+    """What the two parts of a report say about one recipient: for people, quoted-printable, and for programs."""
+
+    human: bytes
+    machine: bytes
+
+
 def status_report(
-    head: ReportHead, message: ReportedMessage, recipients: Sequence[RecipientReport]
+    head: ReportHead,
+    message: ReportedMessage,
+    recipients: Sequence[RecipientReport],
+    texts: Sequence[RecipientText] = (),
 ) -> Report:
-    """A multipart/report about ``recipients``, 1 or more; their actions may differ.
+    """A multipart/report about ``recipients``, 1 or more; their actions may differ. ``texts``: theirs, if made before.
 
     The report is 7-bit unless it is sent to an address in UTF-8, so a message with 8-bit bytes is returned as its
     header only. Other addresses in UTF-8 are in the form utf-8-addr-xtext (RFC 6533 section 3).
@@ -93,17 +103,25 @@ def status_report(
     ).encode()
     kind = "message/global-delivery-status" if utf8 else "message/delivery-status"
     encoding = "Content-Transfer-Encoding: 8bit\r\n" if utf8 else ""
-    human = _human(head.hostname, message.message_id, recipients).encode()
-    machine = _machine(head.hostname, message, recipients, utf8=utf8)
-    parts = [
-        b"Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
-        + quopri.encodestring(human.replace(b"\r\n", b"\n")).replace(b"\n", b"\r\n"),
-        f"Content-Type: {kind}\r\n{encoding}\r\n".encode()
-        + (machine.encode() if utf8 else _ascii(machine)),
-        _original(message.header, message.body),
-    ]
+    texts = texts or [recipient_text(each, utf8=utf8) for each in recipients]
+    about = f"This is the mail relay at {head.hostname}, about the message {message.message_id}."
+    machine = _of_message(head.hostname, message)
     limit = f"--{boundary}".encode()
-    body = b"".join(limit + b"\r\n" + part + b"\r\n" for part in parts) + limit + b"--\r\n"
+    body = b"".join(  # at once: a report on many recipients has tens of megabytes
+        (
+            limit,
+            b"\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n",
+            _quoted_printable([about, ""]),
+            *(text.human for text in texts),
+            b"\r\n%b\r\n" % limit,
+            f"Content-Type: {kind}\r\n{encoding}\r\n".encode(),
+            machine.encode() if utf8 else _ascii(machine),
+            *(part for text in texts for part in (b"\r\n", text.machine)),
+            b"\r\n%b\r\n" % limit,
+            _original(message.header, message.body),
+            b"\r\n%b--\r\n" % limit,
+        )
+    )
     return Report(header, body)
 
 
@@ -165,55 +183,60 @@ def _ascii(text: str) -> bytes:
     return text.encode("ascii", "replace")
 
 
-def _human(hostname: str, message_id: str, recipients: Sequence[RecipientReport]) -> str:
-    lines = [f"This is the mail relay at {hostname}, about the message {message_id}.", ""]
-    for each in recipients:
-        lines.append(f"<{each.recipient}>: {_SENTENCES[each.action]}")
-        if each.retry_until:
-            lines.append(f"    delivery is attempted until {each.retry_until}.")
-        lines.append(f"    {each.explanation}")
-        if each.diagnostic:
-            server = each.remote_mta or "The receiving server"
-            lines.append(f"    {server} said: {each.diagnostic}")
-        lines.append("")
-    return "".join(cut_line(line) + "\r\n" for line in lines)
+def _quoted_printable(lines: Sequence[str]) -> bytes:
+    text = "".join(cut_line(line) + "\n" for line in lines)
+    return quopri.encodestring(text.encode()).replace(b"\n", b"\r\n")
 
 
-def _machine(
-    hostname: str, message: ReportedMessage, recipients: Sequence[RecipientReport], *, utf8: bool
-) -> str:
-    """The body of the delivery-status part. Source: RFC 3464 section 2."""
+def _of_message(hostname: str, message: ReportedMessage) -> str:
+    """The fields of the delivery-status part that are about the message. Source: RFC 3464 section 2.2."""
     envelope_id = message.envelope_id
-    per_message = [f"Original-Envelope-Id: {envelope_id}"] if envelope_id else []
-    per_message += [
+    fields = [f"Original-Envelope-Id: {envelope_id}"] if envelope_id else []
+    fields += [
         f"Reporting-MTA: dns; {hostname}",
         f"X-Queue-ID: {message.message_id}",
         f"Arrival-Date: {message.arrival_date}",
     ]
-    groups = [per_message]
-    for each in recipients:
-        kind = "rfc822" if each.recipient.isascii() else "utf-8"
-        address = each.recipient if utf8 or kind == "rfc822" else _xtext(each.recipient)
-        fields = [f"Original-Recipient: {each.original}"] if each.original else []
-        fields += [
-            f"Final-Recipient: {kind}; {address}",
-            f"Action: {each.action}",
-            f"Status: {each.status}",
-        ]
-        if each.remote_mta:
-            fields.append(f"Remote-MTA: dns; {each.remote_mta}")
-        if each.diagnostic:
-            fields.append(f"Diagnostic-Code: smtp; {each.diagnostic}")
-        fields.append(f"Last-Attempt-Date: {each.last_attempt}")
-        if each.retry_until:
-            fields.append(f"Will-Retry-Until: {each.retry_until}")
-        groups.append(fields)
-    return "\r\n".join("".join(cut_line(field) + "\r\n" for field in group) for group in groups)
+    return "".join(cut_line(field) + "\r\n" for field in fields)
+
+
+def recipient_text(each: RecipientReport, *, utf8: bool) -> RecipientText:
+    """The texts about one recipient; ``utf8``: the report is sent to an address in UTF-8."""
+    lines = [f"<{each.recipient}>: {_SENTENCES[each.action]}"]
+    if each.retry_until:
+        lines.append(f"    delivery is attempted until {each.retry_until}.")
+    lines.append(f"    {each.explanation}")
+    if each.diagnostic:
+        server = each.remote_mta or "The receiving server"
+        lines.append(f"    {server} said: {each.diagnostic}")
+    machine = "".join(cut_line(field) + "\r\n" for field in _of_recipient(each, utf8=utf8))
+    return RecipientText(_quoted_printable([*lines, ""]), machine.encode() if utf8 else _ascii(machine))
+
+
+def _of_recipient(each: RecipientReport, *, utf8: bool) -> list[str]:
+    """The fields of the delivery-status part about one recipient. Source: RFC 3464 section 2.3."""
+    kind = "rfc822" if each.recipient.isascii() else "utf-8"
+    address = each.recipient if utf8 or kind == "rfc822" else _xtext(each.recipient)
+    fields = [f"Original-Recipient: {each.original}"] if each.original else []
+    fields += [
+        f"Final-Recipient: {kind}; {address}",
+        f"Action: {each.action}",
+        f"Status: {each.status}",
+    ]
+    if each.remote_mta:
+        fields.append(f"Remote-MTA: dns; {each.remote_mta}")
+    if each.diagnostic:
+        fields.append(f"Diagnostic-Code: smtp; {each.diagnostic}")
+    fields.append(f"Last-Attempt-Date: {each.last_attempt}")
+    if each.retry_until:
+        fields.append(f"Will-Retry-Until: {each.retry_until}")
+    return fields
 
 
 def cut_line(line: str) -> str:
     """``line`` without line ends, cut to _LINE_MAX bytes."""
     flat = line.replace("\r", " ").replace("\n", " ")
-    while len(flat.encode()) > _LINE_MAX:
-        flat = flat[: _LINE_MAX // 2 if len(flat) > _LINE_MAX else len(flat) - 32]
-    return flat
+    if len(flat) <= _LINE_MAX // 4:
+        return flat
+    data = flat.encode()
+    return flat if len(data) <= _LINE_MAX else data[:_LINE_MAX].decode(errors="ignore")

@@ -3,6 +3,7 @@
 Source: RFC 5322 sections 2.2 and 3.6; RFC 5321 section 4.4 (trace).
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -10,6 +11,15 @@ HEADER_MAX = 1 << 20  # bytes; larger header blocks are refused
 LINE_MAX = 998  # bytes, without CRLF
 FIELDS_MAX = 2000  # a block of tiny fields would take fifty times its size in memory
 
+PARAMETERS_MAX = 2000  # bytes of a field with parameters
+NESTED_MAX = 100  # parts with parts in a message
+
+_MAILBOX_LINES = re.compile(rb"(?:>*From (?![ \t]*:)[^\n]*(?:\n|\Z))+")
+_STRUCTURE = re.compile(
+    rb"^(?:content-(?:type|disposition)|mime-version)[ \t]*:([^\n]*(?:\n[ \t][^\n]*)*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NESTED = re.compile(rb"\s*(?:multipart|message)/", re.IGNORECASE)
 _NAME_BYTES = bytes(range(0x21, 0x7F)).replace(b":", b"")
 
 
@@ -97,28 +107,62 @@ def _folded(line: bytes) -> Iterator[bytes]:
     yield line
 
 
+def mailbox_lines_end(message: bytes) -> int:
+    """Where the lines of an mbox file at the beginning of ``message`` end; 0 if there are none."""
+    lines = _MAILBOX_LINES.match(message)
+    return lines.end() if lines is not None else 0
+
+
+def names_in(block: bytes) -> set[bytes]:
+    """The lower-case names of the lines of ``block`` that look like fields, wherever they are."""
+    heads = (line.partition(b":") for line in block.split(b"\r\n"))
+    return {head.strip(b" \t").lower() for head, colon, _ in heads if colon}
+
+
+def is_bounded(message: bytes) -> bool:
+    """Whether the ``email`` package parses ``message`` in time proportional to its size.
+
+    It needs quadratic time for parameters, and for each line as many steps as there are parts around it.
+    """
+    nested = 0
+    for field in _STRUCTURE.finditer(message):
+        if len(field[1]) > PARAMETERS_MAX:
+            return False
+        nested += _NESTED.match(field[1]) is not None
+    return nested <= NESTED_MAX
+
+
 class HeaderSplitter:
     """Splits a message into header block and body; the stream may be cut anywhere.
 
     The block ends at the first empty line, which belongs to neither part, or before the first line
     that is not a header field. When ``done``, ``header`` is empty or ends with CRLF, and ``fields``
-    are its fields.
+    are its fields. ``behind``: if a line that is no field ended it, that line and all before the next empty one.
+
+    Lines of an mbox file before the first field (``From x Mon Sep 17 00:00:00 2001``) are dropped: sendmail programs
+    and ``git format-patch`` write one. Postfix writes it as X-Mailbox-Line, in which the recipients see it.
     """
 
-    __slots__ = ("_held", "_searched", "done", "fields", "header")
+    __slots__ = ("_held", "_searched", "behind", "done", "fields", "header")
 
     def __init__(self) -> None:
-        self._held = b""
+        self._held: bytes | bytearray = b""
         self._searched = 0
         self.done = False
         self.header = b""
         self.fields: list[Field] = []
+        self.behind = b""
 
     def feed(self, data: bytes) -> bytes:
         """Add ``data``; returns the bytes that belong to the body. Raises HeaderTooLarge."""
         if self.done:
             return data
-        self._held += data
+        if not self._held:
+            self._held = data
+        else:
+            if isinstance(self._held, bytes):
+                self._held = bytearray(self._held)  # bytes would be copied for every piece
+            self._held += data
         return self._advance(at_end=False)
 
     def finish(self) -> bytes:
@@ -132,15 +176,23 @@ class HeaderSplitter:
         end = held.find(b"\r\n\r\n", max(0, self._searched - 3))
         self._searched = len(held)
         if end >= 0:
-            block = held[: end + 2]
+            stop_at = end + 2
         elif at_end:
-            block = held
+            stop_at = len(held)
         elif len(held) > HEADER_MAX:
-            block = held[: held.rfind(b"\r\n") + 2] if b"\r\n" in held else b""
+            stop_at = held.rfind(b"\r\n") + 2 if b"\r\n" in held else 0
         else:
             return b""
+        if isinstance(held, bytearray):
+            held = self._held = bytes(held)
+        block = held[:stop_at]
         self.fields, stop = scan(block)
         if stop < len(block):
+            dropped = 0 if stop else mailbox_lines_end(block)
+            if dropped:
+                self._held, self._searched = held[dropped:], 0
+                return self._advance(at_end=at_end)
+            self.behind = block[stop:]
             return self._cut(stop, stop)
         if end >= 0:
             return self._cut(end + 2, end + 4)
@@ -152,7 +204,8 @@ class HeaderSplitter:
         if header_end > HEADER_MAX:
             raise HeaderTooLarge(f"header block over {HEADER_MAX} bytes")
         self.done = True
-        self.header, body = self._held[:header_end], self._held[body_start:]
+        held = bytes(self._held)
+        self.header, body = held[:header_end], held[body_start:]
         if self.header and not self.header.endswith(b"\r\n"):
             self.header += b"\r\n"
         self._held = b""

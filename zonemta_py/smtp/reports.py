@@ -8,9 +8,11 @@ import email
 import re
 from collections.abc import Iterable, Iterator
 from email.message import Message
-from email.utils import parseaddr, parsedate_to_datetime
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
+from zonemta_py.smtp.authors import first_address
+from zonemta_py.smtp.headers import is_bounded
 from zonemta_py.smtp.verp import contract
 
 COMPLAINT = "complaint"
@@ -47,6 +49,8 @@ def read_notices(data: bytes, senders: Iterable[str] = ()) -> list[Notice]:
 
     ``senders`` are the relay's envelope senders whose VERP forms (``verp.expand``) are recognised.
     """
+    if not is_bounded(data):
+        return []
     message = email.message_from_bytes(data)
     if message.get_content_type() != "multipart/report" or not message.is_multipart():
         return []
@@ -92,17 +96,17 @@ def _feedback(
 ) -> Iterator[Notice]:
     for block in blocks[:1]:
         kind = _text(block, "Feedback-Type").lower()
-        recipients = [parseaddr(str(each))[1] for each in block.get_all("Original-Rcpt-To", [""])]
-        for recipient in recipients:
+        reporter = _typed(block, "Reporting-MTA")
+        reporter = reporter or first_address(str(message.get("From", ""))).rpartition("@")[2]
+        for value in block.get_all("Original-Rcpt-To", [""]):
             yield Notice(
                 kind=NOT_SPAM if kind == NOT_SPAM else COMPLAINT,
-                recipient=recipient,
+                recipient=first_address(str(value)),
                 key=key,
                 status="",
                 code=0,
                 diagnostic=kind,
-                reporter=_typed(block, "Reporting-MTA")
-                or parseaddr(str(message.get("From", "")))[1].rpartition("@")[2],
+                reporter=reporter,
                 by_verp=by_verp,
                 time_ms=time_ms,
             )
@@ -159,7 +163,7 @@ def _by_verp(message: Message, senders: Iterable[str]) -> str:
     known = list(senders)
     for name in _TO:
         for value in message.get_all(name, []):
-            address = parseaddr(str(value))[1]
+            address = first_address(str(value))
             for sender in known:
                 found = contract(address, sender)
                 if found:

@@ -8,7 +8,6 @@ Source: RFC 6152 section 3, RFC 2045 sections 6.2 and 6.4, RFC 2047.
 
 from base64 import encodebytes
 from binascii import b2a_qp
-from contextlib import suppress
 from email import policy
 from email.errors import MessageError, MissingHeaderBodySeparatorDefect
 from email.generator import BytesGenerator
@@ -16,13 +15,22 @@ from email.message import Message
 from email.parser import BytesParser
 from io import BytesIO
 
-from zonemta_py.smtp.headers import scan
+from zonemta_py.smtp.authors import Unreadable, author_addresses
+from zonemta_py.smtp.headers import fold, is_bounded, scan
+from zonemta_py.smtp.seven_bit_fields import ascii_value
 
-_POLICY = policy.compat32.clone(linesep="\r\n", max_line_length=None)
+
+class _Bytes(policy.Compat32):
+    """Writes fields as they are; the base class splits them anew, in quadratic time."""
+
+    def fold_binary(self, name: str, value: str) -> bytes:
+        return f"{name}: {value}\r\n".encode("ascii", "surrogateescape")
+
+
+_POLICY = _Bytes(linesep="\r\n", max_line_length=None)
 _ENCODING = "Content-Transfer-Encoding"
 # What the email package raises for odd values and parts.
 _ODD_PARTS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MessageError)
-FIELD_MAX = 10_000  # bytes of a field with 8-bit characters that is encoded; others get "?"
 _IDENTITY = ("8bit", "binary")
 
 
@@ -31,9 +39,12 @@ class NotConvertible(ValueError):
 
 
 def to_seven_bit(header: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Header block and body with 7-bit characters only. Raises NotConvertible."""
+    """Header block and body with 7-bit characters only, and the same authors. Raises NotConvertible."""
+    whole = b"\r\n".join((_plain_names(header), body))
+    if not is_bounded(whole):
+        raise NotConvertible("its parts have too many parameters, or are nested too deeply")
     try:
-        message = BytesParser(policy=_POLICY).parsebytes(b"\r\n".join((_plain_names(header), body)))
+        message = BytesParser(policy=_POLICY).parsebytes(whole)
         encoded = message.get(_ENCODING)
         for part in message.walk():
             if any(isinstance(defect, MissingHeaderBodySeparatorDefect) for defect in part.defects):
@@ -52,7 +63,21 @@ def to_seven_bit(header: bytes, body: bytes) -> tuple[bytes, bytes]:
     head = _seven_bit_header(header, changed)
     if not head.isascii() or not converted.isascii():
         raise NotConvertible("a part of it cannot be encoded")
+    if not _has_same_authors(header, head):
+        raise NotConvertible("its authors have no form in 7 bits")
     return head, converted
+
+
+def _has_same_authors(header: bytes, converted: bytes) -> bool:
+    """Whether the authors that were judged are those that are sent; without readable ones nothing was judged."""
+    try:
+        authors = author_addresses(header, scan(header)[0])
+    except Unreadable:
+        return True
+    try:
+        return author_addresses(converted, scan(converted)[0]) == authors
+    except Unreadable:
+        return False
 
 
 def _plain_names(header: bytes) -> bytes:
@@ -69,8 +94,7 @@ def _convert(part: "Message[str, str]") -> None:
             if name.lower() == "content-type" and "boundary" in value.lower():
                 raise NotConvertible("the boundary of its parts is not in ASCII")
             raw = value.encode("utf-8", "surrogateescape")
-            field = _encoded_field(name, raw).decode("ascii").partition(":")[2]
-            part.replace_header(name, field.strip())
+            part.replace_header(name, ascii_value(name, raw))
     if part.is_multipart():
         for attribute in ("preamble", "epilogue"):
             text = getattr(part, attribute)
@@ -104,27 +128,9 @@ def _seven_bit_header(header: bytes, changed: dict[str, str]) -> bytes:
         raw = header[field.start : field.end]
         if field.name in names:
             continue
-        kept.append(raw if raw.isascii() else _encoded_field(*_split(raw)))
+        if not raw.isascii():
+            value = ascii_value(field.name.decode("ascii"), header[field.value : field.end - 2])
+            raw = header[field.start : field.value] + fold(value.encode("ascii")) + b"\r\n"
+        kept.append(raw)
     added = [f"{name}: {value}\r\n".encode() for name, value in changed.items()]
     return b"".join(kept + added)
-
-
-def _split(field: bytes) -> tuple[str, bytes]:
-    name, _, value = field.partition(b":")
-    return name.decode("ascii", "replace"), value.strip()
-
-
-def _encoded_field(name: str, value: bytes) -> bytes:
-    """A field with an 8-bit value, as encoded words where its kind allows them (RFC 2047), else with ``?``."""
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        text = value.decode("latin-1")
-    text = " ".join(text.split())
-    with suppress(*_ODD_PARTS):
-        if len(value) > FIELD_MAX:
-            raise ValueError("it would take seconds")
-        folded = str(policy.SMTP.header_factory(name, text).fold(policy=policy.SMTP))
-        if folded.isascii():
-            return folded.encode()
-    return f"{name}: {text.encode('ascii', 'replace').decode()}\r\n".encode()

@@ -122,6 +122,12 @@ class CountedReports:
             for o in outcomes
         ]  # fmt: skip
 
+    async def prepare(self, queue: Queue, active: ActiveMessage) -> None:
+        await asyncio.sleep(0)
+
+    def forget(self, active: ActiveMessage) -> None:
+        pass
+
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         self.reported.append([note.recipient for note in notes])
         return NO_EFFECTS

@@ -195,7 +195,9 @@ class Operator:
                 withdrawal = self._withdraw(active.id, found, change, gone, is_last=is_last)
                 await self._submit(withdrawal)
                 changed, busy = changed + withdrawal.count, busy + withdrawal.busy
+                await queue.reporting.prepare(active)  # the last step reports
         finally:
+            queue.reporting.forget(active)
             queue.release_message(active)
         return changed, busy
 
