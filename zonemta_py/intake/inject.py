@@ -1,7 +1,7 @@
 """Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
@@ -26,6 +26,13 @@ from zonemta_py.storage.disk_space import DiskSpace
 
 PROTOCOL = "local"  # in the Received field
 PROGRAM_IP = "127.0.0.1"
+
+
+class NamedKey(NamedTuple):
+    """A submission key that does not come from a message. ``owner``: whose it is, instead of the origin's."""
+
+    value: str
+    owner: str = ""
 
 
 class Injector:
@@ -61,7 +68,7 @@ class Injector:
         sender: str,
         recipients: Iterable[Rcpt],
         *,
-        key: str = "",
+        key: "str | NamedKey" = "",
         user: str = "",
         ret: str = "",
         envid: str = "",
@@ -96,9 +103,10 @@ class Injector:
         unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
         self._check_room(len(unique))
         envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
-        claim = SubmissionKeyClaim(self._queue.submission_keys, origin.submitter, self._key_window_s)
-        if key:
-            lookup = claim.acquire(key)
+        named = NamedKey(key) if isinstance(key, str) else key
+        claim = SubmissionKeyClaim(self._queue.submission_keys, origin, self._key_window_s, named.owner)
+        if named.value:
+            lookup = claim.acquire(named.value)
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)

@@ -117,7 +117,8 @@ class Session(SecureConnection):
         """Reply to MAIL once it is known whether its message was submitted before."""
         key = self._envid_key()
         if key:
-            lookup = self._context.queue.submission_keys.lookup(submission_digest(self._submitter, key))
+            digest = submission_digest(self._origin().owner, key)
+            lookup = self._context.queue.submission_keys.lookup(digest)
             self.wait_for(lookup, self._mail_looked_up, lookup)
         else:
             self._reply("250 2.1.0 Ok")
@@ -128,11 +129,6 @@ class Session(SecureConnection):
             self._reset_transaction()
             raise Refused(UNDER_WAY if lookup.busy else UNWRITABLE)
         self._reply("250 2.1.0 Ok" + (f", duplicate of {lookup.known.message}" if lookup.known else ""))
-
-    @property
-    def _submitter(self) -> str:
-        """The owner of submission keys: the user, or the client's address without AUTH."""
-        return self._user or self._client_ip
 
     def _envid_key(self) -> str:
         """The submission key in ENVID; empty without one."""
@@ -166,9 +162,9 @@ class Session(SecureConnection):
             raise Refused("503 5.5.1 Send MAIL first")
         if not self._recipients:
             raise Refused("554 5.5.1 No valid recipients")
-        context = self._context
+        context, origin = self._context, self._origin()
         claim = SubmissionKeyClaim(
-            context.queue.submission_keys, self._submitter, context.settings.submission_key.window
+            context.queue.submission_keys, origin, context.settings.submission_key.window
         )
         key = self._envid_key()
         if key:
@@ -189,7 +185,7 @@ class Session(SecureConnection):
         envelope = MessageEnvelope(
             self._sender,
             list(self._recipients.values()),
-            self._origin(),
+            claim.origin,
             self._smtputf8,
             self._ret,
             self._envid,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.intake.queue_client import KeysClient
-from zonemta_py.queue.format.records import SubmissionRecord
+from zonemta_py.queue.format.records import Origin, SubmissionRecord
 from zonemta_py.queue.submission_keys import KeyLookup, extended, not_covered, submission_digest
 from zonemta_py.smtp.commands import Rcpt
 
@@ -13,12 +13,13 @@ from zonemta_py.smtp.commands import Rcpt
 class SubmissionKeyClaim:
     """The claim of one message to a submission key, until the message is accepted or refused.
 
-    ``user`` is whose keys count; a new key is remembered for ``window_s``.
+    ``origin``: of the message; its owner's keys count, or those of ``owner``. A new key is remembered for ``window_s``.
     """
 
-    def __init__(self, keys: KeysClient, user: str, window_s: float) -> None:
+    def __init__(self, keys: KeysClient, origin: Origin, window_s: float, owner: str = "") -> None:
+        self.origin = origin
         self._keys = keys
-        self._user = user
+        self._owner = owner
         self._window_s = window_s
         self._digest = ""  # of the acquired key
         self._lookup: KeyLookup | None = None
@@ -26,7 +27,7 @@ class SubmissionKeyClaim:
 
     def acquire(self, key: str) -> KeyLookup:
         """Acquire ``key``. When the lookup is done, it is ``acquired`` unless another session has it."""
-        digest = submission_digest(self._user, key)
+        digest = submission_digest(self._owner or self.origin.owner, key)
         self._lookup = lookup = self._keys.acquire(digest)
 
         def looked_up(failure: QueueUnavailable | None) -> None:

@@ -23,9 +23,9 @@ SWEEP_EVERY_S = 3600.0
 log = logging.getLogger(__name__)
 
 
-def submission_digest(user: str, key: str) -> str:
-    """The digest of a submission key, which is its user's own (hex)."""
-    return blake2b(f"{user}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
+def submission_digest(owner: str, key: str) -> str:
+    """The digest (hex) of a submission key of ``owner``, see ``Origin``."""
+    return blake2b(f"{owner}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 class KeyLookup(CommitFuture):

@@ -56,6 +56,14 @@ class Origin(NamedTuple):
         """The user, else the address of the client, else empty."""
         return self.user or self.client_ip
 
+    @property
+    def owner(self) -> str:
+        """Whose the things are that clients share: the tenant's, else the user's, else the address's of the client.
+
+        Behind a proxy, or on one host, all have one address. No user has a colon in theirs.
+        """
+        return f"{TENANT_LANE}{self.tenant}" if self.tenant else self.submitter
+
 
 class Mark(NamedTuple):
     """``message/MSGID/#``. ``size`` and ``crc`` (CRC-32) are of the body in its ``chunks`` chunks."""
