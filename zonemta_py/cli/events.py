@@ -27,6 +27,7 @@ from zonemta_py.events.schema import EVENT_NAMES
 _SHOWN = (
     "zone", "attempt", "code", "status", "class", "mx", "mx_ip", "source_ip", "duration_ms", "reason", "due_ms", "report",
     "expires_ms", "new_message", "user", "client_ip", "protocol", "size_bytes", "message_id", "campaign", "tenant",
+    "same_key_as",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from zonemta_py.core.clock import monotonic_s, now_ms
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.inject import PROGRAM_IP, Injector, NamedKey
+from zonemta_py.intake.submission_key import KEY_FIELD
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.http_mapping import (
@@ -30,7 +31,7 @@ PATH = "/mail"
 MEDIA_TYPE = "message/rfc822"
 PROTOCOL = "HTTP"
 HELO_MAX = 255
-KEY_FIELD = "X-Submission-Key"
+IDEMPOTENCY_FIELD = "Idempotency-Key"
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class MailEndpoint:
         origin = Origin(f"http:{self._where}", client, helo, "", PROTOCOL, tenant)
         owner = f"token:{token}" if token and not tenant else ""  # several programs have one address
         key = NamedKey(fields.get(KEY_FIELD, ""), owner)
+        if not key.value and (idempotent := fields.get(IDEMPOTENCY_FIELD, "").strip(' "')):
+            key = NamedKey(f"{IDEMPOTENCY_FIELD}\0{idempotent}", owner, IDEMPOTENCY_FIELD)
         await injector.begin(sender, recipients, key=key, origin=origin)
         async for chunk in request.content.iter_any():
             await injector.write(chunk)

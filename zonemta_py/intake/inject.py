@@ -13,7 +13,7 @@ from zonemta_py.intake.message import MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
-from zonemta_py.intake.submission_key import SubmissionKeyClaim
+from zonemta_py.intake.submission_key import KEY_FIELD, SubmissionKeyClaim
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.intake_limits import client_of
@@ -29,10 +29,14 @@ PROGRAM_IP = "127.0.0.1"
 
 
 class NamedKey(NamedTuple):
-    """A submission key that does not come from a message. ``owner``: whose it is, instead of the origin's."""
+    """A submission key that does not come from a message.
+
+    ``owner``: whose it is, instead of the origin's. ``source``: the field that it is from, or is like.
+    """
 
     value: str
     owner: str = ""
+    source: str = KEY_FIELD
 
 
 class Injector:
@@ -106,7 +110,8 @@ class Injector:
         named = NamedKey(key) if isinstance(key, str) else key
         claim = SubmissionKeyClaim(self._queue.submission_keys, origin, self._key_window_s, named.owner)
         if named.value:
-            lookup = claim.acquire(named.value)
+            refuses_other = named.source.lower() in self._rules.refused_keys
+            lookup = claim.acquire(named.value, refuses_other=refuses_other)
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)

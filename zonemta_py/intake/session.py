@@ -19,10 +19,10 @@ from zonemta_py.intake.message_options import of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
 from zonemta_py.intake.state import COMMAND, DATA
-from zonemta_py.intake.submission_key import SubmissionKeyClaim
+from zonemta_py.intake.submission_key import ENVID, SubmissionKeyClaim, key_question
 from zonemta_py.queue.format.records import NO_OPTIONS, Origin
 from zonemta_py.queue.intake_limits import Charge, client_of
-from zonemta_py.queue.submission_keys import KeyLookup, submission_digest
+from zonemta_py.queue.submission_keys import KeyLookup
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.transparency import DotDecoder
 
@@ -117,8 +117,7 @@ class Session(SecureConnection):
         """Reply to MAIL once it is known whether its message was submitted before."""
         key = self._envid_key()
         if key:
-            digest = submission_digest(self._origin().owner, key)
-            lookup = self._context.queue.submission_keys.lookup(digest)
+            lookup = self._context.queue.submission_keys.lookup(key_question(self._origin(), key))
             self.wait_for(lookup, self._mail_looked_up, lookup)
         else:
             self._reply("250 2.1.0 Ok")
@@ -168,7 +167,8 @@ class Session(SecureConnection):
         )
         key = self._envid_key()
         if key:
-            self._claim, lookup = claim, claim.acquire(key)
+            refuses_other = ENVID in context.rules.refused_keys
+            self._claim, lookup = claim, claim.acquire(key, refuses_other=refuses_other)
             self.wait_for(lookup, self._data_looked_up, claim, lookup)
         else:
             self._begin_data(claim)

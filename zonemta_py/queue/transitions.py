@@ -49,7 +49,8 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
     if mark.chunks > len(new.tail):
         batch.delete(keys.open_key(message))
     if new.key is not None:
-        batch.put(keys.submitted_key(new.key[0]), pack(new.key[1]))
+        for key, value in new.key.rows():
+            batch.put(key, value)
     record_accepted(batch, new, now_ms)
 
 

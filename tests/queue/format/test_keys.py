@@ -42,6 +42,7 @@ def test_keys_are_frozen() -> None:
         keys.due_key(1_800_000_000_000, "bulk", ID), keys.spill_key("bulk", "example.org", ID),
         keys.inflight_key(ID, 7), keys.open_key(ID), keys.cleanup_key(ID), keys.outbox_key(255),
         keys.bounce_key(ID, 3), keys.submitted_key("ab" * 16),
+        keys.submitted_key("ab" * 16, "cd" * 16), keys.submitted_key("ab" * 16, "cd" * 16, "ef" * 16),
         keys.META_FORMAT, keys.META_NODE, keys.META_BOOT, keys.META_IDS,
     ]  # fmt: skip
     assert b"\n".join(made) + b"\n" == (GOLDEN / "keys.txt").read_bytes()

@@ -215,9 +215,9 @@ class DigestEntry(NamedTuple):
 
 
 class SubmissionRecord(NamedTuple):
-    """``submitted/DIGEST``: what was accepted under a submission key; ``message`` is the first.
+    """``submitted/KEY…``: the ``message`` that was accepted. Valid until ``expires_ms`` (unix ms).
 
-    ``recipients``: their digests of 16 bytes, concatenated. Valid until ``expires_ms`` (unix ms).
+    ``recipients``: empty; in ``submitted/KEY`` of an earlier version the digests of all, of 16 bytes, concatenated.
     """
 
     version: int
