@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator
 from heapq import nlargest
 
-from zonemta_py.admin.mail_requests import has_labels
+from zonemta_py.admin.mail_requests import wanted_messages
 from zonemta_py.admin.reasons import Reasons, RunningRelay, StoppedMail
 from zonemta_py.admin.requests import (
     DestinationsRequest,
@@ -164,28 +164,30 @@ class ViewOperations:
         """A row for each recipient."""
         found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
         stopped = self._stopped()
-        for number, row in enumerate(self._rows_after(request)):
-            record = row.pop("record")
-            if number % SLICE_ROWS == 0:
+        for number, row in enumerate(self._rows_after(request, labels)):
+            is_passed = "message" not in row
+            if is_passed or number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
+            if is_passed:
+                continue
+            record = row.pop("record")
             row["state"] = self._state(row, stopped)
             if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
                 continue
             row.update(labels.of(row["message"]))
-            if not has_labels(request, row):
-                continue
             row["why"] = to_plain(reasons.of(row["zone"], row["message"], row["recipient"], record))
             yield row
             found += 1
             if found == request.limit:
                 return
 
-    def _rows_after(self, request: ListRequest) -> Iterator[Row]:
+    def _rows_after(self, request: ListRequest, labels: MessageLabels) -> Iterator[Row]:
         """The recipients behind ``request.after``. Raises LocalError."""
         try:
             is_held = request.state == RecipientState.HELD.name.lower()
             after = request.after.encode()
-            return recipient_rows(self._queue.store, request.zone, after, held=is_held)
+            wants = wanted_messages(request, labels)
+            return recipient_rows(self._queue.store, request.zone, after, held=is_held, wants=wants)
         except ValueError as exc:
             raise LocalError(f"after: {exc}") from exc
 
