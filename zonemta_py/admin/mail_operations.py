@@ -55,16 +55,17 @@ class MailOperations:
 
     def hold(self, request: HoldRequest) -> AsyncIterator[Row]:
         """Rows with ``held`` and ``in_flight``, recipients."""
-        return self._change(request, "held", self._queue.operator.hold)
+        return self._change(request, "held", partial(self._queue.operator.hold, by=request.by))
 
     async def release(self, request: ReleaseRequest) -> AsyncIterator[Row]:
         """Rows with ``released``, recipients."""
-        async for row in self._change(request, "released", self._released):
+        released = partial(self._released, request.by)
+        async for row in self._change(request, "released", released):
             row.pop("in_flight", None)
             yield row
 
-    async def _released(self, message: str, selected: Selected) -> tuple[int, int]:
-        return await self._queue.operator.release(message, selected), 0
+    async def _released(self, by: str, message: str, selected: Selected) -> tuple[int, int]:
+        return await self._queue.operator.release(message, selected, by=by), 0
 
     async def _change(self, request: MailRequest, done: str, change: Change) -> AsyncIterator[Row]:
         message = request.message

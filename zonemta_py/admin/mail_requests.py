@@ -52,11 +52,15 @@ class BounceRequest(MailRequest, frozen=True):
 
 
 class HoldRequest(MailRequest, frozen=True):
-    """Hold mail."""
+    """Hold mail. ``by``: the tenant whose token asks, which may release it then; empty for the operator."""
+
+    by: str = ""
 
 
 class ReleaseRequest(MailRequest, frozen=True):
-    """Release held mail."""
+    """Release held mail. ``by``: the tenant whose token asks, what it holds itself; empty: what anyone holds."""
+
+    by: str = ""
 
 
 def wanted_messages(request: ListRequest | MailRequest, labels: MessageLabels) -> Wants | None:

@@ -23,11 +23,12 @@ from zonemta_py.admin.requests import (
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import LocalError, NotFound, UnknownName
 from zonemta_py.core.model import AGES_MIN, STATES
+from zonemta_py.queue.active import recipients_of
 from zonemta_py.queue.census import TOTAL, Census
 from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import mark_key, meta_key, waiting_key
-from zonemta_py.queue.format.records import RecipientState, read_meta
+from zonemta_py.queue.format.records import RecipientState, read_meta, read_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import part_of_key
 from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN, TrafficRate
@@ -202,6 +203,18 @@ class ViewOperations:
         """Whether a scanner had the message held."""
         value = self._queue.store.get(meta_key(message))
         return value is not None and read_meta(value).options.quarantined
+
+    def may_release(self, message: str, tenant: str) -> bool:
+        """Whether ``tenant`` itself holds recipients of the message, or no one does."""
+        value, is_held = self._queue.store.get(meta_key(message)), False
+        zones = read_meta(value).zones if value is not None else ()
+        for _, found in recipients_of(self._queue.store, message, zones):
+            record = read_recipient_record(found)
+            if record.state is RecipientState.HELD:
+                is_held = True
+                if record.held_by == tenant:
+                    return True
+        return not is_held
 
     def _state(self, row: Row, stopped: StoppedMail) -> str:
         """One of STATES, for a recipient that waits by what the running relay knows."""

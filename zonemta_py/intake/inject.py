@@ -96,7 +96,9 @@ class Injector:
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
         check_suspended(self._queue, origin.tenant, origin.user)
-        senders.check_sender(origin.tenant, origin.submitter, sender, self._queue.verified, trusted=True)
+        trusted = not origin.listener or senders.is_host_of(origin.tenant, origin.client_ip)
+        verified = self._queue.verified
+        senders.check_sender(origin.tenant, origin.submitter, sender, verified, trusted=trusted)
         refusal = self._queue.limits.closed(client_of(origin))
         if refusal:
             raise NotAccepted(refusal)

@@ -92,6 +92,7 @@ def test_records_are_frozen() -> None:
                 "rfc822;x",
                 "192.0.2.9",
                 "blocked",
+                "acme",
             ),
             read_recipient_record,
         ),
@@ -197,6 +198,19 @@ def test_version_6_is_read() -> None:
     assert read_meta(meta).campaign == "spring"
     assert (read_recipient_record(waiting).source, read_recipient_record(waiting).reply_class) == (
         "192.0.2.9",
+        "",
+    )
+
+
+def test_version_7_is_read() -> None:
+    """What the seventh wrote: all but the tenant that holds a recipient."""
+    mark, meta, waiting, *_ = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-7.hex").read_text().split()
+    )
+    assert read_mark(mark).version == 7
+    assert read_meta(meta).campaign == "spring"
+    assert (read_recipient_record(waiting).reply_class, read_recipient_record(waiting).held_by) == (
+        "blocked",
         "",
     )
 

@@ -12,8 +12,8 @@ from zonemta_py.core.codec import unpacker
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format.keys import HELD_MS, created_ms
 
-FORMAT = 7
-READABLE = (1, 2, 3, 4, 5, 6, 7)
+FORMAT = 8
+READABLE = (1, 2, 3, 4, 5, 6, 7, 8)
 LANE_SEPARATOR = " @"  # between the parts of a lane
 TENANT_LANE = "tenant:"  # in front of the name; no user has a colon in theirs
 PRIORITIES = ("urgent", "normal", "nonurgent")  # RFC 2156
@@ -133,7 +133,8 @@ class RecipientRecord(NamedTuple):
     TENANT_LANE and the tenant, else the user, else the address of the client; the second is the user in a
     tenant, or without a user the domain of the sender; the last URGENT_LANE or NONURGENT_LANE, if it has that priority.
     ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received. ``source``: from which address the
-    last attempt was made; ``reply_class``: the class of its reply.
+    last attempt was made; ``reply_class``: the class of its reply. ``held_by``: the tenant that holds it by a token of its
+    own, which may release it; empty for every other reason.
     """
 
     version: int
@@ -151,6 +152,7 @@ class RecipientRecord(NamedTuple):
     orcpt: str
     source: str = ""  # since version 6
     reply_class: str = ""  # since version 7
+    held_by: str = ""  # since version 8
 
     @property
     def submitter(self) -> str:
