@@ -145,3 +145,25 @@ async def test_limits_of_an_address(directory: Path) -> None:
             for user in ("app1", "app2", ""):
                 replies = [await smtp(relay, user, "x@a.example", f"{n}", f"{n}") for n in range(2)]
                 assert all(reply.startswith("250") for reply in replies), user
+
+
+async def test_a_token_of_none_in_the_network_of_a_tenant(directory: Path) -> None:
+    """The mail is the tenant's, and so is the key: by another token it is the same."""
+    async with staged(directory) as stage:
+        sink = await stage.receiver("a.example")
+        _, tokens = configured(stage, directory)
+        document = {"acme": {"networks": ["127.0.0.1/32"], "domains": ["acme.example"]}}
+        config = stage.config(
+            admin={"address": "127.0.0.1:0", "mail": True, "tokens_file": "tokens"},
+            tenants={**document, "globex": {"domains": ["globex.example"]}},
+        )
+        async with relaying(config) as relay:
+            names = ("crm", "shop", "acme")
+            replies = [
+                await post(relay, tokens[name], "acme", "x@a.example", "one", X_Submission_Key="1")
+                for name in names
+            ]
+            assert {status for status, _ in replies} == {204}
+            assert len({reply for _, reply in replies}) == 1
+            await received(sink, 1)
+        assert len(sink.messages) == 1

@@ -89,7 +89,7 @@ class MailEndpoint:
         helo = fields.get(EHLO_FIELD, "").encode("ascii", "replace")[:HELO_MAX].decode()
         client = request.remote or PROGRAM_IP
         origin = Origin(f"http:{self._where}", client, helo, "", PROTOCOL, tenant)
-        owner = f"token:{token}" if token and not tenant else ""  # several programs have one address
+        owner = f"token:{token}" if token else ""  # several programs have one address
         key = NamedKey(fields.get(KEY_FIELD, ""), owner)
         if not key.value and (idempotent := fields.get(IDEMPOTENCY_FIELD, "").strip(' "')):
             key = NamedKey(f"{IDEMPOTENCY_FIELD}\0{idempotent}", owner, IDEMPOTENCY_FIELD)

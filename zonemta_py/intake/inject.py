@@ -31,7 +31,7 @@ PROGRAM_IP = "127.0.0.1"
 class NamedKey(NamedTuple):
     """A submission key that does not come from a message.
 
-    ``owner``: whose it is, instead of the origin's. ``source``: the field that it is from, or is like.
+    ``owner``: whose it is when the origin has no tenant, instead of the user or the address. ``source``: the field that it is from, or is like.
     """
 
     value: str
@@ -110,7 +110,8 @@ class Injector:
         self._check_room(len(unique))
         envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
         named = NamedKey(key) if isinstance(key, str) else key
-        claim = SubmissionKeyClaim(self._queue.submission_keys, origin, self._key_window_s, named.owner)
+        owner = "" if origin.tenant else named.owner
+        claim = SubmissionKeyClaim(self._queue.submission_keys, origin, self._key_window_s, owner)
         if named.value:
             refuses_other = named.source.lower() in self._rules.refused_keys
             lookup = claim.acquire(named.value, refuses_other=refuses_other)
