@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
 from tests.kit.deadlines import until
 from tests.kit.listener import listening
@@ -20,6 +21,7 @@ from tests.kit.smtp_client import RawClient
 from tests.kit.stores import put
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import HistoryRequest
+from zonemta_py.cli.main import main
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import NotAccepted
@@ -102,6 +104,9 @@ async def test_a_test_message_its_correction_and_the_campaign(directory: Path, c
             assert not [
                 e for e in await asyncio.to_thread(history, stage, OTHER) if e["event"] == "repeated"
             ]
+            line = ["history", TESTER, "-c", str(directory / "zonemta.yaml")]
+            shown = await asyncio.to_thread(CliRunner().invoke, main, line)
+            assert f"repeated  {ids[2]}   → {TESTER}" in shown.output
         assert len(sink.messages) == 3
         by_id = {each["message"]: each for each in logged_events(directory, "accepted")}
         assert [by_id[each].get("same_key_as", "") for each in ids] == ["", ids[0], ids[0]]
