@@ -16,7 +16,7 @@ def asked(content: str, *addresses: str) -> KeyQuestion:
 
 
 async def test_contents_and_recipients(directory: Path, each_store: str) -> None:
-    """Two contents of one key, each with recipients of its own; what is over counts no more, and is removed."""
+    """Two contents of one key, each with recipients of its own; what is over does not count, and is removed."""
     clock = Clock()
     async with opened(directory, clock, store=each_store) as queue:
         known, store = queue.submission_keys, queue.store
