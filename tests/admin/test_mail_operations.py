@@ -183,7 +183,9 @@ async def test_a_token_of_a_tenant_selects_its_mail_only(queue: Queue) -> None:
     operations = Operations(queue)
     asked = restrict(operations, DeleteRequest(campaign="sale"), "acme")
     assert asked == DeleteRequest(campaign="sale", tenant="acme")
-    assert restrict(operations, HoldRequest(tenant="other"), "acme") == HoldRequest(tenant="acme")
+    assert restrict(operations, HoldRequest(tenant="other"), "acme") == HoldRequest(
+        tenant="acme", by="acme"
+    )
     with pytest.raises(PermissionError, match="name the message"):
         restrict(operations, ReleaseRequest(campaign="sale"), "acme")
     with pytest.raises(PermissionError):

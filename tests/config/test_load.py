@@ -140,6 +140,8 @@ def test_values() -> None:
         ("tenants: {a: {domain: [x.example]}}", "tenants.a.domain: unknown key; did you mean 'domains'?"),
         ("tenants: {include: 5}", "tenants.include: found '5', expected text"),
         ("tenants: {include: none.yaml}", "z.yaml:1: tenants.include: no file /etc/zonemta/none.yaml"),
+        ("listeners: [{address: 'a:1', submission_key: {refuse_other_content: [envid, X-Y]}}]",
+         "listeners[0].submission_key.refuse_other_content: 'X-Y' is no source of keys; there are X-Submission-Key, ENVID,"),
         ("listeners: [{address: 'a:1', options: {campaign: 'a b'}}]", "listeners[0].options.campaign: expected the name of a header field"),
         ("listeners: [{address: 'a:1'}, {address: 'a:1'}]", "listeners[1].address: a:1 appears twice"),
         ("zones: {default: {smarthost_auth: {username: u, password_file: p}}}", "needs a smarthost"),

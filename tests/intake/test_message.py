@@ -141,7 +141,7 @@ KEY = b"X-Submission-Key: k\r\n"
 
 
 def receiver(queue: Queue, recipients: Sequence[Rcpt] = ENVELOPE.recipients) -> MessageReceiver:
-    claim = SubmissionKeyClaim(queue.submission_keys, "192.0.2.1", 60)
+    claim = SubmissionKeyClaim(queue.submission_keys, ENVELOPE.origin, 60)
     return MessageReceiver(queue, RULES, replace(ENVELOPE, recipients=recipients), claim)
 
 

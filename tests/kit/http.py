@@ -19,7 +19,8 @@ def mail_server(
     endpoint = MailEndpoint(new_injector, where="127.0.0.1:0", message_timeout_s=60)
 
     async def post(request: web.Request, found: Token | None) -> web.StreamResponse:
-        return await endpoint.post(request, found.tenant if found is not None else "")
+        who = (found.tenant, found.name) if found is not None else ("", "")
+        return await endpoint.post(request, *who)
 
     settings = Admin(address=(AdminAddress("127.0.0.1", port),))
     route = HttpRoute("POST", PATH, post, Role.SEND, refusal=NO_TOKEN)

@@ -16,7 +16,7 @@ from zonemta_py.admin.mail_requests import (
     HoldRequest,
     MailRequest,
     ReleaseRequest,
-    has_labels,
+    wanted_messages,
 )
 from zonemta_py.admin.requests import Row
 from zonemta_py.admin.view_operations import no_message
@@ -31,7 +31,7 @@ PAGE = 500  # recipients that are looked at in one turn of the loop
 TOGETHER = 20  # messages whose changes are computed in one turn, and written in one group
 log = logging.getLogger(__name__)
 
-NEEDS = "name a message, or what to select: zone, domain, state, tenant, user, campaign or tag"
+NEEDS = "name a message, or what to select: zone, domain, state, tenant, user, sender, sender_domain, campaign or tag"
 
 Change = Callable[[str, Selected], Awaitable[tuple[int, int]]]
 Page = dict[str, list[bytes]]  # keys of recipients by message
@@ -55,16 +55,17 @@ class MailOperations:
 
     def hold(self, request: HoldRequest) -> AsyncIterator[Row]:
         """Rows with ``held`` and ``in_flight``, recipients."""
-        return self._change(request, "held", self._queue.operator.hold)
+        return self._change(request, "held", partial(self._queue.operator.hold, by=request.by))
 
     async def release(self, request: ReleaseRequest) -> AsyncIterator[Row]:
         """Rows with ``released``, recipients."""
-        async for row in self._change(request, "released", self._released):
+        released = partial(self._released, request.by)
+        async for row in self._change(request, "released", released):
             row.pop("in_flight", None)
             yield row
 
-    async def _released(self, message: str, selected: Selected) -> tuple[int, int]:
-        return await self._queue.operator.release(message, selected), 0
+    async def _released(self, by: str, message: str, selected: Selected) -> tuple[int, int]:
+        return await self._queue.operator.release(message, selected, by=by), 0
 
     async def _change(self, request: MailRequest, done: str, change: Change) -> AsyncIterator[Row]:
         message = request.message
@@ -127,24 +128,24 @@ class MailOperations:
         after, last, empty = b"", "", True
         while True:
             page: Page = {}
-            labels = MessageLabels(store)
-            found = list(islice(recipient_rows(store, request.zone, after, held=is_held), PAGE))
-            for row in found:
-                after, message = row["cursor"].encode(), row["message"]
+            wants = wanted_messages(request, MessageLabels(store))
+            rows = recipient_rows(store, request.zone, after, held=is_held, wants=wants)
+            found, message = False, last
+            for row in islice(rows, PAGE):
+                found, after = True, row["cursor"].encode()
+                if "message" not in row:
+                    break
+                message = row["message"]
                 if message == last and request.selects_messages and not request.dry_run:
                     continue
-                if (
-                    request.domain in (None, row["domain"])
-                    and request.state in (None, row["state"])
-                    and has_labels(request, labels.of(message))
-                ):
+                if request.domain in (None, row["domain"]) and request.state in (None, row["state"]):
                     page.setdefault(message, []).append(after)
             if page or (empty and not found):
                 empty = False
                 yield page
             if not found:
                 return
-            last = found[-1]["message"]
+            last = message
             await asyncio.sleep(0)
 
     def _require(self, message: str, recipient: str | None = None) -> None:

@@ -1,15 +1,19 @@
 """The requests that change mail: a message, one of its recipients, or all that match."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from zonemta_py.admin.requests import ChangeRequest, ListRequest
+from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
+from zonemta_py.queue.upkeep.inspect import MessageLabels, Wants
+from zonemta_py.smtp.address import domain_of
+from zonemta_py.smtp.verp import base
 
 
 class MailRequest(ChangeRequest, frozen=True):
     """Change a message, or only ``recipient``; without ``message`` all mail that the other fields select, None: any.
 
-    ``tag``: one of its tags. ``dry_run``: only count.
+    ``sender``: of the envelope, empty for the null sender; ``sender_domain``: its domain. ``tag``: one of its tags.
+    ``dry_run``: only count.
     """
 
     message: str | None = None
@@ -22,6 +26,8 @@ class MailRequest(ChangeRequest, frozen=True):
     campaign: str | None = None
     tag: str | None = None
     dry_run: bool = False
+    sender: str | None = None
+    sender_domain: str | None = None
 
     @property
     def selects_messages(self) -> bool:
@@ -31,8 +37,8 @@ class MailRequest(ChangeRequest, frozen=True):
     @property
     def has_filter(self) -> bool:
         """Whether anything but a message is selected."""
-        labels = (self.tenant, self.user, self.campaign, self.tag)
-        return not self.selects_messages or labels != (None, None, None, None)
+        labels = (self.tenant, self.user, self.campaign, self.tag, self.sender, self.sender_domain)
+        return not self.selects_messages or any(each is not None for each in labels)
 
 
 class DeleteRequest(MailRequest, frozen=True):
@@ -46,16 +52,37 @@ class BounceRequest(MailRequest, frozen=True):
 
 
 class HoldRequest(MailRequest, frozen=True):
-    """Hold mail."""
+    """Hold mail. ``by``: the tenant whose token asks, which may release it then; empty for the operator."""
+
+    by: str = ""
 
 
 class ReleaseRequest(MailRequest, frozen=True):
-    """Release held mail."""
+    """Release held mail. ``by``: the tenant whose token asks, what it holds itself; empty: what anyone holds."""
+
+    by: str = ""
 
 
-def has_labels(request: ListRequest | MailRequest, row: Mapping[str, Any]) -> bool:
-    """Whether a recipient, with the labels of its message, is of the wanted tenant, user, campaign and tag."""
+def wanted_messages(request: ListRequest | MailRequest, labels: MessageLabels) -> Wants | None:
+    """Whether a message is of the wanted tenant, user, sender, campaign and tag; None: every one is."""
     wanted = {"tenant": request.tenant, "user": request.user, "campaign": request.campaign}
-    return all(value in (None, row[name]) for name, value in wanted.items()) and (
-        request.tag is None or request.tag in row["tags"]
-    )
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    sender, domain, tag = request.sender, request.sender_domain, request.tag
+    if not wanted and (sender, domain, tag) == (None, None, None):
+        return None
+    tenant = request.tenant
+
+    def wants(message: str, record: RecipientRecord) -> bool:
+        # The lane says whose it is without the envelope; it is empty in a record that a repair has made.
+        if tenant and record.lane and record.submitter != TENANT_LANE + tenant:
+            return False
+        row = labels.of(message)
+        address = base(row["sender"])
+        return (
+            all(row[name] == value for name, value in wanted.items())
+            and (sender is None or sender in (address, row["sender"]))
+            and (domain is None or domain == domain_of(address))
+            and (tag is None or tag in row["tags"])
+        )
+
+    return wants

@@ -147,11 +147,21 @@ def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row
     return rows
 
 
+_NORMAL = (
+    ("domain", normalise_domain),
+    ("recipient", normalise),
+    ("sender", normalise),
+    ("sender_domain", normalise_domain),
+)
+
+
 def _normalised(request: Request) -> Request:
-    """``request`` with its domain and recipient as the queue has them. Raises LocalError."""
+    """``request`` with its domains and addresses as the queue has them. Raises LocalError."""
     if not isinstance(request, (ListRequest, FlushRequest, WhyRequest, MailRequest)):
         return request
-    for name, normal in (("domain", normalise_domain), ("recipient", normalise)):
+    if getattr(request, "sender", None) == "<>":
+        request = replace(request, sender="")
+    for name, normal in _NORMAL:
         value: str | None = getattr(request, name, None)
         if value:
             try:

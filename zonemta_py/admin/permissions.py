@@ -1,6 +1,6 @@
 """What a token of a tenant may ask: what belongs to others does not exist for it."""
 
-from zonemta_py.admin.mail_requests import MailRequest, ReleaseRequest
+from zonemta_py.admin.mail_requests import HoldRequest, MailRequest, ReleaseRequest
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     ChangeRequest,
@@ -24,7 +24,8 @@ def restrict(operations: Operations, request: Request, tenant: str) -> Request:
     if isinstance(request, MailRequest) and request.message is None and request.has_filter:
         if isinstance(request, ReleaseRequest):
             raise PermissionError("name the message: a scanner may have had some of these held")
-        return replace(request, tenant=tenant)
+        request = replace(request, tenant=tenant)
+        return replace(request, by=tenant) if isinstance(request, HoldRequest) else request
     message = getattr(request, "message", None)
     if message is not None:
         if operations.tenant_of(message) != tenant:
@@ -33,7 +34,15 @@ def restrict(operations: Operations, request: Request, tenant: str) -> Request:
             raise PermissionError("a flush tries destinations of all tenants")
         if isinstance(request, ReleaseRequest) and operations.is_quarantined(message):
             raise PermissionError("the scanner had this message held: the operator decides")
-        return request
+        if isinstance(request, ReleaseRequest) and not operations.may_release(message, tenant):
+            raise PermissionError(
+                "this message is not held by a token of the tenant: the operator decides"
+            )
+        return (
+            replace(request, by=tenant)
+            if isinstance(request, (HoldRequest, ReleaseRequest))
+            else request
+        )
     if getattr(request, "tenant", None) == tenant and not isinstance(request, ChangeRequest):
         return request
     raise PermissionError(f"this token is for the mail of the tenant '{tenant}' only")

@@ -178,7 +178,8 @@ class Reasons:
         if record.uncertain >= self._queue.poison_after:
             return Constraint("hold", record.text, record.last_ms, key="queue.poison_after")
         reply = f"; its last reply: {_reply_of(record)}" if record.code else ""
-        return Constraint("hold", f"it is held; `zonemta queue release` ends that{reply}")
+        who = f"tenant {record.held_by} holds it" if record.held_by else "it is held"
+        return Constraint("hold", f"{who}; `zonemta queue release` ends that{reply}")
 
     def _suspended(self, meta: Meta, message: str) -> Constraint | None:
         """The suspension of the tenant or user of a message that waits."""

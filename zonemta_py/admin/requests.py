@@ -59,6 +59,7 @@ class DestinationsRequest(Request, frozen=True):
 class ListRequest(Request, frozen=True):
     """List recipients; None: do not filter. ``state``: one of ``queue.depths.STATES``. ``tag``: one of its tags.
 
+    ``sender``: of the envelope, empty for the null sender; ``sender_domain``: its domain.
     ``after``: the ``cursor`` of the last row of the page before.
     """
 
@@ -71,6 +72,8 @@ class ListRequest(Request, frozen=True):
     campaign: str | None = None
     tag: str | None = None
     after: str = ""
+    sender: str | None = None
+    sender_domain: str | None = None
 
 
 class ShowRequest(Request, frozen=True):

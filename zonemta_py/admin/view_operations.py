@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator
 from heapq import nlargest
 
-from zonemta_py.admin.mail_requests import has_labels
+from zonemta_py.admin.mail_requests import wanted_messages
 from zonemta_py.admin.reasons import Reasons, RunningRelay, StoppedMail
 from zonemta_py.admin.requests import (
     DestinationsRequest,
@@ -23,11 +23,12 @@ from zonemta_py.admin.requests import (
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import LocalError, NotFound, UnknownName
 from zonemta_py.core.model import AGES_MIN, STATES
+from zonemta_py.queue.active import recipients_of
 from zonemta_py.queue.census import TOTAL, Census
 from zonemta_py.queue.census_scan import count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import mark_key, meta_key, waiting_key
-from zonemta_py.queue.format.records import RecipientState, read_meta
+from zonemta_py.queue.format.records import RecipientState, read_meta, read_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import part_of_key
 from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN, TrafficRate
@@ -164,28 +165,30 @@ class ViewOperations:
         """A row for each recipient."""
         found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
         stopped = self._stopped()
-        for number, row in enumerate(self._rows_after(request)):
-            record = row.pop("record")
-            if number % SLICE_ROWS == 0:
+        for number, row in enumerate(self._rows_after(request, labels)):
+            is_passed = "message" not in row
+            if is_passed or number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
+            if is_passed:
+                continue
+            record = row.pop("record")
             row["state"] = self._state(row, stopped)
             if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
                 continue
             row.update(labels.of(row["message"]))
-            if not has_labels(request, row):
-                continue
             row["why"] = to_plain(reasons.of(row["zone"], row["message"], row["recipient"], record))
             yield row
             found += 1
             if found == request.limit:
                 return
 
-    def _rows_after(self, request: ListRequest) -> Iterator[Row]:
+    def _rows_after(self, request: ListRequest, labels: MessageLabels) -> Iterator[Row]:
         """The recipients behind ``request.after``. Raises LocalError."""
         try:
             is_held = request.state == RecipientState.HELD.name.lower()
             after = request.after.encode()
-            return recipient_rows(self._queue.store, request.zone, after, held=is_held)
+            wants = wanted_messages(request, labels)
+            return recipient_rows(self._queue.store, request.zone, after, held=is_held, wants=wants)
         except ValueError as exc:
             raise LocalError(f"after: {exc}") from exc
 
@@ -200,6 +203,18 @@ class ViewOperations:
         """Whether a scanner had the message held."""
         value = self._queue.store.get(meta_key(message))
         return value is not None and read_meta(value).options.quarantined
+
+    def may_release(self, message: str, tenant: str) -> bool:
+        """Whether ``tenant`` itself holds recipients of the message, or no one does."""
+        value, is_held = self._queue.store.get(meta_key(message)), False
+        zones = read_meta(value).zones if value is not None else ()
+        for _, found in recipients_of(self._queue.store, message, zones):
+            record = read_recipient_record(found)
+            if record.state is RecipientState.HELD:
+                is_held = True
+                if record.held_by == tenant:
+                    return True
+        return not is_held
 
     def _state(self, row: Row, stopped: StoppedMail) -> str:
         """One of STATES, for a recipient that waits by what the running relay knows."""

@@ -29,6 +29,7 @@ from zonemta_py.events.schema import EVENT_NAMES
 _SHOWN = (
     "zone", "attempt", "code", "status", "class", "mx", "mx_ip", "source_ip", "duration_ms", "reason", "due_ms", "report",
     "expires_ms", "new_message", "user", "client_ip", "protocol", "size_bytes", "message_id", "campaign", "tenant",
+    "same_key_as",
 )  # fmt: skip
 
 
@@ -106,10 +107,12 @@ def tail(config_path: Path, as_json: bool, **filters: Any) -> None:
 def print_event(row: dict[str, Any]) -> None:
     """One line, or two with a reply."""
     who = row.get("recipient") or row.get("sender", "")
-    recipients = row.get("recipients")
+    recipients, addresses = row.get("recipients"), row.get("addresses", [])
     if isinstance(recipients, list) and recipients and isinstance(recipients[0], dict):
-        shown = ", ".join(each["recipient"] for each in recipients[:3])
-        who += f" → {shown}" + (f" and {len(recipients) - 3} others" if len(recipients) > 3 else "")
+        addresses = [each["recipient"] for each in recipients]
+    if addresses:
+        others = f" and {len(addresses) - 3} others" if len(addresses) > 3 else ""
+        who += f" → {', '.join(addresses[:3])}{others}"
     time = f"{clock.utc(row['time_ms']):%Y-%m-%d %H:%M:%S}.{row['time_ms'] % 1000:03d}"
     if row["event"] == "shaped":
         echo(f"{time}  {row['event']:<9} {shaped_text(row)}")

@@ -97,6 +97,13 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
     names = [name for pair in listener.submission_key.headers for name in pair]
     if any(not HEADER_NAME.match(name) for name in names) or () in listener.submission_key.headers:
         complain(f"{key}.submission_key.headers", "expected lists of names of header fields")
+    sources = {each.lower(): each for each in ("X-Submission-Key", "ENVID", "Idempotency-Key", *names)}
+    for name in listener.submission_key.refuse_other_content:
+        if name.lower() not in sources:
+            complain(
+                f"{key}.submission_key.refuse_other_content",
+                f"'{name}' is no source of keys; there are {', '.join(sources.values())}",
+            )
     if not all(HEADER_NAME.match(name) for name in listener.drop_headers):
         complain(f"{key}.drop_headers", "expected names of header fields")
     for option in ("campaign", "tags"):

@@ -36,7 +36,7 @@ NO_LIMITS = IntakeLimits()
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits of every user, and of every client by its address."""
+    """Limits of every user, and of every client by its address: there each tenant, or user of none, has its own."""
 
     user: IntakeLimits = NO_LIMITS
     address: IntakeLimits = NO_LIMITS
@@ -71,7 +71,9 @@ class LimitRules:
         if self._user is not None and user:
             found.append((Subject("user", user), self._user))
         if self._address is not None and client_ip:
-            found.append((Subject("address", network_of(client_ip)), self._address))
+            # Behind a proxy, or on one host, clients of several owners have one address.
+            owner = f" of tenant {tenant}" if tenant else f" of user {user}" if user else ""
+            found.append((Subject("address", network_of(client_ip) + owner), self._address))
         return found
 
     def limits_of(self, subject: Subject) -> IntakeLimits | None:

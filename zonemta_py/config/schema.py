@@ -61,6 +61,7 @@ class SubmissionKey:
         ("X-Submission-Key",),
         ("X-Listmonk-Campaign", "X-Listmonk-Subscriber"),
     )
+    refuse_other_content: tuple[str, ...] = ("X-Submission-Key", "ENVID", "Idempotency-Key")
     window: Seconds = Seconds(DAY)
 
 

@@ -52,10 +52,13 @@ class Query(NamedTuple):
             return False
         if lower(record.get(self.field)) == self.value:
             return True
-        recipients = record.get("recipients")
-        if self.field != "recipient" or not isinstance(recipients, list):
+        if self.field != "recipient":
             return False
-        return any(
+        if record["event"] == "repeated":  # without addresses in earlier versions: it is about all
+            addresses = record.get("addresses")
+            return not addresses or any(lower(each) == self.value for each in addresses)
+        recipients = record.get("recipients")
+        return isinstance(recipients, list) and any(
             isinstance(each, dict) and lower(each["recipient"]) == self.value for each in recipients
         )
 
@@ -120,7 +123,11 @@ def _events_of(directory: Path, query: Query, tenant: str | None, problems: list
     accepted = [
         each for each in _search(directory, [earlier], problems) if tenant in (None, each.get("tenant"))
     ]
-    messages = sorted({each["message"] for each in accepted if each["event"] == "accepted"})
+    own = [each for each in accepted if each["event"] == "accepted"]
+    # Where a policy made several messages, a repeat has the id that was in the reply.
+    messages = sorted(
+        {name for each in own for name in (each["message"], each.get("submission")) if name}
+    )
     queries = [Query("message", message, query.since_ms) for message in messages[-MESSAGES_MAX:]]
     found = [each for each in accepted if each["time_ms"] >= query.since_ms]
     about_all = query.field == "message_id"

@@ -30,6 +30,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     authenticated user, else the address of the client. ``campaign`` and ``tags``: what the submitter called it;
     ``not_before_ms``, ``expires_ms`` (0: none) and ``priority``: what it asked for. ``submission``: the queue id that the
     submitter was given, where a policy made several messages of one and this is another one of them; else empty.
+    ``same_key_as``: the queue id of the first message under its submission key, which had other content; else empty.
     """
 
     name: ClassVar[str] = "accepted"
@@ -53,6 +54,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     protocol: str
     report_for: str
     submission: str = ""
+    same_key_as: str = ""
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -74,9 +76,9 @@ class Rejected(Struct, frozen=True, kw_only=True):
 
 
 class Repeated(Struct, frozen=True, kw_only=True):
-    """A client repeated a submission that was accepted under its submission key; nothing was enqueued.
+    """A client repeated a submission: recipients that have a message under its submission key do not get it again.
 
-    ``message``: the id of the first message. ``recipients``: how many the repeat named.
+    ``message``: the id of the message that they have. ``recipients``: how many they are; ``addresses``: theirs.
     """
 
     name: ClassVar[str] = "repeated"
@@ -87,6 +89,7 @@ class Repeated(Struct, frozen=True, kw_only=True):
     client_ip: str
     user: str
     tenant: str
+    addresses: tuple[str, ...] = ()
 
 
 class _OfRecipient(Struct, frozen=True, kw_only=True):

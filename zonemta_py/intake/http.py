@@ -11,7 +11,8 @@ from aiohttp import web
 
 from zonemta_py.core.clock import monotonic_s, now_ms
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.inject import PROGRAM_IP, Injector
+from zonemta_py.intake.inject import PROGRAM_IP, Injector, NamedKey
+from zonemta_py.intake.submission_key import KEY_FIELD
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.http_mapping import (
@@ -30,7 +31,7 @@ PATH = "/mail"
 MEDIA_TYPE = "message/rfc822"
 PROTOCOL = "HTTP"
 HELO_MAX = 255
-KEY_FIELD = "X-Submission-Key"
+IDEMPOTENCY_FIELD = "Idempotency-Key"
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +46,14 @@ class MailEndpoint:
         self._where = where
         self._timeout_s = message_timeout_s
 
-    async def post(self, request: web.Request, tenant: str = "") -> web.Response:
-        """Accept the message in ``request``, of ``tenant`` if its token belongs to one."""
+    async def post(self, request: web.Request, tenant: str = "", token: str = "") -> web.Response:
+        """Accept the message in ``request``, of ``tenant`` if its token, whose name is ``token``, belongs to one."""
         if request.content_type != MEDIA_TYPE:
             return web.Response(status=415, text=f"expected Content-Type: {MEDIA_TYPE}\n")
         began_s, injector = monotonic_s(), self._new_injector()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._inject(request, injector, tenant)
+                await self._inject(request, injector, tenant, token)
             reply = Reply(250, "2.0.0", f"Ok: queued as {await injector.finish()}")
         except TimeoutError:
             reply = Reply(421, "4.4.2", "This message takes too long")
@@ -74,7 +75,7 @@ class MailEndpoint:
             response.force_close()  # the remaining data are not read
         return response
 
-    async def _inject(self, request: web.Request, injector: Injector, tenant: str) -> None:
+    async def _inject(self, request: web.Request, injector: Injector, tenant: str, token: str) -> None:
         """Inject the message in ``request``. Raises NotAccepted, ValueError for a malformed envelope."""
         fields = request.headers
         if SENDER_FIELD not in fields:
@@ -88,7 +89,11 @@ class MailEndpoint:
         helo = fields.get(EHLO_FIELD, "").encode("ascii", "replace")[:HELO_MAX].decode()
         client = request.remote or PROGRAM_IP
         origin = Origin(f"http:{self._where}", client, helo, "", PROTOCOL, tenant)
-        await injector.begin(sender, recipients, key=fields.get(KEY_FIELD, ""), origin=origin)
+        owner = f"token:{token}" if token else ""  # several programs have one address
+        key = NamedKey(fields.get(KEY_FIELD, ""), owner)
+        if not key.value and (idempotent := fields.get(IDEMPOTENCY_FIELD, "").strip(' "')):
+            key = NamedKey(f"{IDEMPOTENCY_FIELD}\0{idempotent}", owner, IDEMPOTENCY_FIELD)
+        await injector.begin(sender, recipients, key=key, origin=origin)
         async for chunk in request.content.iter_any():
             await injector.write(chunk)
             if injector.refusal:

@@ -1,7 +1,7 @@
 """Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
@@ -13,7 +13,7 @@ from zonemta_py.intake.message import MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
-from zonemta_py.intake.submission_key import SubmissionKeyClaim
+from zonemta_py.intake.submission_key import KEY_FIELD, SubmissionKeyClaim
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.intake_limits import client_of
@@ -26,6 +26,17 @@ from zonemta_py.storage.disk_space import DiskSpace
 
 PROTOCOL = "local"  # in the Received field
 PROGRAM_IP = "127.0.0.1"
+
+
+class NamedKey(NamedTuple):
+    """A submission key that does not come from a message.
+
+    ``owner``: whose it is when the origin has no tenant, instead of the user or the address. ``source``: the field that it is from, or is like.
+    """
+
+    value: str
+    owner: str = ""
+    source: str = KEY_FIELD
 
 
 class Injector:
@@ -61,7 +72,7 @@ class Injector:
         sender: str,
         recipients: Iterable[Rcpt],
         *,
-        key: str = "",
+        key: "str | NamedKey" = "",
         user: str = "",
         ret: str = "",
         envid: str = "",
@@ -85,7 +96,9 @@ class Injector:
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
         check_suspended(self._queue, origin.tenant, origin.user)
-        senders.check_sender(origin.tenant, origin.submitter, sender, self._queue.verified, trusted=True)
+        trusted = not origin.listener or senders.is_host_of(origin.tenant, origin.client_ip)
+        verified = self._queue.verified
+        senders.check_sender(origin.tenant, origin.submitter, sender, verified, trusted=trusted)
         refusal = self._queue.limits.closed(client_of(origin))
         if refusal:
             raise NotAccepted(refusal)
@@ -96,9 +109,12 @@ class Injector:
         unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
         self._check_room(len(unique))
         envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
-        claim = SubmissionKeyClaim(self._queue.submission_keys, origin.submitter, self._key_window_s)
-        if key:
-            lookup = claim.acquire(key)
+        named = NamedKey(key) if isinstance(key, str) else key
+        owner = "" if origin.tenant else named.owner
+        claim = SubmissionKeyClaim(self._queue.submission_keys, origin, self._key_window_s, owner)
+        if named.value:
+            refuses_other = named.source.lower() in self._rules.refused_keys
+            lookup = claim.acquire(named.value, refuses_other=refuses_other)
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)

@@ -16,6 +16,7 @@ from zonemta_py.intake.scan import ACCEPT, MessageScanner
 from zonemta_py.intake.stamping import (
     MessageEnvelope,
     MessageRules,
+    key_source,
     stamp,
 )
 from zonemta_py.intake.submission_key import SubmissionKeyClaim
@@ -48,8 +49,8 @@ class MessageReceiver:
         self._rules = rules
         self._envelope = envelope
         self._claim = claim
-        self._new = claim.new_recipients(envelope.recipients)
-        self._data = MessageData(queue, rules, envelope, self._new, scanner)
+        self._new = envelope.recipients
+        self._data = MessageData(queue, rules, envelope, claim.acquired, scanner)
         self._stored: tuple[str, ...] = ()
         self._verdict = ACCEPT
         self._unwritten = 0  # messages handed to the queue and not yet on disk
@@ -95,12 +96,21 @@ class MessageReceiver:
 
     def _finish(self) -> None:
         self._data.finish()
-        key = self._data.key() if not self.refusal and not self._claim.acquired else ""
-        if key:
-            lookup = self._claim.acquire(key)
-            lookup.add_done_callback(lambda failure: self._call(self._on_key, failure, lookup.busy))
-        else:
+        if self.refusal or not (self._data.key or self._claim.acquired):
             self._await_scan()
+        else:
+            self._look_up(self._data.key)
+
+    def _look_up(self, key: str) -> None:
+        """Ask which recipients have this message under its key; ``key``: of its header."""
+        claim, content = self._claim, self._data.content_digest()
+        addresses = tuple(rcpt.address for rcpt in self._envelope.recipients)
+        if claim.acquired:
+            lookup = claim.compare(content, addresses)
+        else:
+            refuses_other = key_source(key) in self._rules.refused_keys
+            lookup = claim.acquire(key, content, addresses, refuses_other=refuses_other)
+        lookup.add_done_callback(lambda failure: self._call(self._on_key, failure, lookup.busy))
 
     def _on_key(self, failure: QueueUnavailable | None, busy: bool) -> None:
         if self._ended:
@@ -109,6 +119,8 @@ class MessageReceiver:
             self._data.refusal = UNWRITABLE
         elif busy:
             self._data.refusal = UNDER_WAY
+        elif self._claim.refusal:
+            self._data.refusal = self._claim.refusal
         else:
             self._new = self._claim.new_recipients(self._envelope.recipients)
         self._await_scan()
@@ -140,10 +152,10 @@ class MessageReceiver:
         if messages:
             self._charge(messages)
             return
-        if self.refusal:
-            self.abort()
-        else:
-            self._repeated()
+        self.abort()
+        if not self.refusal:
+            self._record_repeated()
+            self.result = AcceptResult("", self._claim.first, 0)
         self._finished.set_result()
 
     def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
@@ -154,7 +166,7 @@ class MessageReceiver:
             return data.writers.compose(self._rules, envelope, content, self._claim, self._new)
         if self._new is not envelope.recipients:
             envelope = replace(envelope, recipients=self._new)
-        key = self._claim.record_for(data.writer.id, self._new)
+        key = self._claim.use_for(data.writer.id, self._new)
         return [(data.writer, stamp(self._rules, envelope, content, data.writer.id, key))]
 
     def _charge(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
@@ -201,24 +213,24 @@ class MessageReceiver:
         if self._failure is not None:
             self._data.refusal = UNWRITABLE
         else:
+            if self._new is not self._envelope.recipients:
+                self._record_repeated()
             self.result = AcceptResult(
                 self._data.writer.id, self._claim.first, len(self._new), self._stored
             )
         faults.reach("reply.unsent")
         self._finished.set_result()
 
-    def _repeated(self) -> None:
-        """Every recipient was accepted under this key before: the reply names the first message."""
-        envelope, origin, first = self._envelope, self._envelope.origin, self._claim.first
-        self.abort()
-        self._queue.record(
-            Repeated(
-                time_ms=clock.now_ms(), message=first, recipients=len(envelope.recipients),
-                listener=origin.listener, client_ip=origin.client_ip, user=origin.user,
-                tenant=origin.tenant,
-            )
-        )  # fmt: skip
-        self.result = AcceptResult("", first, 0)
+    def _record_repeated(self) -> None:
+        """An event for each message that recipients have under the key."""
+        origin, now_ms = self._envelope.origin, clock.now_ms()
+        for message, addresses in self._claim.repeated().items():
+            self._queue.record(
+                Repeated(
+                    time_ms=now_ms, message=message, recipients=len(addresses), listener=origin.listener,
+                    client_ip=origin.client_ip, user=origin.user, tenant=origin.tenant, addresses=tuple(addresses),
+                )
+            )  # fmt: skip
 
     def abort(self) -> None:
         """Discard what was received; does nothing after the end."""

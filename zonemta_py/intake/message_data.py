@@ -5,7 +5,7 @@ and the reply to the final dot names it: after an earlier reply the client's dat
 commands.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from zonemta_py.core.errors import LocalError, NotAccepted, QueueUnavailable
 from zonemta_py.intake.accept_result import UNWRITABLE
@@ -16,7 +16,7 @@ from zonemta_py.intake.stamping import MessageContent, MessageEnvelope, MessageR
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.smtp.authors import author_domain
-from zonemta_py.smtp.commands import Rcpt
+from zonemta_py.smtp.content_digest import ContentDigest
 from zonemta_py.smtp.dkim import BodyHash, signing_domain
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, names_in, scan
 from zonemta_py.smtp.reply import printable
@@ -27,8 +27,9 @@ HARD_LIMIT_FACTOR = 2  # of the size limit, after which a client is disconnected
 
 
 class MessageData:
-    """Takes the data of a message for ``recipients``, those of ``envelope`` without the message; none: nothing is kept.
+    """Takes the data of a message.
 
+    ``is_keyed``: it has a submission key; else ``key`` is the one in its header, or empty, once that is complete.
     ``refusal``: an SMTP reply, at the first defect. ``writer``: of the body; ``writers``: of the bodies under policies,
     once the header is complete. ``scan``: from then on, if the message is scanned.
     """
@@ -38,17 +39,19 @@ class MessageData:
         queue: QueueClient,
         rules: MessageRules,
         envelope: MessageEnvelope,
-        recipients: Sequence[Rcpt],
+        is_keyed: bool,
         scanner: MessageScanner | None,
     ) -> None:
         self._queue = queue
         self._rules = rules
         self._envelope = envelope
-        self._recipients = recipients
+        self._is_keyed = is_keyed
         self._scanner = scanner
         self._splitter = HeaderSplitter()
         self._check = LineCheck(LINE_MAX)
         self._hash: BodyHash | None = None
+        self._digest: ContentDigest | None = None  # of a message with a key
+        self.key = ""
         self.writer = queue.open_message()
         self.writers: EnvelopeWriters | None = None
         self.scan: Scan | None = None
@@ -72,7 +75,7 @@ class MessageData:
         wait_for = None
         if self.size_bytes > self._rules.max_size:
             self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._rules.max_size} bytes"
-        elif self._recipients:
+        else:
             self._check.feed(data)
             self._check_lines()
             if not self.refusal:
@@ -93,12 +96,14 @@ class MessageData:
         try:
             in_body = self._splitter.done
             body = split(*data)
-            if not in_body and self._splitter.done and self._recipients:
+            if not in_body and self._splitter.done:
                 self._on_header_end()
             if not body:
                 return None
             if self._hash is not None:
                 self._hash.feed(body)
+            if self._digest is not None:
+                self._digest.feed(body)
             scanned = self.scan.feed(body) if self.scan is not None else None
             written = (self.writers or self.writer).write(body)
             return _both(written, scanned) if written and scanned else written or scanned
@@ -113,8 +118,11 @@ class MessageData:
         return None
 
     def _on_header_end(self) -> None:
-        """Decide what depends on the header: the body's hash and the envelopes. Raises NotAccepted."""
+        """Decide what depends on the header: key, hashes of the body, envelopes. Raises NotAccepted."""
         rules, splitter, origin = self._rules, self._splitter, self._envelope.origin
+        self.key = key_in_header(splitter.header, splitter.fields, rules.key_headers)
+        if self._is_keyed or self.key:
+            self._digest = ContentDigest(self._envelope.sender, splitter.header, splitter.fields)
         if rules.dkim_domains:
             author = author_domain(splitter.header, splitter.fields)
             if signing_domain(author, rules.dkim_domains):
@@ -144,7 +152,7 @@ class MessageData:
 
     def _begin_scan(self, scanner: MessageScanner) -> None:
         envelope, header = self._envelope, self._splitter.header
-        recipients = tuple(rcpt.address for rcpt in self._recipients)
+        recipients = tuple(rcpt.address for rcpt in envelope.recipients)
         self.scan = scanner.begin(
             ScannedEnvelope(
                 self.writer.id, envelope.sender, recipients, envelope.origin, self._rules.hostname
@@ -161,9 +169,10 @@ class MessageData:
         if not self.refusal:
             self._write_body(self._splitter.finish)
 
-    def key(self) -> str:
-        """The submission key in the header, or an empty one."""
-        return key_in_header(self._splitter.header, self._splitter.fields, self._rules.key_headers)
+    def content_digest(self) -> str:
+        """The digest (hex) of a message with a submission key. Call it once."""
+        assert self._digest is not None
+        return self._digest.digest()
 
     def content(self, verdict: ScanVerdict) -> MessageContent:
         """What the data are, with what the scanner says of them."""

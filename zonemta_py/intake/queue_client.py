@@ -9,18 +9,21 @@ from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
-from zonemta_py.queue.submission_keys import KeyLookup
+from zonemta_py.queue.submission_keys import KeyLookup, KeyQuestion
 from zonemta_py.queue.wrong_passwords import WrongPasswords
 
 
 class KeysClient(Protocol):
     """The submission keys of a queue, by their digests."""
 
-    def lookup(self, digest: str) -> KeyLookup:
+    def lookup(self, question: KeyQuestion) -> KeyLookup:
         """What was accepted under a key."""
 
-    def acquire(self, digest: str) -> KeyLookup:
+    def acquire(self, question: KeyQuestion) -> KeyLookup:
         """Like ``lookup``; the key is then acquired, unless it is busy."""
+
+    def compare(self, question: KeyQuestion) -> KeyLookup:
+        """What was accepted under a key that is acquired."""
 
     def release(self, digest: str) -> None:
         """Release an acquired key."""

@@ -88,7 +88,7 @@ class EnvelopeWriters:
         NotAccepted.
         """
         named = self.all[0].writer.id  # in the reply
-        key = claim.record_for(named, new)
+        key = claim.use_for(named, new)
         wanted = [
             (each, recipients)
             for each in self.all

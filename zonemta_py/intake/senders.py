@@ -25,6 +25,11 @@ class SenderRules:
         """Whether the client is in a network of a tenant."""
         return bool(self.tenants) and self.tenants.of_address(client_ip) is not None
 
+    def is_host_of(self, tenant: str, client_ip: str) -> bool:
+        """Whether the client is in a network of ``tenant``, or that is empty. The address may be that of a proxy of many."""
+        found = self.tenants.of_address(client_ip) if tenant else None
+        return not tenant or (found is not None and found.name == tenant)
+
     def tenant_of(self, user: str, client_ip: str) -> str:
         """The tenant of a user, or of a host without one; empty for none.
 

@@ -19,10 +19,10 @@ from zonemta_py.intake.message_options import of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
 from zonemta_py.intake.state import COMMAND, DATA
-from zonemta_py.intake.submission_key import SubmissionKeyClaim
+from zonemta_py.intake.submission_key import ENVID, SubmissionKeyClaim, key_question
 from zonemta_py.queue.format.records import NO_OPTIONS, Origin
 from zonemta_py.queue.intake_limits import Charge, client_of
-from zonemta_py.queue.submission_keys import KeyLookup, submission_digest
+from zonemta_py.queue.submission_keys import KeyLookup
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.transparency import DotDecoder
 
@@ -119,7 +119,7 @@ class Session(SecureConnection):
         """Reply to MAIL once it is known whether its message was submitted before."""
         key = self._envid_key()
         if key:
-            lookup = self._context.queue.submission_keys.lookup(submission_digest(self._submitter, key))
+            lookup = self._context.queue.submission_keys.lookup(key_question(self._origin(), key))
             self.wait_for(lookup, self._mail_looked_up, lookup)
         else:
             self._reply("250 2.1.0 Ok")
@@ -130,11 +130,6 @@ class Session(SecureConnection):
             self._reset_transaction()
             raise Refused(UNDER_WAY if lookup.busy else UNWRITABLE)
         self._reply("250 2.1.0 Ok" + (f", duplicate of {lookup.known.message}" if lookup.known else ""))
-
-    @property
-    def _submitter(self) -> str:
-        """The owner of submission keys: the user, or the client's address without AUTH."""
-        return self._user or self._client_ip
 
     def _envid_key(self) -> str:
         """The submission key in ENVID; empty without one."""
@@ -168,13 +163,14 @@ class Session(SecureConnection):
             raise Refused("503 5.5.1 Send MAIL first")
         if not self._recipients:
             raise Refused("554 5.5.1 No valid recipients")
-        context = self._context
+        context, origin = self._context, self._origin()
         claim = SubmissionKeyClaim(
-            context.queue.submission_keys, self._submitter, context.settings.submission_key.window
+            context.queue.submission_keys, origin, context.settings.submission_key.window
         )
         key = self._envid_key()
         if key:
-            self._claim, lookup = claim, claim.acquire(key)
+            refuses_other = ENVID in context.rules.refused_keys
+            self._claim, lookup = claim, claim.acquire(key, refuses_other=refuses_other)
             self.wait_for(lookup, self._data_looked_up, claim, lookup)
         else:
             self._begin_data(claim)
@@ -191,7 +187,7 @@ class Session(SecureConnection):
         envelope = MessageEnvelope(
             self._sender,
             list(self._recipients.values()),
-            self._origin(),
+            claim.origin,
             self._smtputf8,
             self._ret,
             self._envid,

@@ -19,7 +19,8 @@ from zonemta_py.intake.scan import ACCEPT, ScanVerdict
 from zonemta_py.intake.senders import SenderRules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin, SubmissionRecord
+from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin
+from zonemta_py.queue.submission_keys import KeyUse
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
@@ -50,7 +51,8 @@ class MessageEnvelope(Struct, frozen=True):
 class MessageRules(NamedTuple):
     """How the messages of one listener are checked and stamped. ``max_size`` is in bytes.
 
-    ``key_headers``: groups of header fields, each a submission key. ``removed_fields``: lower-case names of
+    ``key_headers``: groups of header fields, each a submission key. ``refused_keys``: the sources of those under which
+    other content is refused, in lower case. ``removed_fields``: lower-case names of
     those that route or are not for the recipients. ``dkim_domains``: those with a key.
     """
 
@@ -60,6 +62,7 @@ class MessageRules(NamedTuple):
     max_size: int
     max_hops: int
     key_headers: Sequence[tuple[str, ...]]
+    refused_keys: frozenset[str]
     options: MessageOptions
     removed_fields: frozenset[bytes]
     dkim_domains: Collection[str]
@@ -85,6 +88,7 @@ def make_rules(
         max_size=listener.max_message_size,
         max_hops=listener.max_hops,
         key_headers=listener.submission_key.headers,
+        refused_keys=frozenset(name.lower() for name in listener.submission_key.refuse_other_content),
         options=listener.options,
         removed_fields=router.headers | {name.lower().encode() for name in removed if name},
         dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
@@ -108,7 +112,7 @@ def stamp(
     envelope: MessageEnvelope,
     content: MessageContent,
     message: str,
-    key: tuple[str, SubmissionRecord] | None,
+    key: KeyUse | None,
 ) -> NewMessage:
     """The message to store under the id ``message``. Raises NotAccepted for a mail loop, or a zone of others.
 
@@ -209,6 +213,11 @@ def key_in_header(header: bytes, fields: Sequence[Field], groups: Sequence[tuple
         if all(values):
             return "\0".join([*names, *values])
     return ""
+
+
+def key_source(key: str) -> str:
+    """The first of the fields, in lower case, that a key of ``key_in_header`` is from."""
+    return key.partition("\0")[0].lower()
 
 
 @lru_cache(maxsize=256)

@@ -9,8 +9,8 @@ from typing import Any, cast
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.format.records import SubmissionRecord
 from zonemta_py.queue.intake_limits import LimitedClient, Use
+from zonemta_py.queue.submission_keys import KeyQuestion, KnownKey
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=1):
@@ -57,7 +57,7 @@ class KeyState(Struct, frozen=True, array_like=True, tag=4):
 
     number: int
     busy: bool
-    known: SubmissionRecord | None
+    known: KnownKey | None
     problem: str
 
 
@@ -134,14 +134,11 @@ class RecordEvent(Struct, frozen=True, array_like=True, tag=15):
 
 
 class LookUpKey(Struct, frozen=True, array_like=True, tag=16):
-    """From a receiver: what was accepted under a submission key? Answered by KeyState.
-
-    ``acquire``: the session takes the key, unless another one has it.
-    """
+    """From a receiver: what was accepted under a submission key? Answered by KeyState. ``verb``: see ``KeysClient``."""
 
     number: int
-    digest: str
-    acquire: bool
+    verb: str
+    question: KeyQuestion
 
 
 class ReleaseKey(Struct, frozen=True, array_like=True, tag=17):

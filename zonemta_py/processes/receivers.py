@@ -258,7 +258,7 @@ class ReceiverChild(ChildProcess):
         upload = self._uploads.pop(frame.message, None) or RemoteUpload(frame.message)
         upload.finish(frame)
         if frame.new.key is not None:
-            self._acquired.discard(frame.new.key[0])  # the queue releases it with the commit
+            self._acquired.discard(frame.new.key.digest)  # the queue releases it with the commit
         self._answer(frame.number, self._queue.accept(upload, frame.new))
 
     def _answer(self, number: int, future: CommitFuture) -> None:
@@ -279,13 +279,14 @@ class ReceiverChild(ChildProcess):
     def _look_up(self, frame: protocol.LookUpKey) -> None:
         keys = self._queue.submission_keys
         try:
-            lookup = keys.acquire(frame.digest) if frame.acquire else keys.lookup(frame.digest)
+            verbs = {"lookup": keys.lookup, "acquire": keys.acquire, "compare": keys.compare}
+            lookup = verbs[frame.verb](frame.question)
         except QueueCorrupt as exc:
             log.critical("a submission key cannot be read: %s", exc)
             self.send(protocol.KeyState(frame.number, False, None, str(exc)))
             return
-        if frame.acquire and not lookup.busy:
-            self._acquired.add(frame.digest)
+        if frame.verb == "acquire" and not lookup.busy:
+            self._acquired.add(frame.question.digest)
         self.send(protocol.KeyState(frame.number, lookup.busy, lookup.known, ""))
 
     def _abandon_work(self) -> None:

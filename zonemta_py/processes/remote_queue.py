@@ -13,7 +13,7 @@ from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
-from zonemta_py.queue.submission_keys import KeyLookup
+from zonemta_py.queue.submission_keys import KeyLookup, KeyQuestion
 from zonemta_py.queue.wrong_passwords import WrongPasswords
 
 CLOSED_MAX = 10_000  # clients whose limits are known to be reached
@@ -130,18 +130,22 @@ class RemoteQueue:
         self._link.send(protocol.ChargeUse(number, client, use))
         return charge
 
-    def lookup(self, digest: str) -> KeyLookup:
+    def lookup(self, question: KeyQuestion) -> KeyLookup:
         """What was accepted under a submission key, which stays free."""
-        return self._look_up(digest, acquire=False)
+        return self._look_up("lookup", question)
 
-    def acquire(self, digest: str) -> KeyLookup:
+    def acquire(self, question: KeyQuestion) -> KeyLookup:
         """The same, and the key is taken unless it is busy."""
-        return self._look_up(digest, acquire=True)
+        return self._look_up("acquire", question)
 
-    def _look_up(self, digest: str, *, acquire: bool) -> KeyLookup:
+    def compare(self, question: KeyQuestion) -> KeyLookup:
+        """What was accepted under a key that the session has."""
+        return self._look_up("compare", question)
+
+    def _look_up(self, verb: str, question: KeyQuestion) -> KeyLookup:
         lookup, number = KeyLookup(), next(self._numbers)
         self._lookups[number] = lookup
-        self._link.send(protocol.LookUpKey(number, digest, acquire))
+        self._link.send(protocol.LookUpKey(number, verb, question))
         return lookup
 
     def release(self, digest: str) -> None:

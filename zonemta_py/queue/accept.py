@@ -25,11 +25,10 @@ from zonemta_py.queue.format.records import (
     Mark,
     Meta,
     Origin,
-    SubmissionRecord,
     new_recipient_record,
 )
 from zonemta_py.queue.outcome import AcceptedMessage
-from zonemta_py.queue.submission_keys import SubmissionKeys
+from zonemta_py.queue.submission_keys import KeyUse, SubmissionKeys
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.windows import ReadyWindows, Reservation
@@ -54,7 +53,7 @@ class NewRecipient(NamedTuple):
 class NewMessage(Struct, frozen=True):
     """All that intake, or a report, knows about a message except its body.
 
-    ``recipients``: each address once. ``key``: digest of the submission key, and what it covers. ``hold``: why
+    ``recipients``: each address once. ``key``: what it puts under its submission key. ``hold``: why
     the message is held from the beginning; empty when it is not. ``submission``: see the event ``accepted``.
     ``unknown_zone``: for which its header asked in vain.
     """
@@ -69,7 +68,7 @@ class NewMessage(Struct, frozen=True):
     report_for: str = ""
     ret: str = ""
     envid: str = ""
-    key: tuple[str, SubmissionRecord] | None = None
+    key: KeyUse | None = None
     body_hash: bytes = b""
     campaign: str = ""
     tags: tuple[str, ...] = ()
@@ -190,7 +189,7 @@ class Acceptor:
         for zone in new.meta.zones:
             self.zones_entered[zone] -= 1
         if new.key is not None:
-            self._submission_keys.release(new.key[0])
+            self._submission_keys.release(new.key.digest)
         if failure is not None:
             active.remaining = 0
             self._active.release(active)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
-from zonemta_py.queue.format.records import DigestEntry, Mark, Meta, Note, SubmissionRecord
+from zonemta_py.queue.format.records import DigestEntry, Mark, Meta, Note
+from zonemta_py.queue.submission_keys import KeyUse
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.smtp.classification import ReplyClassifier
 
@@ -69,8 +70,8 @@ class AcceptedMessage(Struct, frozen=True):
     """The records of a message to be accepted; ``tail`` are its last chunks, not yet written.
 
     A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
-    ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
-    covers with this message. ``hold``: why its recipients are held; empty when they are not. ``submission``: see the event.
+    ``message_id`` is the header field, for the event. ``key``: what the message puts under its
+    submission key. ``hold``: why its recipients are held; empty when they are not. ``submission``: see the event.
     ``moved_from``: the zones that are gone, for which recipients were accepted, by recipient index.
     """
 
@@ -80,7 +81,7 @@ class AcceptedMessage(Struct, frozen=True):
     tail: Sequence[bytes]
     recipients: Sequence[QueuedRecipient]
     message_id: str
-    key: tuple[str, SubmissionRecord] | None = None
+    key: KeyUse | None = None
     hold: str = ""
     submission: str = ""
     moved_from: Mapping[int, str] = {}

@@ -161,7 +161,7 @@ class Queue:
         is_full = space is not None and space.free <= 0
         if upload.abandoned or is_full:
             if new.key is not None:
-                self.submission_keys.release(new.key[0])
+                self.submission_keys.release(new.key.digest)
             if is_full:
                 self.abort(upload)
             what = "the store is full" if is_full else "its chunks are not complete"

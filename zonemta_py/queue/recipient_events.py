@@ -55,6 +55,7 @@ def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> Non
             protocol=origin.protocol,
             report_for=meta.report_for,
             submission=new.submission,
+            same_key_as=new.key.other if new.key is not None else "",
         )
     )
     for recipient in new.recipients if new.hold else ():

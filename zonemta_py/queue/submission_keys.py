@@ -1,14 +1,17 @@
 """Submission keys: what was accepted of a message that a client submits again after a lost 250.
 
-``submitted/DIGEST`` is committed in the message's own batch. A key is held from ``acquire``
-until that batch is on disk or the session gives up, so that of two repeats at once only one is new.
+``submitted/KEY`` is committed in the first message's own batch; ``submitted/KEY/CONTENT`` and, for each recipient,
+``submitted/KEY/CONTENT/RECIPIENT`` in that of the message that they are about. The parts are digests. A key is held from
+``acquire`` until that batch is on disk or the session gives up, so that of two repeats at once only one is new.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from typing import NamedTuple
 
+from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
@@ -23,9 +26,61 @@ SWEEP_EVERY_S = 3600.0
 log = logging.getLogger(__name__)
 
 
-def submission_digest(user: str, key: str) -> str:
-    """The digest of a submission key, which is its user's own (hex)."""
-    return blake2b(f"{user}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
+def submission_digest(owner: str, key: str) -> str:
+    """The digest (hex) of a submission key of ``owner``, see ``Origin``."""
+    return blake2b(f"{owner}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+class KeyQuestion(NamedTuple):
+    """A key, by its ``digest``; a message of which content is under it, and which of ``addresses`` have that.
+
+    ``former``: the digest by which versions before this one knew the key, if it is another one. ``content`` is empty
+    while it is not known.
+    """
+
+    digest: str
+    former: str = ""
+    content: str = ""
+    addresses: tuple[str, ...] = ()
+
+
+class KnownKey(NamedTuple):
+    """What was accepted under a key within its window.
+
+    ``message``: the first. ``is_other``: none had the content that was asked for. ``expires_ms``: until when a message of
+    that content counts, 0 if there is none. ``messages``: those that the addresses have, "" for one that has none.
+    """
+
+    message: str
+    is_other: bool
+    expires_ms: int
+    messages: tuple[str, ...]
+
+
+class KeyUse(NamedTuple):
+    """What a message puts under its key. ``other``: the first message that was accepted under it, with other content; or empty.
+
+    ``message``: the id that the client is given. ``is_new``: nothing is known of the key; ``is_first``: of the content.
+    """
+
+    digest: str
+    content: str
+    message: str
+    expires_ms: int
+    addresses: tuple[str, ...]
+    is_new: bool
+    is_first: bool
+    other: str = ""
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """What is written in the batch of the message."""
+        value = pack(SubmissionRecord(FORMAT, self.expires_ms, self.message, b""))
+        if self.is_new:
+            yield keys.submitted_key(self.digest), value
+        if self.is_first:
+            yield keys.submitted_key(self.digest, self.content), value
+        for address in self.addresses:
+            yield keys.submitted_key(self.digest, self.content, _digest(address).hex()), value
 
 
 class KeyLookup(CommitFuture):
@@ -39,12 +94,13 @@ class KeyLookup(CommitFuture):
     def __init__(self) -> None:
         super().__init__()
         self.busy = False
-        self.known: SubmissionRecord | None = None
+        self.known: KnownKey | None = None
 
-    def answer(self, busy: bool, known: SubmissionRecord | None) -> None:
+    def answer(self, busy: bool, known: KnownKey | None) -> "KeyLookup":
         """It is known now."""
         self.busy, self.known = busy, known
         self.set_result()
+        return self
 
 
 class SubmissionKeys:
@@ -56,26 +112,50 @@ class SubmissionKeys:
         self._now = now
         self._under_way: set[str] = set()
 
-    def lookup(self, digest: str) -> KeyLookup:
+    def lookup(self, question: KeyQuestion) -> KeyLookup:
         """What is known of a key, which stays free."""
-        lookup = KeyLookup()
-        busy = digest in self._under_way
-        lookup.answer(busy, None if busy else self._find(digest))
+        busy = question.digest in self._under_way
+        return KeyLookup().answer(busy, None if busy else self._find(question))
+
+    def acquire(self, question: KeyQuestion) -> KeyLookup:
+        """Take the key for a session unless another has it. ``release`` follows, or the commit does it."""
+        lookup = self.lookup(question)
+        if not lookup.busy:
+            self._under_way.add(question.digest)
         return lookup
 
-    def acquire(self, digest: str) -> KeyLookup:
-        """Take the key for a session unless another has it. ``release`` follows, or the commit does it."""
-        lookup = self.lookup(digest)
-        if not lookup.busy:
-            self._under_way.add(digest)
-        return lookup
+    def compare(self, question: KeyQuestion) -> KeyLookup:
+        """What is known of a key that the session has acquired."""
+        return KeyLookup().answer(False, self._find(question))
 
     def release(self, digest: str) -> None:
         """The session is done with the key."""
         self._under_way.discard(digest)
 
-    def _find(self, digest: str) -> SubmissionRecord | None:
-        value = self._store.get(keys.submitted_key(digest))
+    def _find(self, question: KeyQuestion) -> KnownKey | None:
+        digest, content = question.digest, question.content
+        first = self._read(digest) or (self._read(question.former) if question.former else None)
+        same = self._read(digest, content) if content else None
+        if first is None and same is None:
+            return None
+        before = _recipients(first)  # of an earlier version, which knew no content
+        messages: tuple[str, ...] = ()
+        if same is not None:
+            found = (self._read(digest, content, _digest(each).hex()) for each in question.addresses)
+            messages = tuple(record.message if record else "" for record in found)
+        if first is not None and before:
+            have = messages or ("",) * len(question.addresses)
+            messages = tuple(
+                message or (first.message if _digest(address) in before else "")
+                for message, address in zip(have, question.addresses, strict=True)
+            )
+        known = first or same
+        assert known is not None
+        is_other = bool(content) and same is None and not before
+        return KnownKey(known.message, is_other, same.expires_ms if same else 0, messages)
+
+    def _read(self, *parts: str) -> SubmissionRecord | None:
+        value = self._store.get(keys.submitted_key(*parts))
         if value is None:
             return None
         found = read_submitted(value)
@@ -94,30 +174,17 @@ class SubmissionKeys:
         async for rows in row_slices(self._store, keys.SUBMITTED):
             batch = WriteBatch()
             for key, value in rows:
-                digest = key[len(keys.SUBMITTED) :].decode()
-                if digest not in self._under_way and read_submitted(value).expires_ms <= self._now():
+                busy = keys.submission_of(key) in self._under_way
+                if not busy and read_submitted(value).expires_ms <= self._now():
                     batch.delete(key)
             if batch.ops:
                 await self._commits.submit(batch)
 
 
-def extended(
-    known: SubmissionRecord | None, message: str, addresses: Iterable[str], expires_ms: int
-) -> SubmissionRecord:
-    """``known`` with ``addresses`` accepted by ``message``; a new key counts until ``expires_ms``."""
-    added = b"".join(_digest(address) for address in addresses)
-    if known is not None:
-        return known._replace(recipients=known.recipients + added)
-    return SubmissionRecord(FORMAT, expires_ms, message, added)
-
-
-def not_covered(known: SubmissionRecord | None, addresses: Iterable[str]) -> list[str]:
-    """Those of ``addresses`` that were not accepted under the key."""
-    if known is None:
-        return list(addresses)
-    data = known.recipients
-    covered = {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
-    return [address for address in addresses if _digest(address) not in covered]
+def _recipients(known: SubmissionRecord | None) -> set[bytes]:
+    """The digests of the recipients that the record of an earlier version has."""
+    data = known.recipients if known is not None else b""
+    return {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
 
 
 def _digest(address: str) -> bytes:

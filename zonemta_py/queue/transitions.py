@@ -47,7 +47,8 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
     if mark.chunks > len(new.tail):
         batch.delete(keys.open_key(message))
     if new.key is not None:
-        batch.put(keys.submitted_key(new.key[0]), pack(new.key[1]))
+        for key, value in new.key.rows():
+            batch.put(key, value)
     record_accepted(batch, new, now_ms)
 
 
@@ -189,18 +190,40 @@ def delete(batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, n
 
 
 def hold(
-    batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, reason: str, now_ms: int
+    batch: WriteBatch,
+    meta: Meta,
+    key: bytes,
+    record: RecipientRecord,
+    reason: str,
+    now_ms: int,
+    by: str = "",
 ) -> RecipientRecord:
-    """S2 → S2: a recipient is held. ``key`` is its waiting or deferred key; returns its new record."""
+    """S2 → S2: a recipient is held. ``key`` is its waiting or deferred key; returns its new record.
+
+    ``by``: see ``RecipientRecord.held_by``.
+    """
     batch.kinds.append("hold")
     zone, message, address = keys.parse_recipient(key)
     batch.delete(key)
-    held = record._replace(due_ms=keys.HELD_MS)
+    held = record._replace(due_ms=keys.HELD_MS, held_by=by)
     batch.put_record(keys.deferred_key(zone, message, address), held)
     move(batch, zone, message, record, held)
     batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
     batch.record(Held(**event_fields(meta, key, record, now_ms), reason=reason))
     return held
+
+
+def hold_for_other(
+    batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, by: str, now_ms: int
+) -> None:
+    """S2 → S2: a recipient that is held stays so, for an operator or a tenant (``by``)."""
+    batch.put_record(key, record._replace(held_by=by))
+    batch.record(Held(**event_fields(meta, key, record, now_ms), reason=holder(by)))
+
+
+def holder(by: str) -> str:
+    """Who holds mail by a command; ``by``: see ``RecipientRecord.held_by``."""
+    return f"tenant {by}" if by else "an operator"
 
 
 def note(batch: WriteBatch, message: str, failure: Note) -> None:
@@ -243,7 +266,7 @@ def wake(
     """S2 → S2: a deferred recipient is ready again; returns it."""
     batch.kinds.append("wake")
     key = keys.waiting_key(zone, message, address)
-    ready = record._replace(version=FORMAT, due_ms=0)
+    ready = record._replace(version=FORMAT, due_ms=0, held_by="")
     batch.delete(keys.deferred_key(zone, message, address))
     batch.put_record(key, ready)
     move(batch, zone, message, record, ready)

@@ -20,7 +20,7 @@ class UnknownZones:
         if not new.unknown_zone:
             return
         self.messages += 1
-        who = new.origin.user or new.origin.client_ip or "a program"
+        who = new.origin.owner or "a program"
         zones = ", ".join(sorted({to.zone for to in new.recipients}))
         text = f"there is no zone '{new.unknown_zone}', which the header of a message of {who} names: it goes to {zones}"
         self._lines.write((new.unknown_zone, who), logging.WARNING, lambda: text)

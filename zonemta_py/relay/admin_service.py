@@ -179,7 +179,8 @@ class AdminService:
         endpoint, admin = self._sources.intake.mail_endpoint(), self._config.admin
 
         async def post(request: "web.Request", token: Token | None) -> "web.StreamResponse":
-            return await endpoint.post(request, token.tenant if token is not None else "")
+            who = (token.tenant, token.name) if token is not None else ("", "")
+            return await endpoint.post(request, *who)
 
         is_open = admin.token_file is None and admin.tokens_file is None
         return HttpRoute("POST", PATH, post, Role.SEND, is_local=is_open, refusal=NO_TOKEN)

@@ -23,6 +23,7 @@ UNUSABLE = frozenset((401, 403, 404, 405, 407, 415))
 _RETRY = frozenset((408, 429))
 
 _AGAIN = re.compile(r", again at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\Z")
+_KEY_USED = "This submission key was used for another message"
 _FIELD = re.compile(r"\s*([2-5]\d\d)\s*(?:;(.*))?\Z", re.DOTALL)
 _MESSAGE = re.compile(r"\s*message\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 
@@ -52,6 +53,8 @@ def status_of(reply: Reply) -> int:
         return 429
     if reply.code < 500:
         return 503
+    if reply.code == 550 and reply.text.startswith(_KEY_USED):
+        return 409
     return 401 if reply.code == 535 else 500
 
 

@@ -55,6 +55,7 @@ def test_keys_are_frozen() -> None:
         keys.due_key(1_800_000_000_000, "bulk", ID), keys.spill_key("bulk", "example.org", ID),
         keys.inflight_key(ID, 7), keys.open_key(ID), keys.cleanup_key(ID), keys.outbox_key(255),
         keys.bounce_key(ID, 3), keys.submitted_key("ab" * 16),
+        keys.submitted_key("ab" * 16, "cd" * 16), keys.submitted_key("ab" * 16, "cd" * 16, "ef" * 16),
         keys.META_FORMAT, keys.META_NODE, keys.META_BOOT, keys.META_IDS,
     ]  # fmt: skip
     assert b"\n".join(made) + b"\n" == (GOLDEN / "keys.txt").read_bytes()
@@ -104,6 +105,7 @@ def test_records_are_frozen() -> None:
                 "rfc822;x",
                 "192.0.2.9",
                 "blocked",
+                "acme",
             ),
             read_recipient_record,
         ),
@@ -214,13 +216,14 @@ def test_version_6_is_read() -> None:
 
 
 def test_version_7_is_read() -> None:
-    """What the seventh wrote: all but the sums."""
+    """What the seventh wrote: all but the sums and the tenant that holds a recipient."""
     mark, meta, waiting, inflight, opened, note, submitted = (
         bytes.fromhex(line) for line in (GOLDEN / "records-7.hex").read_text().split()
     )
     assert read_mark(mark).version == read_inflight(inflight).version == 7
     assert read_meta(meta).header == b"A: 1\r\n"
     assert read_recipient_record(waiting).reply_class == "blocked"
+    assert read_recipient_record(waiting).held_by == ""
     assert read_note(note).mx == "mx.y.z"
     assert (read_open(opened).boot, read_submitted(submitted).message) == (4, ID)
     for record in (read_meta(meta), read_recipient_record(waiting), read_note(note)):

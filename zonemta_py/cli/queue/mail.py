@@ -59,6 +59,16 @@ def label_options(command: Command) -> Command:
         (
             click.option("--tenant", type=TENANT, help="Only mail of this tenant."),
             click.option("--user", help="Only mail of this user."),
+            click.option(
+                "--sender",
+                metavar="ADDRESS",
+                help="Only mail with this envelope sender; <> is the null sender.",
+            ),
+            click.option(
+                "--sender-domain",
+                metavar="DOMAIN",
+                help="Only mail whose envelope sender is in this domain.",
+            ),
             click.option("--campaign", help="Only mail with this X-Campaign."),
             click.option("--tag", help="Only mail with this tag among its X-Tags."),
         )
@@ -140,6 +150,7 @@ def hold(config_path: Path, as_json: bool, **selection: Any) -> None:
     Examples:
       zonemta queue hold -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
       zonemta queue hold -c config/zonemta.yaml --campaign autumn-sale --domain example.org
+      zonemta queue hold -c config/zonemta.yaml --sender news@example.com --dry-run
     """
     _change(config_path, HoldRequest(**selection), "held", as_json=as_json)
 

@@ -13,7 +13,9 @@
     cleanup/MSGID                     chunks still to be removed
     bounce/MSGID/INDEX                a failure noted for a later report
     digest/GROUP/REPORT               a report for the next digest of its receiver
-    submitted/DIGEST                  what was accepted under a submission key
+    submitted/KEY                     the first message under a submission key
+    submitted/KEY/CONTENT             the first message under it with some content
+    submitted/KEY/CONTENT/RECIPIENT   the message of that content that a recipient has
     outbox/SEQ                        the events of one group commit
     segment/NUMBER/MSGID/000001       this chunk is in segment NUMBER; the store's own, never seen above it
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
@@ -222,9 +224,14 @@ def bounce_prefix(message: str) -> bytes:
     return b"bounce/%b/" % message.encode()
 
 
-def submitted_key(digest: str) -> bytes:
-    """A submission key, by its digest (hex)."""
-    return b"submitted/" + digest.encode()
+def submitted_key(digest: str, *parts: str) -> bytes:
+    """A submission key, by its digest (hex); ``parts``: those of a content that it has, and of a recipient of that."""
+    return SUBMITTED + "/".join((digest, *parts)).encode()
+
+
+def submission_of(key: bytes) -> str:
+    """The digest of the submission key of a SUBMITTED key."""
+    return key[len(SUBMITTED) :].partition(b"/")[0].decode("ascii", "replace")
 
 
 def digest_key(group: str, report: str) -> bytes:

@@ -64,6 +64,14 @@ class Origin(NamedTuple):
         """The user, else the address of the client, else empty."""
         return self.user or self.client_ip
 
+    @property
+    def owner(self) -> str:
+        """Whose the things are that clients share: the tenant's, else the user's, else the address's of the client.
+
+        Behind a proxy, or on one host, all have one address. No user has a colon in theirs.
+        """
+        return f"{TENANT_LANE}{self.tenant}" if self.tenant else self.submitter
+
 
 class Mark(NamedTuple):
     """``message/MSGID/#``. ``size`` and ``crc`` (CRC-32) are of the body in its ``chunks`` chunks."""
@@ -133,7 +141,8 @@ class RecipientRecord(NamedTuple):
     TENANT_LANE and the tenant, else the user, else the address of the client; the second is the user in a
     tenant, or without a user the domain of the sender; the last URGENT_LANE or NONURGENT_LANE, if it has that priority.
     ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received. ``source``: from which address the
-    last attempt was made; ``reply_class``: the class of its reply.
+    last attempt was made; ``reply_class``: the class of its reply. ``held_by``: the tenant that holds it by a token of its
+    own, which may release it; empty for every other reason.
     """
 
     version: int
@@ -151,6 +160,7 @@ class RecipientRecord(NamedTuple):
     orcpt: str
     source: str = ""  # since version 6
     reply_class: str = ""  # since version 7
+    held_by: str = ""  # since version 8
 
     @property
     def submitter(self) -> str:
@@ -215,9 +225,9 @@ class DigestEntry(NamedTuple):
 
 
 class SubmissionRecord(NamedTuple):
-    """``submitted/DIGEST``: what was accepted under a submission key; ``message`` is the first.
+    """``submitted/KEY…``: the ``message`` that was accepted. Valid until ``expires_ms`` (unix ms).
 
-    ``recipients``: their digests of 16 bytes, concatenated. Valid until ``expires_ms`` (unix ms).
+    ``recipients``: empty; in ``submitted/KEY`` of an earlier version the digests of all, of 16 bytes, concatenated.
     """
 
     version: int

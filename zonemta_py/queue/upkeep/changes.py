@@ -116,13 +116,17 @@ class Return(Change):
 
 
 class Hold(Change):
-    """Recipients stay, unsent, until they are released. ``suspension``: the name of that for which they are held."""
+    """Recipients stay, unsent, until they are released. ``suspension``: the name of that for which they are held.
 
-    def __init__(self, queue: "Queue", reason: str, suspension: str = "") -> None:
+    ``by``: see ``RecipientRecord.held_by``.
+    """
+
+    def __init__(self, queue: "Queue", reason: str, suspension: str = "", by: str = "") -> None:
         self._now_ms = queue.now()
         self._suspended = queue.suspended
         self._reason = reason
         self._suspension = suspension
+        self._by = by
 
     def skips(self, record: RecipientRecord) -> bool:
         """Those that are held already, and all when the suspension has ended meanwhile."""
@@ -131,9 +135,8 @@ class Hold(Change):
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
         """Hold one."""
-        transitions.hold(
-            withdrawal.batch, withdrawal.active.meta, key, record, self._reason, self._now_ms
-        )
+        batch, meta = withdrawal.batch, withdrawal.active.meta
+        transitions.hold(batch, meta, key, record, self._reason, self._now_ms, self._by)
         zone, message, address = keys.parse_recipient(key)
         if self._suspension:
             held = keys.held_key(self._suspension, keys.deferred_key(zone, message, address))

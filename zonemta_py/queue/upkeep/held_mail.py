@@ -117,8 +117,8 @@ class HeldMail:
             log.critical("message %s is not released: %s", message, exc)
             return 0
 
-    async def keep(self, message: str, zones: Iterable[str], selected: Selected) -> int:
-        """Let recipients stay held when the suspensions end for which they are; returns how many. An operator has held them."""
+    async def keep(self, message: str, zones: Iterable[str], selected: Selected) -> set[bytes]:
+        """Let recipients stay held when the suspensions end for which they are; returns their keys. They are held by a command."""
         store, batch, kept = self._queue.store, WriteBatch(), set[bytes]()
         for name in self._names():
             for zone in zones:
@@ -130,7 +130,7 @@ class HeldMail:
                         kept.add(recipient)
         if kept:
             await self._queue.commits.submit(batch)
-        return sum(1 for recipient in kept if store.get(recipient) is not None)
+        return {recipient for recipient in kept if store.get(recipient) is not None}
 
     async def _release_all_listed(self, name: str) -> AsyncIterator[int]:
         """Those that are listed now, until ``name`` is suspended again; what is damaged stays held."""

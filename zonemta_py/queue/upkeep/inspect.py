@@ -4,7 +4,8 @@ Each function is a generator over short reads, so that a running relay can do ot
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from zonemta_py.core.errors import QueueCorrupt
@@ -23,21 +24,66 @@ from zonemta_py.queue.format.records import (
 from zonemta_py.storage.interface import View
 
 log = logging.getLogger(__name__)
+PASSED = 500  # recipients that are passed over in one turn of the loop
+READ_ON = (
+    16  # recipients of a message that are passed over one by one; a search for its end takes as long
+)
+
+Wants = Callable[
+    [str, RecipientRecord], bool
+]  # a message, by its id and the record of one of its recipients
 
 
 def recipient_rows(
-    store: View, zone: str | None = None, after: bytes = b"", *, held: bool = False
+    store: View,
+    zone: str | None = None,
+    after: bytes = b"",
+    *,
+    held: bool = False,
+    wants: Wants | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Every recipient in the queue, waiting ones first. ``after``: a ``cursor``; rows behind it follow.
 
-    ``held``: only those that are held, without a look at the others. Raises ValueError for another text.
-    A recipient that moves between the two during the read may be missed or returned twice, except on a
-    frozen view.
+    ``held``: only those that are held, without a look at the others. ``wants`` is asked once for each message; the
+    recipients of others are passed over, with a row that has a ``cursor`` only after each PASSED of them. Raises
+    ValueError for another text. A recipient that moves between the two during the read may be missed or returned twice,
+    except on a frozen view.
     """
     if after and not after.startswith((keys.WAITING, keys.DEFERRED)):
         raise ValueError("expected the cursor of a row")
-    pairs = _held_pairs(store, zone, after) if held else _pairs(store, zone, after)
-    return (_recipient_row(key, value) for key, value in pairs)
+    pairs = partial(_held_pairs if held else _pairs, store, zone)
+    if wants is not None:
+        return _wanted_rows(pairs, after, wants, jumps=not held)
+    return (_recipient_row(key, read_recipient_record(value)) for key, value in pairs(after))
+
+
+def _wanted_rows(
+    pairs_after: Callable[[bytes], Iterator[tuple[bytes, bytes]]],
+    after: bytes,
+    wants: Wants,
+    *,
+    jumps: bool,
+) -> Iterator[dict[str, Any]]:
+    """The rows of the messages that ``wants`` names. ``jumps``: a search behind any key finds the next one."""
+    prefix, wanted, passed, in_message = b"", False, 0, 0
+    while True:
+        for key, value in pairs_after(after):
+            if not prefix or not key.startswith(prefix):
+                message_at = key.index(b"/", key.index(b"/") + 1) + 1
+                prefix = key[: message_at + keys.MESSAGE_ID_LENGTH + 1]
+                message, in_message = prefix[message_at:-1].decode(), 0
+                wanted = wants(message, read_recipient_record(value))
+            if wanted:
+                yield _recipient_row(key, read_recipient_record(value))
+                continue
+            passed, in_message = passed + 1, in_message + 1
+            if passed % PASSED == 0:
+                yield {"cursor": key.decode()}
+            if jumps and in_message == READ_ON:
+                after = keys.end_of(prefix)
+                break
+        else:
+            return
 
 
 def _pairs(store: View, zone: str | None, after: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -66,9 +112,8 @@ def _held_pairs(store: View, zone: str | None, after: bytes) -> Iterator[tuple[b
                 yield key, value
 
 
-def _recipient_row(key: bytes, value: bytes) -> dict[str, Any]:
+def _recipient_row(key: bytes, record: RecipientRecord) -> dict[str, Any]:
     zone, message, address = keys.parse_recipient(key)
-    record = read_recipient_record(value)
     return {
         "message": message,
         "recipient": address,
@@ -95,14 +140,15 @@ class MessageLabels:
         self._last: tuple[str, dict[str, Any]] = ("", {})
 
     def of(self, message: str) -> dict[str, Any]:
-        """``tenant``, ``user``, ``campaign`` and ``tags``; empty for a message that is gone or damaged."""
+        """``tenant``, ``user``, ``sender``, ``campaign`` and ``tags``; empty for a message that is gone or damaged."""
         if self._last[0] != message:
             value = self._store.get(keys.meta_key(message))
             meta = _readable(value) if value is not None else None
-            found: dict[str, Any] = {"tenant": "", "user": "", "campaign": "", "tags": ()}
+            found: dict[str, Any] = dict.fromkeys(("tenant", "user", "sender", "campaign"), "")
+            found["tags"] = ()
             if meta is not None:
                 origin = meta.origin
-                found = {"tenant": origin.tenant, "user": origin.user}
+                found = {"tenant": origin.tenant, "user": origin.user, "sender": meta.sender}
                 found |= {"campaign": meta.campaign, "tags": meta.tags}
             self._last = message, found
         return self._last[1]

@@ -76,22 +76,44 @@ class Operator:
         """Return recipients to the sender as failed; returns (returned, left because in flight)."""
         return await self._change(message, selected, Return(self._queue, reason))
 
-    async def hold(
-        self, message: str, selected: Selected = None, reason: str = "an operator"
-    ) -> tuple[int, int]:
-        """Hold recipients; returns (held, left because in flight).
+    async def hold(self, message: str, selected: Selected = None, by: str = "") -> tuple[int, int]:
+        """Hold recipients; returns (held, left because in flight). ``by``: a tenant, empty for the operator.
 
-        Those that are held for a suspension stay held when that ends, and count.
+        Those that are held for a suspension stay held when that ends, and count. What a tenant holds, the operator takes over.
         """
         if not self._exists(message):
             return 0, 0
         active = self._queue.acquire_message(message)
         try:
             kept = await self._queue.held_mail.keep(message, active.meta.zones, selected)
+            taken = await self._take_over(active, selected, kept, by)
         finally:
             self._queue.release_message(active)
-        held, busy = await self._change(message, selected, Hold(self._queue, reason))
-        return held + kept, busy
+        held, busy = await self._change(
+            message, selected, Hold(self._queue, transitions.holder(by), by=by)
+        )
+        return held + len(kept) + taken, busy
+
+    async def _take_over(
+        self, active: ActiveMessage, selected: Selected, kept: Container[bytes], by: str
+    ) -> int:
+        """Hold for ``by`` what is held already: ``kept`` of a suspension, and for the operator what a tenant holds.
+
+        Returns how many of these.
+        """
+        queue, taken, now_ms = self._queue, 0, self._queue.now()
+        for step, _ in self._steps(active, selected, (keys.DEFERRED,)):
+            batch = WriteBatch()
+            for key, record in step:
+                is_of_tenant = bool(record.held_by) and not by
+                if record.due_ms != keys.HELD_MS or key in queue.deferral.moving:
+                    continue
+                if is_of_tenant or (key in kept and record.held_by != by):
+                    transitions.hold_for_other(batch, active.meta, key, record, by, now_ms)
+                    taken += is_of_tenant
+            if batch.ops:
+                await queue.commits.submit(batch)
+        return taken
 
     async def hold_for(
         self, suspension: str, message: str, waiting: Sequence[bytes] | None, reason: str
@@ -99,10 +121,13 @@ class Operator:
         """Hold recipients of a message, by their keys, or all, until ``suspension`` ends (``HeldMail``); returns how many."""
         return (await self._change(message, waiting, Hold(self._queue, reason, suspension)))[0]
 
-    async def release(self, message: str, selected: Selected = None, suspension: str = "") -> int:
+    async def release(
+        self, message: str, selected: Selected = None, suspension: str = "", by: str = ""
+    ) -> int:
         """Make held recipients of a message ready now; returns how many.
 
-        ``suspension``: those that are listed as held for it, as long as it is not suspended again.
+        ``suspension``: those that are listed as held for it, as long as it is not suspended again. ``by``: those that this
+        tenant holds.
         """
         queue, now_ms, count = self._queue, self._queue.now(), 0
         if not self._exists(message):
@@ -122,14 +147,14 @@ class Operator:
                         if queue.store.get(listed) is None:  # an operator holds it
                             continue
                         batch.delete(listed)
-                    if record.due_ms != keys.HELD_MS:
+                    if record.due_ms != keys.HELD_MS or (by and record.held_by != by):
                         continue
                     zone, _, found = keys.parse_recipient(key)
                     fresh = record._replace(uncertain=0)
                     woken.append(transitions.wake(batch, zone, message, found, fresh))
                     held[key] = record.due_ms
                     batch.record(Released(**event_fields(active.meta, key, record, now_ms)))
-                if woken and selected is None and active.meta.options.quarantined:
+                if woken and selected is None and not by and active.meta.options.quarantined:
                     options = active.meta.options._replace(quarantined=False)
                     active.meta = active.meta._replace(version=FORMAT, options=options)
                     batch.put_record(keys.meta_key(message), active.meta)
