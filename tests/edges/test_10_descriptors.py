@@ -58,7 +58,10 @@ async def test_http_connections(directory: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 5)
     monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 0.3)
     async with staged(directory) as stage:
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS)
+        config = stage.config(
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True},
+            processes=ONE_PROCESS,
+        )
         async with relaying(config) as relay:
             port = http_port(relay)
             sockets = await asyncio.to_thread(connect, port, 20)

@@ -1,14 +1,16 @@
 """The HTTP server of the admin listener: connections, the Host field, tokens; what it serves are ``HttpRoute`` values.
 
-On a loopback address or a Unix socket some routes need no token. A page in a browser can let its own name resolve to an
-address of this machine (DNS rebinding), so a request without a token has to name an address or this relay.
+On a loopback address or a Unix socket some routes need no token, for programs of this machine (``refusal_of_local``). A
+proxy on this machine passes on requests of others, and a page in a browser can let its own name resolve to an address
+of this machine (DNS rebinding): neither has these rights.
 """
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -30,6 +32,13 @@ API = "/api/"  # where errors are JSON
 SHORTEST_S = 0.1  # that a request has to finish
 WARN_EVERY_S = 60.0  # about wrong tokens from one address
 WARNED_MAX = 1000
+# Header fields that proxies add, in lower case. Sources: RFC 7239, RFC 9110 section 7.6.3, the manuals of nginx, Apache
+# httpd, Envoy, Varnish, Akamai, Cloudflare, Fastly, Fly.io and Azure.
+FORWARDING_FIELD = re.compile(
+    r"via|forwarded|x-(?:forwarded|original|envoy|azure)(?:-.+)?|x-(?:real|client|cluster-client|proxyuser|coming-from)(?:-ip)?"
+    r"|x-(?:host|varnish|remote-(?:addr|ip))|client-ip|true-client-ip|cf-.+|fastly-.+|fly-.+"
+)
+_HOST = re.compile(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?")
 
 Handler = Callable[[web.Request, Token | None], Awaitable[web.StreamResponse]]
 
@@ -65,8 +74,9 @@ class HttpServer:
     ) -> None:
         self._settings = settings
         self.tokens = tokens
-        hosts = (address.host.lower() for address in settings.address)
-        self._names = ("localhost", hostname.lower(), *hosts)
+        hosts = (address.host.lower() for address in settings.address if address.host)
+        self._local_names = frozenset(("localhost", *hosts))
+        self._names = self._local_names | {hostname.lower()}
         self._warned: dict[str, float] = {}  # by address of the client
         application = web.Application(middlewares=[self._answer])
         for route in routes:
@@ -196,16 +206,19 @@ class HttpServer:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             token = self._token(request)
-            if token is None and not self._is_own_name(request.url.host or ""):
-                text = f"Host: expected an address or one of {', '.join(self._names)}"
+            if token is None and not all(map(self._is_own_name, hosts_of(request))):
+                text = f"Host: expected an address or one of {', '.join(sorted(self._names))}"
                 return problem(403, text)
             if route.is_open:
                 return await self._handled(route, request, token)
-            if token is None and not (route.is_local and _is_local(request)):
-                self._warn(request)
-                headers = {"WWW-Authenticate": "Bearer", **route.refusal}
-                return problem(401, "a token is required: Authorization: Bearer TOKEN", headers)
-            if token is not None and not token.allows(route.role):
+            if token is None:
+                why = refusal_of_local(request, self._local_names) if route.is_local else ""
+                if why or not route.is_local:
+                    self._warn(request, why)
+                    headers = {"WWW-Authenticate": "Bearer", **route.refusal}
+                    text = "a token is required: Authorization: Bearer TOKEN"
+                    return problem(401, f"{text} ({why})" if why else text, headers)
+            elif not token.allows(route.role):
                 return problem(
                     403, f"the token '{token.name}' has the role {token.role}, not {route.role}"
                 )
@@ -234,9 +247,9 @@ class HttpServer:
             return bool(ip_address(host))
         return host.lower() in self._names
 
-    def _warn(self, request: web.Request) -> None:
-        """Log a wrong token, once a minute for each address."""
-        if "Authorization" not in request.headers:
+    def _warn(self, request: web.Request, why: str) -> None:
+        """Log a wrong token, and a request of a proxy, once a minute for each address."""
+        if not why and "Authorization" not in request.headers:
             return
         client, now_s = request.remote or "a Unix socket", monotonic_s()
         if now_s - self._warned.get(client, -WARN_EVERY_S) < WARN_EVERY_S:
@@ -244,7 +257,8 @@ class HttpServer:
         if len(self._warned) >= WARNED_MAX:
             self._warned.clear()
         self._warned[client] = now_s
-        log.warning("authentication failed: token client=%s path=%s", client, request.path)
+        reason = f" ({why})" if why else ""
+        log.warning("authentication failed: token client=%s path=%s%s", client, request.path, reason)
 
 
 class _Refusal(asyncio.Protocol):
@@ -280,13 +294,34 @@ def problem(status: int, text: str, headers: Mapping[str, str] | None = None) ->
     return web.json_response({"error": text}, status=status, headers=headers)
 
 
-def _is_local(request: web.Request) -> bool:
-    """Whether the connection came to a loopback address, or a Unix socket: from this machine."""
-    name = request.transport.get_extra_info("sockname") if request.transport is not None else None
-    if not isinstance(name, tuple):
-        return True
+def hosts_of(request: web.Request) -> set[str]:
+    """The hosts that a request names, in lower case: in Host fields, and in its target if that is a whole URL."""
+    matches = (_HOST.fullmatch(text.strip()) for text in request.headers.getall("Host", []))
+    named = {(match[1] or match[2] or "").lower() if match is not None else "" for match in matches}
+    return named | {(request.url.host or "").lower()}
+
+
+def refusal_of_local(request: web.Request, names: Collection[str]) -> str:
+    """Why a request without a token has no rights of a program of this machine; empty if it has them.
+
+    It has to come to a loopback address or a Unix socket, without a proxy, and to name a loopback address or one of
+    ``names`` as its host. The name of the relay is not among them: it is what clients of a proxy call.
+    """
+    ends = ("sockname", "peername")
+    addresses = [request.transport.get_extra_info(end) if request.transport else None for end in ends]
+    if not all(_is_loopback(each[0]) for each in addresses if isinstance(each, tuple)):
+        return "the request does not come from this machine"
+    for field in request.headers:
+        if FORWARDING_FIELD.fullmatch(field.lower()):
+            return f"the request comes through a proxy: it has the field {field}"
+    foreign = [host for host in hosts_of(request) if host not in names and not _is_loopback(host)]
+    return "the request names another host than this machine" if foreign else ""
+
+
+def _is_loopback(host: str) -> bool:
     with suppress(ValueError):
-        return ip_address(name[0]).is_loopback
+        address = ip_address(host)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     return False
 
 

@@ -294,7 +294,7 @@ class Connection(ClientTransport, ABC):
         if header is None:
             return False
         del self._unread[: header.size]
-        if header.client_ip:
+        if header.client_ip is not None:
             self._client_ip, self._last_trace = header.client_ip, None
             self._context.ended(self)  # the proxy was counted as trusted
             if refusal := self._context.admit(self, self._client_ip):
