@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
@@ -34,7 +35,6 @@ class Listener:
         self._sockets = sockets
         self._servers: list[asyncio.Server] = []
         self._acceptors: list[asyncio.Task[None]] = []
-        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Accept connections."""
@@ -65,8 +65,8 @@ class Listener:
                 accepted.close()
             else:
                 task = asyncio.create_task(self._shake_hands(session, accepted))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
+                context.handshakes[session] = task
+                task.add_done_callback(partial(self._shook_hands, session, accepted))
 
     async def _shake_hands(self, session: Session, accepted: socket.socket) -> None:
         context = self.context
@@ -78,10 +78,13 @@ class Listener:
             )  # fmt: skip
         except (OSError, ssl.SSLError) as exc:
             log.info("TLS handshake failed: %s", exc)
-        finally:
-            if session.transport is None:
-                context.ended(session)
-                accepted.close()
+
+    def _shook_hands(self, session: Session, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        """The handshake has ended, or was cancelled, perhaps before it began."""
+        del self.context.handshakes[session]
+        if session.transport is None:
+            self.context.ended(session)
+            accepted.close()
 
     def close(self) -> None:
         """Accept no more connections, and end the sessions without a transaction."""
@@ -107,9 +110,10 @@ class Listener:
             self._end_idle_sessions()
         for session in list(self.context.sessions):
             session.abort()
-        for task in self._handshakes:
+        handshakes = [*self.context.handshakes.values()]
+        for task in handshakes:
             task.cancel()
-        await asyncio.gather(*self._acceptors, *self._handshakes, return_exceptions=True)
+        await asyncio.gather(*self._acceptors, *handshakes, return_exceptions=True)
         self.context.rejections.close()
 
 
@@ -138,7 +142,7 @@ class Intake:
         self._sockets = sockets
         self._index = index
         self._processes = processes
-        self._passwords = PasswordChecks(wrong=queue.wrong_passwords)
+        self._passwords = PasswordChecks(wrong=queue.wrong_passwords, recent=queue.recent_logins)
         self.listeners: list[Listener] = []
 
     @property

@@ -11,6 +11,7 @@ from zonemta_py.core.errors import NotAccepted
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.accept_result import UNDER_WAY, UNWRITABLE
 from zonemta_py.intake.admission import NO_SPACE
+from zonemta_py.intake.authentication import WRONG
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.mail_limits import MailLimits
@@ -63,7 +64,7 @@ class Session(SecureConnection):
         )  # fmt: skip
         stranger = not self._user and not context.trusts(self._client_ip)
         # The number of wrong passwords is limited; each has its name in the event log.
-        context.rejections.add(event, counted=stranger and not reply.startswith("535"))
+        context.rejections.add(event, counted=stranger and reply != WRONG)
         return Refused(reply)
 
     # ---- MAIL, RCPT
@@ -249,6 +250,7 @@ class Session(SecureConnection):
 
     def _abandon(self) -> None:
         """Abort the message that is being received, and release its submission key."""
+        super()._abandon()
         if self._claim is not None:
             self._claim.release()
             self._claim = None
