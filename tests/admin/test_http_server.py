@@ -165,11 +165,14 @@ async def test_a_socket_path_with_a_file_of_somebody_else(tmp_path: Path) -> Non
 async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 3)
     async with serving() as server:
-        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(3)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
-        assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
-        for _, each in [*held, (reader, writer)]:
-            each.close()
+        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(4)]
+        assert await asyncio.wait_for(held[0][0].read(), scaled(10)) == b"", "the oldest"
+        for _, writer in held[1:]:
+            writer.write(b"GET /open HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for reader, _ in held[1:]:
+            assert (await asyncio.wait_for(reader.readline(), scaled(10))).startswith(b"HTTP/1.1 200")
+        for _, writer in held:
+            writer.close()
 
 
 async def test_only_open_connections_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +192,10 @@ async def test_only_open_connections_count(monkeypatch: pytest.MonkeyPatch) -> N
         for method, path, status in (("GET", "/nowhere", 404), ("POST", "/open", 405)) * 2:
             assert (await status_of(server, method, path))[0] == status
         assert (await status_of(server, "GET", "/open"))[0] == 200
-        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(3)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
-        assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
-        for _, each in [*held, (reader, writer)]:
-            each.close()
+        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(4)]
+        assert await asyncio.wait_for(held[0][0].read(), scaled(10)) == b""
+        for _, writer in held:
+            writer.close()
 
 
 async def test_a_request_under_way_at_the_stop() -> None:
@@ -218,7 +220,7 @@ async def test_a_request_under_way_at_the_stop() -> None:
         asking = asyncio.create_task(status_of(server, "GET", "/wait"))
         await began.wait()
         closing = asyncio.create_task(server.close(scaled(60)))
-        await until(lambda: not server._servers[0].is_serving(), "the beginning of the end")
+        await until(lambda: not server._connections.is_listening, "the beginning of the end")
         go_on.set()
         assert await asking == (200, '{"by": ""}')
         await closing

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from zonemta_py.admin.event_stream import EventStream
@@ -26,6 +27,7 @@ class EventOperations:
         self._directory = directory
         self._stream = stream
         self._searches = asyncio.Semaphore(SEARCHES_MAX)
+        self._searches_of_tenants = asyncio.Semaphore(SEARCHES_MAX - 1)  # the others are for operators
 
     async def history(self, request: HistoryRequest) -> AsyncIterator[Row]:
         """A row for each event, in the order of their time. Raises LocalError."""
@@ -33,7 +35,10 @@ class EventOperations:
             raise LocalError("there is no event log")
         make_queries(request.key, request.since_ms)  # raises for what nothing can be found by
         outbox = [lines for _, lines in self._queue.store.scan(OUTBOX, end_of(OUTBOX))]  # before the log
-        async with self._searches:
+        async with AsyncExitStack() as turn:
+            if request.tenant is not None:
+                await turn.enter_async_context(self._searches_of_tenants)
+            await turn.enter_async_context(self._searches)
             output = await self._search(self._directory, request)
         found = []
         for number, line in enumerate(output.splitlines()):

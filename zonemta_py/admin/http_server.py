@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from zonemta_py.admin.connections import HttpConnections
+from zonemta_py.admin.shares import Shares, owner_of
 from zonemta_py.admin.tokens import Role, Token, Tokens
 from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import HTTP_CONNECTIONS_MAX, Admin
@@ -25,13 +27,12 @@ from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 
 BACKLOG = 128
-FIRST_REQUEST_S = 30.0  # from the connection to a whole header
 KEEP_ALIVE_S = 15.0  # from a response to the whole header of the next request
-HANDSHAKE_S = 10.0  # of TLS
 API = "/api/"  # where errors are JSON
 SHORTEST_S = 0.1  # that a request has to finish
 WARN_EVERY_S = 60.0  # about wrong tokens from one address
 WARNED_MAX = 1000
+KEPT = 10  # every tenth connection is for health, metrics and new clients, every tenth for operators
 # Header fields that proxies add, in lower case. Sources: RFC 7239, RFC 9110 section 7.6.3, the manuals of nginx, Apache
 # httpd, Envoy, Varnish, Akamai, Cloudflare, Fastly, Fly.io and Azure.
 FORWARDING_FIELD = re.compile(
@@ -50,7 +51,8 @@ _aiohttp_log.setLevel(logging.CRITICAL)  # a traceback for every request that is
 class HttpRoute(NamedTuple):
     """What is served at ``path``. ``role``: of the token that it needs; ``is_local``: none on a loopback address.
 
-    ``is_open``: none at all; its handler decides. ``refusal``: header fields of a 401.
+    ``is_open``: none at all; its handler decides, and ``token_of`` says whose request it is. ``refusal``: header fields of a 401. ``is_quick``: it takes no
+    time, so it is answered whatever else is under way.
     """
 
     method: str
@@ -59,6 +61,8 @@ class HttpRoute(NamedTuple):
     role: Role
     is_local: bool = False
     is_open: bool = False
+    is_quick: bool = False
+    token_of: Callable[[web.Request], Token | None] = lambda request: None
     refusal: Mapping[str, str] = {}
 
 
@@ -89,14 +93,10 @@ class HttpServer:
             shutdown_timeout=SHORTEST_S,
             keepalive_timeout=KEEP_ALIVE_S,
         )
-        self._servers: list[asyncio.Server] = []
+        self._connections = HttpConnections(HTTP_CONNECTIONS_MAX, self._new_protocol)
+        kept = HTTP_CONNECTIONS_MAX // KEPT
+        self._shares = Shares(HTTP_CONNECTIONS_MAX - kept, kept)  # of requests under way
         self._paths: list[Path] = []  # of Unix sockets that are ours
-        self._silent: dict[
-            asyncio.Protocol, asyncio.TimerHandle
-        ] = {}  # connections without a request so far
-        self._starting: set[asyncio.Protocol] = (
-            set()
-        )  # of those, the ones that may be in their handshake
         self._under_way: set[asyncio.Task[None]] = set()  # requests, or connections that have had some
         self.ports: list[int] = []  # of the addresses, once started; 0 for a Unix socket
 
@@ -106,32 +106,31 @@ class HttpServer:
         try:
             context = _tls_context(self._settings)
             for address in self._settings.address:
-                self._servers.append(await self._listen(address, context))
-                names = [sock.getsockname() for sock in self._servers[-1].sockets]
-                self.ports.append(0 if address.path else names[0][1])
+                sockets = await self._bound(address)
+                self._connections.listen(sockets, None if address.path else context)
+                self.ports.append(0 if address.path else sockets[0].getsockname()[1])
         except BaseException:
             await self.close()
             raise
 
-    async def _listen(self, address: AdminAddress, context: ssl.SSLContext | None) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
+    async def _bound(self, address: AdminAddress) -> list[socket.socket]:
+        """Listening sockets. Raises LocalError."""
         try:
             if address.path:
                 sock = _unix_socket(Path(address.path))
                 self._paths.append(Path(address.path))
-                return await loop.create_unix_server(self._connected, sock=sock, backlog=BACKLOG)
-            timeout_s = HANDSHAKE_S if context is not None else None
-            return await loop.create_server(
-                self._connected, address.host, address.port, backlog=BACKLOG, ssl=context,
-                ssl_handshake_timeout=timeout_s,
-            )  # fmt: skip
+                return [sock]
+            return await _tcp_sockets(address)
         except OSError as exc:
             raise LocalError(f"admin.address: {address}: {exc.strerror or exc}") from exc
 
+    def _new_protocol(self) -> asyncio.Protocol | None:
+        server = self._runner.server
+        return server() if server is not None else None
+
     async def close(self, grace_s: float = 0.0) -> None:
         """Accept no more requests; those under way have ``grace_s`` to finish."""
-        for server in self._servers:
-            server.close()
+        self._connections.close()
         _remove_sockets(self._paths)
         if self._runner.server is not None:
             self._runner.server.pre_shutdown()  # closes idle connections
@@ -142,40 +141,6 @@ class HttpServer:
             await self._runner.server.shutdown(SHORTEST_S)
         await self._runner.cleanup()
 
-    def _connected(self) -> asyncio.Protocol:
-        """The protocol of a new connection: aiohttp's, or one that closes it."""
-        server = self._runner.server
-        if server is None or self._is_full(server):
-            return _Refusal()
-        protocol: asyncio.Protocol = server()
-        loop = asyncio.get_running_loop()
-        self._silent[protocol] = loop.call_later(FIRST_REQUEST_S, self._end_if_silent, protocol)
-        self._starting.add(protocol)
-        handshake_s = HANDSHAKE_S if self._settings.tls.certificate_file is not None else 0.0
-        loop.call_later(handshake_s, self._starting.discard, protocol)
-        return protocol
-
-    def _is_full(self, server: web.Server) -> bool:
-        """Whether as many connections are open as may be; those that are closed are forgotten then."""
-        if len({*self._silent, *server.connections}) < HTTP_CONNECTIONS_MAX:
-            return False
-        for protocol in self._silent.keys() - self._starting - {*server.connections}:
-            self._heard(protocol)
-        return len({*self._silent, *server.connections}) >= HTTP_CONNECTIONS_MAX
-
-    def _end_if_silent(self, protocol: asyncio.Protocol) -> None:
-        transport = getattr(protocol, "transport", None)  # None when the connection has ended
-        if transport is not None:
-            transport.abort()
-        self._heard(protocol)
-
-    def _heard(self, protocol: asyncio.Protocol) -> None:
-        """A connection is not silent any more."""
-        timer = self._silent.pop(protocol, None)
-        if timer is not None:
-            timer.cancel()
-        self._starting.discard(protocol)
-
     # ---- requests
 
     @web.middleware
@@ -183,7 +148,7 @@ class HttpServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Every request comes here, also one for which there is no route."""
-        self._heard(request.protocol)
+        self._connections.began(request.protocol)
         task = asyncio.current_task()
         assert task is not None
         if task not in self._under_way:
@@ -200,6 +165,8 @@ class HttpServer:
             if not request.path.startswith(API):
                 raise
             return problem(404, f"there is no {request.path}; /api/openapi.json has what there is")
+        finally:
+            self._connections.ended(request.protocol)
 
     def _guarded(self, route: HttpRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The handler of ``route`` for those who may use it."""
@@ -229,6 +196,12 @@ class HttpServer:
     async def _handled(
         self, route: HttpRoute, request: web.Request, token: Token | None
     ) -> web.StreamResponse:
+        owner = owner_of(route.token_of(request) if route.is_open else token, request.remote)
+        if not route.is_quick and not self._shares.take(owner):
+            text = f"too many requests of the {owner} are under way"
+            response = problem(503, text, {"Retry-After": "1"})
+            response.force_close()
+            return response
         try:
             return await route.handler(request, token)
         except (web.HTTPException, ConnectionError):
@@ -236,6 +209,9 @@ class HttpServer:
         except Exception:
             log.exception("a request from %s failed: %s", request.remote, request.path)
             return problem(500, "internal error; see the log of the relay")
+        finally:
+            if not route.is_quick:
+                self._shares.give_back(owner)
 
     def _token(self, request: web.Request) -> Token | None:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -261,12 +237,21 @@ class HttpServer:
         log.warning("authentication failed: token client=%s path=%s%s", client, request.path, reason)
 
 
-class _Refusal(asyncio.Protocol):
-    """A connection that is one too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
-        transport.close()
+async def _tcp_sockets(address: AdminAddress) -> list[socket.socket]:
+    """A listening socket for each address of the host. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    try:
+        for family, info in dict.fromkeys((family, info) for family, _, _, _, info in found):
+            sockets.append(socket.create_server(info, family=family, backlog=BACKLOG))
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
 
 
 def _unix_socket(path: Path) -> socket.socket:
@@ -277,6 +262,7 @@ def _unix_socket(path: Path) -> socket.socket:
     try:
         sock.bind(str(path))
         path.chmod(0o600)
+        sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise

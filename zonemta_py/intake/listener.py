@@ -10,6 +10,7 @@ from functools import partial
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
+from zonemta_py.core.networks import accept_client
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings
 from zonemta_py.intake.queue_client import QueueClient
@@ -22,7 +23,6 @@ from zonemta_py.routing import Router
 from zonemta_py.storage.disk_space import DiskSpace
 
 DRAIN_POLL_S = 0.05
-ACCEPT_RETRY_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +52,11 @@ class Listener:
 
     async def _accept(self, sock: socket.socket) -> None:
         """Accept connections that begin with TLS, and count them before their handshake."""
-        context, loop = self.context, self.context.loop
+        context = self.context
         while True:
-            try:
-                accepted, address = await loop.sock_accept(sock)
-            except OSError as exc:
-                log.error("%s: no connection can be accepted: %s", context.name, exc)
-                await asyncio.sleep(ACCEPT_RETRY_S)
-                continue
+            accepted, client_ip = await accept_client(sock, context.name)
             session = Session(context)
-            if context.admit(session, address[0].removeprefix("::ffff:")):
+            if context.admit(session, client_ip):
                 accepted.close()
             else:
                 task = asyncio.create_task(self._shake_hands(session, accepted))
