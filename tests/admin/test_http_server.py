@@ -30,7 +30,12 @@ async def fail(request: web.Request, token: Token | None) -> web.StreamResponse:
     raise RuntimeError("a secret of the relay")
 
 
+async def misread(request: web.Request, token: Token | None) -> web.StreamResponse:
+    raise web.RequestPayloadError("not what the header says")
+
+
 ROUTES = [
+    HttpRoute("GET", "/misread", misread, Role.READ, is_local=True),
     HttpRoute("GET", "/open", answer, Role.READ, is_local=True),
     HttpRoute("GET", "/closed", answer, Role.READ),
     HttpRoute("POST", "/change", answer, Role.OPERATE),
@@ -93,6 +98,7 @@ async def test_an_internal_error_is_not_shown() -> None:
         status, text = await status_of(server, "GET", "/broken")
         assert status == 500
         assert "secret" not in text
+        assert (await status_of(server, "GET", "/misread"))[0] == 400
 
 
 async def test_a_wrong_token_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,6 +32,7 @@ API = "/api/"  # where errors are JSON
 SHORTEST_S = 0.1  # that a request has to finish
 WARN_EVERY_S = 60.0  # about wrong tokens from one address
 WARNED_MAX = 1000
+SHOWN = 40  # characters of a field in an error
 KEPT = 10  # every tenth connection is for health, metrics and new clients, every tenth for operators
 # Header fields that proxies add, in lower case. Sources: RFC 7239, RFC 9110 section 7.6.3, the manuals of nginx, Apache
 # httpd, Envoy, Varnish, Akamai, Cloudflare, Fastly, Fly.io and Azure.
@@ -39,7 +40,7 @@ FORWARDING_FIELD = re.compile(
     r"via|forwarded|x-(?:forwarded|original|envoy|azure)(?:-.+)?|x-(?:real|client|cluster-client|proxyuser|coming-from)(?:-ip)?"
     r"|x-(?:host|varnish|remote-(?:addr|ip))|client-ip|true-client-ip|cf-.+|fastly-.+|fly-.+"
 )
-_HOST = re.compile(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?")
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d{0,5}))?")
 
 Handler = Callable[[web.Request, Token | None], Awaitable[web.StreamResponse]]
 
@@ -92,6 +93,7 @@ class HttpServer:
             logger=_aiohttp_log,
             shutdown_timeout=SHORTEST_S,
             keepalive_timeout=KEEP_ALIVE_S,
+            auto_decompress=False,  # a body that is compressed is refused
         )
         self._connections = HttpConnections(HTTP_CONNECTIONS_MAX, self._new_protocol)
         kept = HTTP_CONNECTIONS_MAX // KEPT
@@ -155,7 +157,12 @@ class HttpServer:
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
         try:
+            coding = request.headers.get("Content-Encoding", "identity")
+            if coding.lower() != "identity":
+                return problem(415, f"Content-Encoding: found {coding[:SHOWN]}, expected none")
             return await handler(request)
+        except web.RequestPayloadError as exc:
+            return problem(400, f"the body cannot be read: {exc}")
         except web.HTTPMethodNotAllowed as exc:
             if not request.path.startswith(API):
                 raise
@@ -204,7 +211,7 @@ class HttpServer:
             return response
         try:
             return await route.handler(request, token)
-        except (web.HTTPException, ConnectionError):
+        except (web.HTTPException, web.RequestPayloadError, ConnectionError):
             raise
         except Exception:
             log.exception("a request from %s failed: %s", request.remote, request.path)
@@ -282,9 +289,16 @@ def problem(status: int, text: str, headers: Mapping[str, str] | None = None) ->
 
 def hosts_of(request: web.Request) -> set[str]:
     """The hosts that a request names, in lower case: in Host fields, and in its target if that is a whole URL."""
-    matches = (_HOST.fullmatch(text.strip()) for text in request.headers.getall("Host", []))
-    named = {(match[1] or match[2] or "").lower() if match is not None else "" for match in matches}
-    return named | {(request.url.host or "").lower()}
+    named = [*request.headers.getall("Host", []), request.host]
+    return {host_and_port(text)[0] for text in named}
+
+
+def host_and_port(text: str) -> tuple[str, str]:
+    """The parts of a Host field, in lower case; both are empty if it is none, and the port if it has none."""
+    match = _HOST.fullmatch(text.strip())
+    if match is None:
+        return "", ""
+    return (match[1] or match[2] or "").lower(), match[3] or ""
 
 
 def refusal_of_local(request: web.Request, names: Collection[str]) -> str:
