@@ -55,6 +55,7 @@ class EventOperations:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "zonemta_py.events.history", *arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a signal to the group of the relay is for the relay
         )  # fmt: skip
         try:
             output, _ = await process.communicate()

@@ -294,7 +294,7 @@ def hosts_of(request: web.Request) -> set[str]:
 
 
 def host_and_port(text: str) -> tuple[str, str]:
-    """The parts of a Host field, in lower case; both are empty if it is none, and the port if it has none."""
+    """The parts of a Host field, in lower case; both are empty if it is malformed, the port also without one."""
     match = _HOST.fullmatch(text.strip())
     if match is None:
         return "", ""
