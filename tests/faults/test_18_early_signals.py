@@ -72,6 +72,7 @@ async def test_hangups_to_all_processes_while_they_start(directory: Path) -> Non
         relay = started(directory, f"os.setsid(); Path({str(directory / 'begun')!r}).touch()")
         try:
             until_blocking((directory / "begun").exists, "the first module")
+            assert relay.process.stdout is not None
             while not select.select([relay.process.stdout], [], [], 0.02)[0]:
                 os.killpg(relay.pid, signal.SIGHUP)
             relay.wait_ready()
