@@ -100,7 +100,7 @@ async def test_the_token(directory: Path, given: str, status: int) -> None:
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("127.0.0.1", 204), ("[::1]:80", 204), ("localhost:8025", 204), ("relay.example", 204), ("evil.example", 403), ("", 403)],
+    [("127.0.0.1", 204), ("[::1]:80", 204), ("localhost:8025", 204), ("relay.example", 401), ("evil.example", 403), ("", 403)],
 )  # fmt: skip
 async def test_the_host_without_a_token(directory: Path, host: str, status: int) -> None:
     """A page whose name resolves to this machine cannot send mail."""
