@@ -30,7 +30,12 @@ async def fail(request: web.Request, token: Token | None) -> web.StreamResponse:
     raise RuntimeError("a secret of the relay")
 
 
+async def misread(request: web.Request, token: Token | None) -> web.StreamResponse:
+    raise web.RequestPayloadError("not what the header says")
+
+
 ROUTES = [
+    HttpRoute("GET", "/misread", misread, Role.READ, is_local=True),
     HttpRoute("GET", "/open", answer, Role.READ, is_local=True),
     HttpRoute("GET", "/closed", answer, Role.READ),
     HttpRoute("POST", "/change", answer, Role.OPERATE),
@@ -83,7 +88,7 @@ async def test_a_page_that_calls_itself_by_another_name() -> None:
     """DNS rebinding: the Host field is that of the page. With a token it does not matter."""
     async with serving() as server:
         assert (await status_of(server, "GET", "/open", Host="evil.example"))[0] == 403
-        assert (await status_of(server, "GET", "/open", Host="RELAY.example"))[0] == 200
+        assert (await status_of(server, "GET", "/open", Host="RELAY.example"))[0] == 401, "see point 07"
         assert (await status_of(server, "GET", "/open", Host="localhost:1"))[0] == 200
         assert (await status_of(server, "GET", "/closed", "text-read", Host="ops.example"))[0] == 200
 
@@ -93,6 +98,7 @@ async def test_an_internal_error_is_not_shown() -> None:
         status, text = await status_of(server, "GET", "/broken")
         assert status == 500
         assert "secret" not in text
+        assert (await status_of(server, "GET", "/misread"))[0] == 400
 
 
 async def test_a_wrong_token_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,13 +132,13 @@ async def test_several_addresses_and_a_unix_socket(tmp_path: Path) -> None:
 async def test_another_address_needs_a_token_for_all() -> None:
     """What is open on a loopback address is not on others."""
     async with serving() as server:
-        original = http_server._is_local
+        original = http_server.refusal_of_local
         try:
-            http_server._is_local = lambda request: False
+            http_server.refusal_of_local = lambda request, names: "elsewhere"
             assert (await status_of(server, "GET", "/open"))[0] == 401
             assert (await status_of(server, "GET", "/open", "text-read"))[0] == 200
         finally:
-            http_server._is_local = original
+            http_server.refusal_of_local = original
 
 
 async def test_tls(tmp_path: Path) -> None:
@@ -165,11 +171,14 @@ async def test_a_socket_path_with_a_file_of_somebody_else(tmp_path: Path) -> Non
 async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 3)
     async with serving() as server:
-        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(3)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
-        assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
-        for _, each in [*held, (reader, writer)]:
-            each.close()
+        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(4)]
+        assert await asyncio.wait_for(held[0][0].read(), scaled(10)) == b"", "the oldest"
+        for _, writer in held[1:]:
+            writer.write(b"GET /open HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for reader, _ in held[1:]:
+            assert (await asyncio.wait_for(reader.readline(), scaled(10))).startswith(b"HTTP/1.1 200")
+        for _, writer in held:
+            writer.close()
 
 
 async def test_only_open_connections_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +198,10 @@ async def test_only_open_connections_count(monkeypatch: pytest.MonkeyPatch) -> N
         for method, path, status in (("GET", "/nowhere", 404), ("POST", "/open", 405)) * 2:
             assert (await status_of(server, method, path))[0] == status
         assert (await status_of(server, "GET", "/open"))[0] == 200
-        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(3)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
-        assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
-        for _, each in [*held, (reader, writer)]:
-            each.close()
+        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(4)]
+        assert await asyncio.wait_for(held[0][0].read(), scaled(10)) == b""
+        for _, writer in held:
+            writer.close()
 
 
 async def test_a_request_under_way_at_the_stop() -> None:
@@ -218,7 +226,7 @@ async def test_a_request_under_way_at_the_stop() -> None:
         asking = asyncio.create_task(status_of(server, "GET", "/wait"))
         await began.wait()
         closing = asyncio.create_task(server.close(scaled(60)))
-        await until(lambda: not server._servers[0].is_serving(), "the beginning of the end")
+        await until(lambda: not server._connections.is_listening, "the beginning of the end")
         go_on.set()
         assert await asking == (200, '{"by": ""}')
         await closing

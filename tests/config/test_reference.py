@@ -128,7 +128,7 @@ def test_the_reference_file_has_every_key() -> None:
         "dkim.keys.domain", "dkim.keys.selector", "dkim.keys.key_file", "peers.pipelining",
         "peers.starttls", "tenants.users", "tenants.networks", "tenants.domains", "tenants.zones",
         "tenants.weight", "tenants.limits.sessions", "tenants.limits.messages", "tenants.limits.recipients",
-        "tenants.limits.bytes", "tenants.scan", "tenants.pool", "tenants.verify",
+        "tenants.limits.bytes", "tenants.limits.open_sessions", "tenants.scan", "tenants.pool", "tenants.verify",
         "zones.destinations.domains", "zones.destinations.connections",
     }  # fmt: skip
     assert set(COMMENTS) == set(SPECIFICATIONS) - missing

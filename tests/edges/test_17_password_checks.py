@@ -15,12 +15,12 @@ from zonemta_py.intake import authentication
 from zonemta_py.intake.authentication import (
     BLOCKED,
     BUSY,
-    WAITING_MAX,
+    STILL_WRONG,
     WRONG,
     PasswordChecks,
 )
 from zonemta_py.intake.users import Users, hash_password
-from zonemta_py.queue.wrong_passwords import FAILURES_MAX
+from zonemta_py.queue.logins import FAILURES_MAX
 
 HASH = hash_password("right")
 
@@ -68,7 +68,8 @@ async def test_guessing_is_blocked_by_network() -> None:
     """Ten wrong ones, then 421 without computing; the neighbours of an IPv6 client share its number."""
     checks, users = PasswordChecks(0), Counted({"u": HASH})
     for number in range(FAILURES_MAX):
-        assert await checked(checks, users, "wrong", f"2001:db8::{number:x}") == WRONG
+        assert await checked(checks, users, f"wrong{number}", f"2001:db8::{number:x}") == WRONG
+        assert await checked(checks, users, "wrong0", "2001:db8::1") in (STILL_WRONG, BLOCKED)
     assert await checked(checks, users, "right", "2001:db8::ffff") == BLOCKED
     assert users.computed == FAILURES_MAX
     assert await checked(checks, users, "right", "2001:db8:0:1::1") == ""
@@ -77,14 +78,15 @@ async def test_guessing_is_blocked_by_network() -> None:
     checks.close()
 
 
-async def test_the_number_of_checks_is_bounded() -> None:
-    """Of different logins; many sessions with the same one at once are one check."""
-    count = WAITING_MAX + 5
+async def test_the_number_of_checks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of different logins of strangers; many sessions with the same one at once are one check."""
+    monkeypatch.setattr(authentication, "WAITING_MAX", 10)
+    count = 15
     checks, users = PasswordChecks(0), Counted({f"u{n}": HASH for n in range(count)})
     replies = await asyncio.gather(
         *(checked(checks, users, "right", f"192.0.2.{n}", f"u{n}") for n in range(count))
     )
-    assert sorted(replies) == [""] * WAITING_MAX + [BUSY] * 5
+    assert sorted(replies) == [""] * 10 + [BUSY] * 5
     same = Counted({"u": HASH})
     replies = await asyncio.gather(
         *(checked(checks, same, "right", f"198.51.100.{n}") for n in range(count))
@@ -96,9 +98,9 @@ async def test_the_number_of_checks_is_bounded() -> None:
 async def test_guesses_count_while_they_are_under_way() -> None:
     """Of one network as many as may be wrong, whatever comes at once."""
     checks, users = PasswordChecks(0), Counted({"u": HASH})
-    replies = await asyncio.gather(*(checked(checks, users, f"wrong{n}") for n in range(WAITING_MAX)))
+    replies = await asyncio.gather(*(checked(checks, users, f"wrong{n}") for n in range(50)))
     assert (replies.count(WRONG), users.computed) == (FAILURES_MAX, FAILURES_MAX)
-    assert replies.count(BUSY) == WAITING_MAX - FAILURES_MAX
+    assert replies.count(BLOCKED) == 50 - FAILURES_MAX
     checks.close()
 
 
@@ -129,7 +131,7 @@ async def guessing(relay: ListenerUnderTest, line: str) -> str:
 async def test_over_smtp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another identity is refused; wrong ones are logged and recorded with the name; then 421."""
+    """Another identity is refused; wrong ones are logged and recorded with the name; then 421 to strangers."""
     monkeypatch.setattr(authentication, "FAILURE_DELAY_S", 0.0)
     (tmp_path / "users").write_text(f"u:{HASH}\n")
     listener = "    auth: {users_file: users, require_tls: false}\n    trusted_networks: []"
@@ -137,9 +139,10 @@ async def test_over_smtp(
         assert (await guessing(relay, plain("\0u\0right"))).startswith("235")
         assert (await guessing(relay, plain("u\0u\0right"))).startswith("235")
         assert (await guessing(relay, plain("root\0u\0right"))).startswith("535")
-        for _ in range(FAILURES_MAX - 1):
-            assert (await guessing(relay, plain("\0admin\0x"))).startswith("535")
-        assert (await guessing(relay, plain("\0u\0right"))).startswith("421 4.7.0")
+        for number in range(FAILURES_MAX - 1):
+            assert (await guessing(relay, plain(f"\0admin\0{number}"))).startswith("535")
+        assert (await guessing(relay, plain("\0v\0right"))).startswith("421 4.7.0")
+        assert (await guessing(relay, plain("\0u\0right"))).startswith("235")
         await until(lambda: len(events(relay.queue.store)) == FAILURES_MAX + 1, "the events")
         tried = [(e["user"], e["client_ip"], e["command"]) for e in events(relay.queue.store)]
         assert tried[0] == ("u", "127.0.0.1", "AUTH")

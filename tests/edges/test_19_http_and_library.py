@@ -37,7 +37,7 @@ async def test_too_many_recipients(directory: Path) -> None:
     async with staged(directory) as stage:
         config = stage.config(
             listeners=[{"address": "127.0.0.1:0", "max_recipients": 2}],
-            admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS,
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True}, processes=ONE_PROCESS,
         )  # fmt: skip
         async with relaying(config) as relay:
             status, reply = await post(relay, *(f"u{n}@a.example" for n in range(3)))
@@ -49,7 +49,7 @@ async def test_too_many_recipients(directory: Path) -> None:
 async def test_no_space(directory: Path) -> None:
     async with staged(directory) as stage:
         config = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS,
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True}, processes=ONE_PROCESS,
             queue={"directory": "queue", "min_free_disk": "1000TiB"},
         )  # fmt: skip
         async with relaying(config) as relay:
@@ -61,7 +61,10 @@ async def test_no_space(directory: Path) -> None:
 
 async def test_a_queue_that_cannot_be_written(directory: Path) -> None:
     async with staged(directory) as stage:
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS)
+        config = stage.config(
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True},
+            processes=ONE_PROCESS,
+        )
         async with relaying(config) as relay:
             relay.queue.commits.failure = QueueUnavailable("the disk is gone")
             status, reply = await post(relay, "u@a.example")
@@ -97,13 +100,16 @@ async def test_the_token(directory: Path, given: str, status: int) -> None:
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("127.0.0.1", 204), ("[::1]:80", 204), ("localhost:8025", 204), ("relay.example", 204), ("evil.example", 403), ("", 403)],
+    [("127.0.0.1", 204), ("[::1]:80", 204), ("localhost:8025", 204), ("relay.example", 401), ("evil.example", 403), ("", 403)],
 )  # fmt: skip
 async def test_the_host_without_a_token(directory: Path, host: str, status: int) -> None:
     """A page whose name resolves to this machine cannot send mail."""
     async with staged(directory) as stage:
         await stage.receiver("a.example")
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS)
+        config = stage.config(
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True},
+            processes=ONE_PROCESS,
+        )
         async with relaying(config) as relay:
             found, _ = await post(relay, "u@a.example", headers={"Host": host})
             assert found == status

@@ -7,7 +7,12 @@ from pathlib import Path
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import listening
 from tests.kit.smtp_client import RawClient
-from zonemta_py.intake.admission import TOO_MANY, TOO_MANY_OF_ADDRESS, SessionLimits
+from zonemta_py.intake.admission import (
+    TOO_MANY_OF_ADDRESS,
+    TOO_MANY_OF_OWNER,
+    SessionLimits,
+    Stranger,
+)
 
 PACE_S = 0.05  # of the client that sends a byte now and then
 
@@ -15,37 +20,47 @@ PACE_S = 0.05  # of the client that sends a byte now and then
 class Stub:
     """A session."""
 
+    def __init__(self, *, busy: bool = False) -> None:
+        self.busy = busy
+
     def close_if_idle(self) -> None:
+        pass
+
+    def give_up(self) -> None:
         pass
 
     def abort(self) -> None:
         pass
 
 
-def admit(limits: SessionLimits, count: int, ip: str, *, trusted: bool = False) -> list[str]:
-    return [limits.admit(Stub(), ip, 40, trusted=trusted) for _ in range(count)]
+def strangers(limits: SessionLimits, count: int, ip: str, now_s: float = 0.0) -> list[str]:
+    client = Stranger(ip, is_familiar=False, since_s=now_s)
+    return [limits.admit_stranger(Stub(), client, 40) for _ in range(count)]
 
 
 def test_a_quarter_for_an_address_and_a_reserve_for_the_known() -> None:
-    limits = SessionLimits()
-    assert admit(limits, 11, "192.0.2.1") == [""] * 10 + [TOO_MANY_OF_ADDRESS]
+    limits = SessionLimits(lambda session: None)
+    assert strangers(limits, 11, "192.0.2.1") == [""] * 10 + [TOO_MANY_OF_ADDRESS]
     for number in range(2, 5):
-        admit(limits, 10, f"192.0.2.{number}")
-    assert len(limits.sessions) == 35
-    assert admit(limits, 1, "192.0.2.9") == [TOO_MANY]
-    assert admit(limits, 6, "192.0.2.1", trusted=True) == [""] * 5 + [TOO_MANY]
+        strangers(limits, 10, f"192.0.2.{number}")
+    assert len(limits) == 35
+    ours = (("address", "192.0.2.1"),)
+    assert [limits.admit_known(Stub(), ours, 40) for _ in range(35)] == [""] * 35
+    assert limits.admit_known(Stub(), ours, 40).startswith(TOO_MANY_OF_OWNER)
+    assert len(limits) == 40, "the known have the places of strangers"
 
 
 def test_an_authenticated_client_is_no_stranger() -> None:
-    limits = SessionLimits()
+    limits = SessionLimits(lambda session: None)
     sessions = [Stub() for _ in range(10)]
-    assert [limits.admit(each, "192.0.2.1", 40, trusted=False) for each in sessions] == [""] * 10
-    limits.know(sessions[0])
-    assert admit(limits, 2, "192.0.2.1") == ["", TOO_MANY_OF_ADDRESS]
+    client = Stranger("192.0.2.1", is_familiar=False, since_s=0.0)
+    assert [limits.admit_stranger(each, client, 40) for each in sessions] == [""] * 10
+    limits.know(sessions[0], (("user", "u"),), 40)
+    assert strangers(limits, 2, "192.0.2.1") == ["", TOO_MANY_OF_ADDRESS]
     for each in sessions:
         limits.remove(each)
         limits.remove(each)
-    assert admit(limits, 10, "192.0.2.1") == [""] * 9 + [TOO_MANY_OF_ADDRESS]
+    assert strangers(limits, 10, "192.0.2.1") == [""] * 9 + [TOO_MANY_OF_ADDRESS]
 
 
 async def test_a_byte_now_and_then_is_not_progress(tmp_path: Path) -> None:

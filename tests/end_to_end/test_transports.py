@@ -136,7 +136,7 @@ async def test_mail_from_relay_to_relay_by_http_16(directory: Path) -> None:
         sink = await stage.receiver("d.example")
         home = await stage.receiver("sender.example")
         inner = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True},
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True},
             listeners=[{"address": "127.0.0.1:0", "max_message_size": "100KiB"}],
             queue={"directory": "inner", "min_free_disk": "1MiB"},
             events={"directory": "inner-events"},

@@ -22,7 +22,11 @@ from zonemta_py.storage.disk_space import DiskSpace
 class Stub:
     """A session that does nothing."""
 
+    busy = False
+
     def close_if_idle(self) -> None: ...
+
+    def give_up(self) -> None: ...
 
     def abort(self) -> None: ...
 

@@ -1,12 +1,13 @@
 """Listeners behind a load balancer: the PROXY header names the client."""
 
 import asyncio
+import base64
 from pathlib import Path
 
 import pytest
 
 from tests.kit.deadlines import scaled
-from tests.kit.listener import ListenerUnderTest, listening
+from tests.kit.listener import ListenerUnderTest, listening, users_file
 from tests.kit.proxy import binary_header, proxy_header
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
@@ -48,6 +49,18 @@ async def test_a_proxy_without_a_client(tmp_path: Path) -> None:
     async with listening(tmp_path, BEHIND) as relay:
         said = await dialogue(relay, binary_header(0x20, 0, b"") + MAIL + b".\r\n")
         assert b"354 " in said
+
+
+@pytest.mark.parametrize("header", [b"PROXY UNKNOWN\r\n", binary_header(0x21, 0x31, bytes(216))])
+async def test_a_client_without_an_address(tmp_path: Path, header: bytes) -> None:
+    """One of a proxy that knows no address of it has none of the proxy's rights; a login has those of a user."""
+    users_file(tmp_path)
+    extra = BEHIND + "\n    auth: {users_file: users, require_tls: false}"
+    async with listening(tmp_path, extra) as relay:
+        assert b"\r\n530 " in await dialogue(relay, header + MAIL)
+        login = b"EHLO c\r\nAUTH PLAIN " + base64.b64encode(b"\0news\0secret") + b"\r\n"
+        said = await dialogue(relay, header + login + MAIL, b"Subject: x\r\n\r\nhi\r\n.\r\nQUIT\r\n")
+        assert b"250 2.0.0 Ok: queued" in said
 
 
 @pytest.mark.parametrize("data", [MAIL, b"PROXY TCP4 x y 1 2\r\n", b"\r\n\r\n\0\r\nQUIT\nxxxx"])

@@ -86,6 +86,7 @@ def test_the_wire_format() -> None:
         "SuspendedTenants": 7, "ChargeResult": 8, "VerifiedDomains": 9, "LogLevel": 10, "Ready": 11,
         "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
         "Drained": 18, "ChargeUse": 19, "OpenSessions": 20, "SetTraces": 21, "Traced": 22, "WrongPassword": 23,
+        "LoggedIn": 24, "CountSession": 25, "UncountSession": 26,
     }  # fmt: skip
     assert tags[sender_protocol] == {
         "Configure": 1, "Deliver": 2, "Durable": 3, "Chunk": 4, "Trim": 5, "Cancel": 6,

@@ -17,7 +17,7 @@ from zonemta_py.intake.sockets import listening_sockets
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.receivers import ReceiverChild
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.wrong_passwords import FAILURES_MAX
+from zonemta_py.queue.logins import FAILURES_MAX
 from zonemta_py.relay.relay import Relay
 
 TWO = {"receivers": 2}

@@ -151,7 +151,12 @@ async def test_with_an_http_listener(directory: Path) -> None:
         await queue.recover()
         await accept(queue, "u@d.example")
         await queue.close()
-        config = shared_settings(stage, "redis", "two", admin={"address": "127.0.0.1:0", "mail": True})
+        config = shared_settings(
+            stage,
+            "redis",
+            "two",
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True},
+        )
         other = queue_settings(directory / "queue", "redis")
         config = replace(config, queue=replace(config.queue, redis=other.redis))
         async with relaying(config):

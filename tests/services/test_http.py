@@ -48,7 +48,12 @@ async def serving(
     async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         config = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True, **admin},
+            admin={
+                "address": "127.0.0.1:0",
+                "mail": True,
+                "mail_without_token": "token_file" not in admin,
+                **admin,
+            },
             listeners=[{"address": "127.0.0.1:0", "max_message_size": "300KiB"}],
             processes=ONE_PROCESS,
         )
@@ -222,7 +227,9 @@ async def test_a_door_that_cannot_open(directory: Path) -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with staged(directory) as stage:
-        config = stage.config(admin={"address": f"127.0.0.1:{port}", "mail": True})
+        config = stage.config(
+            admin={"address": f"127.0.0.1:{port}", "mail": True, "mail_without_token": True}
+        )
         with pytest.raises(LocalError, match=r"admin\.address"):
             await Relay(config).start()
         with pytest.raises(ConfigError, match=r"admin\.token_file"):

@@ -290,7 +290,7 @@ async def test_watchers_are_limited_and_let_the_relay_stop(
             await relay.stop()
             await one.content.read()  # it ends
         page = _page_of(relay)
-        await until(lambda: page._watchers == 0, "the end of the streams")
+        await until(lambda: not page._watchers, "the end of the streams")
 
 
 def _page_of(relay: Relay) -> Page:

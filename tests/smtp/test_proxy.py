@@ -25,11 +25,17 @@ def test_a_header_cut_anywhere(client: str, version: int, after: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [b"PROXY UNKNOWN\r\n", b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", binary_header(0x20, 0, b""), binary_header(0x21, 0x31, b"unix")],
-)  # fmt: skip
-def test_a_proxy_that_speaks_for_itself(header: bytes) -> None:
-    assert read_proxy_header(header + b"EHLO x\r\n") == ProxyHeader("", len(header))
+    ("header", "client"),
+    [
+        (b"PROXY UNKNOWN\r\n", ""),
+        (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", ""),
+        (binary_header(0x20, 0, b""), None),
+        (binary_header(0x21, 0x31, b"unix"), ""),
+    ],
+)
+def test_no_address_of_a_client(header: bytes, client: str | None) -> None:
+    """A connection of the proxy itself is another thing than one of a client that it does not name."""
+    assert read_proxy_header(header + b"EHLO x\r\n") == ProxyHeader(client, len(header))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from zonemta_py.admin.operation_table import OPERATIONS, Operation, run_operatio
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.permissions import restrict
 from zonemta_py.admin.requests import ENDLESS, ListRequest, Request, Row
+from zonemta_py.admin.shares import Shares, owner_of
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core.codec import (
     fields_of,
@@ -34,6 +35,9 @@ ROWS_MAX = 10_000  # in one JSON document
 LIST_LIMIT = 1000  # of `list` without a limit
 BODY_MAX = 65_536
 BODY_S = 30.0
+# Clients that ask for events or dialogues without end, by operation: how many, and how many of these are for operators.
+# The relay has places for a few more, on the control socket.
+WATCHERS = {"tail": (15, 3), "trace": (4, 1)}
 LOOK_S = 1.0  # between two looks whether a client is still there
 LINES = "application/x-ndjson"
 
@@ -44,6 +48,7 @@ class Api:
     def __init__(self, operations: Operations, version: str) -> None:
         self._operations = operations
         self._schema = to_json(open_api(version))
+        self._watchers = {name: Shares(*places) for name, places in WATCHERS.items()}
 
     def routes(self) -> list[HttpRoute]:
         """A route for each operation, and the schema."""
@@ -65,10 +70,10 @@ class Api:
                 as_lines = LINES in request.headers.get("Accept", "")
                 if isinstance(asked, ENDLESS) and not as_lines:
                     return problem(406, f"its rows have no end: ask with Accept: {LINES}")
+                if operation.name in self._watchers:
+                    return await self._watch(request, operation.name, asked, token)
                 rows = run_operation(self._operations, asked)
-                if as_lines:
-                    return await _stream(request, rows, at_once=isinstance(asked, ENDLESS))
-                return await _document(rows)
+                return await (_stream(request, rows, at_once=False) if as_lines else _document(rows))
             except NotFound as exc:
                 return problem(404, str(exc))
             except LocalError as exc:
@@ -79,6 +84,18 @@ class Api:
                 return problem(403, str(exc))
 
         return handle
+
+    async def _watch(
+        self, request: web.Request, name: str, asked: Request, token: Token
+    ) -> web.StreamResponse:
+        """Rows without end, unless their owner has its share of the places."""
+        shares, owner = self._watchers[name], owner_of(token, None)
+        if not shares.take(owner):
+            return problem(429, f"too many clients of the {owner} have a {name} already")
+        try:
+            return await _stream(request, run_operation(self._operations, asked), at_once=True)
+        finally:
+            shares.give_back(owner)
 
 
 async def _read(request: web.Request, operation: Operation) -> Request:
@@ -197,7 +214,7 @@ def open_api(version: str) -> dict[str, Any]:
             "description": f"Needs a token with the role {operation.role}.",
             "responses": {
                 "200": {"description": "The rows", "content": _contents(operation)},
-                **{str(status): error for status in (400, 401, 403, 404, 406, 409, 413)},
+                **{str(status): error for status in (400, 401, 403, 404, 406, 409, 413, 429, 503)},
             },
         }
         if operation.method == "POST":

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from zonemta_py.admin.event_stream import EventStream
@@ -27,6 +28,7 @@ class EventOperations:
         self._directory = directory
         self._stream = stream
         self._searches = asyncio.Semaphore(SEARCHES_MAX)
+        self._searches_of_tenants = asyncio.Semaphore(SEARCHES_MAX - 1)  # the others are for operators
 
     async def history(self, request: HistoryRequest) -> AsyncIterator[Row]:
         """A row for each event, in the order of their time; then one with ``problem`` for each part of the log that is missing.
@@ -37,7 +39,10 @@ class EventOperations:
             raise LocalError("there is no event log")
         make_queries(request.key, request.since_ms)  # raises for what nothing can be found by
         outbox = list(outbox_lines(self._queue.store))  # before the log
-        async with self._searches:
+        async with AsyncExitStack() as turn:
+            if request.tenant is not None:
+                await turn.enter_async_context(self._searches_of_tenants)
+            await turn.enter_async_context(self._searches)
             output = await self._search(self._directory, request)
         found: list[Row] = []
         problems: list[Row] = []
@@ -60,6 +65,7 @@ class EventOperations:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "zonemta_py.events.history", *arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a signal to the group of the relay is for the relay
         )  # fmt: skip
         try:
             output, _ = await process.communicate()

@@ -63,6 +63,6 @@ def health_routes(watch: LoopWatch, checks: Sequence[Check]) -> list[HttpRoute]:
         return web.json_response(body, status=503 if reasons else 200)
 
     return [
-        HttpRoute("GET", "/livez", live, Role.READ, is_local=True),
-        HttpRoute("GET", "/readyz", ready, Role.READ, is_local=True),
+        HttpRoute("GET", "/livez", live, Role.READ, is_local=True, is_quick=True),
+        HttpRoute("GET", "/readyz", ready, Role.READ, is_local=True, is_quick=True),
     ]

@@ -288,7 +288,7 @@ def metric_routes(sources: MetricSources) -> list[HttpRoute]:
         encode, media_type = exposition.choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": media_type})
 
-    return [HttpRoute("GET", "/metrics", metrics, Role.READ, is_local=True)]
+    return [HttpRoute("GET", "/metrics", metrics, Role.READ, is_local=True, is_quick=True)]
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

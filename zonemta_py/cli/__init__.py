@@ -1,1 +1,10 @@
 """The command line: ``main`` and one file per command."""
+
+import sys
+
+from zonemta_py.core import signals
+
+if sys.argv[1:2] == [
+    "serve"
+]:  # importing its modules takes a tenth of a second, in which a signal would end it
+    signals.block()

@@ -1,8 +1,5 @@
 """The command ``zonemta``. A subcommand is imported when it is used: all together take half a second."""
 
-import signal
-import threading
-
 import click
 
 from zonemta_py import __version__
@@ -44,19 +41,8 @@ COMMANDS = {
 }
 
 
-class MainGroup(LazyGroup):
-    """The group ``zonemta``."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, imported now; None for an unknown name."""
-        if cmd_name == "serve" and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGHUP, signal.SIGALRM):
-                signal.signal(number, signal.SIG_IGN)  # they would end it before it can handle them
-        return super().get_command(ctx, cmd_name)
-
-
 @click.group(
-    cls=MainGroup,
+    cls=LazyGroup,
     commands_in={name: f"{module}:{name.replace('-', '_')}" for name, module in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

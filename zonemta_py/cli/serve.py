@@ -56,7 +56,7 @@ def serve(config_path: Path, log_level: str | None, log_events: bool, queue_is_o
     Example:
       zonemta serve -c config/zonemta.yaml
     """
-    signals.block()  # until ``_Signals`` handles them: a stop during the start is a stop
+    signals.block()  # if ``cli`` has not; until ``_Signals`` handles them: a stop during the start is a stop
     config = read_config(config_path)
     configure_logs(parse_target(config.log.target(log_level)))
     if not config.listeners and not (config.admin.mail and config.admin.address):

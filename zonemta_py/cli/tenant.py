@@ -129,8 +129,8 @@ def show(name: str, config_path: Path, as_json: bool) -> None:
     if values["verify"] == "dns":
         _print_domains(config_path, name, ask=False)
     for row in usage:
-        per = plain_values(Seconds(row["per_s"]), Seconds)
-        echo(f"{row['limit']} in {per}: {row['used']:,} of {row['of']:,}")
+        per = f" in {plain_values(Seconds(row['per_s']), Seconds)}" if row["per_s"] else ""
+        echo(f"{row['limit'].replace('_', ' ')}{per}: {row['used']:,} of {row['of']:,}")
     if found is not None:
         echo(f"suspended since {_since(found)}")
 

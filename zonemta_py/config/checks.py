@@ -147,6 +147,17 @@ def _admin(admin: Admin, complain: Complain) -> None:
         complain("admin.tls", "certificate_file and key_file are both needed")
     if admin.mail and not admin.address:
         complain("admin.mail", "admin.address is null: there is no listener that could accept mail")
+    if (
+        admin.mail
+        and admin.token_file is None
+        and admin.tokens_file is None
+        and not admin.mail_without_token
+    ):
+        complain(
+            "admin.mail",
+            "without tokens every program on this machine could send mail, and every client of a proxy on it: set "
+            "admin.tokens_file (zonemta token add NAME --role send) or admin.token_file, or admin.mail_without_token: true",
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from zonemta_py.config.units import DAY, ByteRate, Rate
+from zonemta_py.config.units import DAY, ByteRate, Rate, number
 from zonemta_py.core.networks import network_of
 
 LONGEST_S = 31 * DAY
@@ -12,18 +12,22 @@ LONGEST_S = 31 * DAY
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """How much is accepted in a time; of several rates all hold. ``sessions``: those that send mail."""
+    """How much is accepted in a time; of several rates all hold. ``sessions``: those that send mail.
+
+    ``open_sessions``: how many SMTP sessions may be open at the same time.
+    """
 
     sessions: tuple[Rate, ...] = ()
     messages: tuple[Rate, ...] = ()
     recipients: tuple[Rate, ...] = ()
     bytes: tuple[ByteRate, ...] = ()
+    open_sessions: int | None = number(None, 1, 1_000_000)
 
     def rates(self) -> Iterator[tuple[str, Rate]]:
         """What is limited, by the name of its field, and how."""
-        for each in fields(self):
-            for rate in getattr(self, each.name):
-                yield each.name, rate
+        for name in _RATES:
+            for rate in getattr(self, name):
+                yield name, rate
 
     @property
     def recipients_max(self) -> int | None:
@@ -31,6 +35,7 @@ class IntakeLimits:
         return min((rate.events for rate in self.recipients), default=None)
 
 
+_RATES = [each.name for each in fields(IntakeLimits) if each.name != "open_sessions"]
 NO_LIMITS = IntakeLimits()
 
 
@@ -60,6 +65,8 @@ class LimitRules:
         self._user = clients.user if clients.user != NO_LIMITS else None
         self._address = clients.address if clients.address != NO_LIMITS else None
         self.empty = not self._tenants and self._user is None and self._address is None
+        every = (*self._tenants.values(), clients.user, clients.address)
+        self.has_open_sessions = any(each.open_sessions is not None for each in every)
 
     def of(self, tenant: str, user: str, client_ip: str) -> list[tuple[Subject, IntakeLimits]]:
         """The limits of a client; ``client_ip`` is empty for a program."""

@@ -235,13 +235,17 @@ class AdminTls:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The HTTP listener: health, metrics, the API, the page, mail. No ``address``: it is not open."""
+    """The HTTP listener: health, metrics, the API, the page, mail. No ``address``: it is not open.
+
+    ``mail_without_token``: what comes from this machine may send mail without one.
+    """
 
     address: tuple[AdminAddress, ...] = (AdminAddress("127.0.0.1", 8125),)
     token_file: Path | None = None
     tokens_file: Path | None = None
     tls: AdminTls = AdminTls()
     mail: bool = False
+    mail_without_token: bool = False
     metrics: bool = True
     api: bool = True
     page: bool = True

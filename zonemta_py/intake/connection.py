@@ -14,11 +14,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
+from zonemta_py.intake.admission import TOO_MANY
 from zonemta_py.intake.client_transport import ClientTransport
 from zonemta_py.intake.command_lines import UNREAD_MAX, CloseConnection, take_line, unknown_command
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.state import AUTH, CLOSED, COMMAND, DATA, PROXY, TLS, TRANSITIONS, Pause, State
 from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.queue.intake_limits import SessionClaim
 from zonemta_py.smtp.commands import Refused
 from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
 from zonemta_py.transports.tracing import TRACER
@@ -45,6 +47,7 @@ class Connection(ClientTransport, ABC):
         self._deadline = clock.Deadline(context.loop, self._timed_out)
         self._timeout_s = context.settings.idle_timeout
         self._pauses: set[Pause] = set()
+        self._counted: SessionClaim | None = None  # where open sessions are limited
         self._eof = False  # the client sends no more
         self._errors = 0
 
@@ -63,6 +66,8 @@ class Connection(ClientTransport, ABC):
 
     def _abandon(self) -> None:
         """Abort what the session has begun; called at its end, perhaps twice."""
+        if self._counted is not None:
+            self._counted.close()
 
     # ---- called by asyncio
 
@@ -83,9 +88,30 @@ class Connection(ClientTransport, ABC):
         self._deadline.set(self._timeout_s)
         if self._context.is_proxy(self._client_ip):
             self._enter(PROXY)
+        elif self._context.rules.limits.has_open_sessions:
+            self._run(self._claim_and_greet)
         else:
             self._reply(f"220 {self.hostname} ESMTP")
             self._flush()
+
+    def _claim_and_greet(self) -> None:
+        """Greet the client, a trusted one once its session counts; another one's counts with AUTH."""
+        if self._context.trusts(self._client_ip):
+            self._count_session("", self._reply, f"220 {self.hostname} ESMTP")
+        else:
+            self._reply(f"220 {self.hostname} ESMTP")
+
+    def _count_session(self, user: str, step: Callable[..., None], *arguments: Any) -> None:
+        """Call ``step`` once the session is counted, instead of before, as that of ``user``."""
+        if self._counted is not None:
+            self._counted.close()
+        claim = self._counted = self._context.claim(user, self._client_ip)
+        self.wait_for(claim, self._claimed, claim, step, *arguments)
+
+    def _claimed(self, claim: SessionClaim, step: Callable[..., None], *arguments: Any) -> None:
+        if claim.refusal:
+            raise CloseConnection(claim.refusal)
+        step(*arguments)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session, whatever its state."""
@@ -139,6 +165,14 @@ class Connection(ClientTransport, ABC):
             self.abort()
         elif not self.busy:
             self._reply("421 4.3.2 The relay is stopping")
+            self._end()
+
+    def give_up(self) -> None:
+        """End the session: another client needs its place."""
+        if self._state is TLS or self._state is CLOSED:
+            self.abort()
+        else:
+            self._reply(TOO_MANY)
             self._end()
 
     def _timed_out(self) -> None:
@@ -294,13 +328,16 @@ class Connection(ClientTransport, ABC):
         if header is None:
             return False
         del self._unread[: header.size]
-        if header.client_ip:
+        if header.client_ip is not None:
             self._client_ip, self._last_trace = header.client_ip, None
             self._context.ended(self)  # the proxy was counted as trusted
             if refusal := self._context.admit(self, self._client_ip):
                 raise CloseConnection(refusal)
         self._enter(COMMAND)
-        self._reply(f"220 {self.hostname} ESMTP")
+        if self._context.rules.limits.has_open_sessions:
+            self._claim_and_greet()
+        else:
+            self._reply(f"220 {self.hostname} ESMTP")
         return True
 
     def _refuse(self, reply: str) -> None:

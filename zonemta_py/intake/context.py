@@ -7,8 +7,17 @@ from dataclasses import dataclass
 
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
+from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError, NotAccepted
-from zonemta_py.intake.admission import TOO_MANY, OpenSession, SessionLimits, is_trusted
+from zonemta_py.core.networks import network_of
+from zonemta_py.intake.admission import (
+    TOO_MANY,
+    OpenSession,
+    Owners,
+    SessionLimits,
+    Stranger,
+    is_trusted,
+)
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.rejections import Rejections
@@ -16,9 +25,12 @@ from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageRules, make_rules
 from zonemta_py.intake.turns import IntakeTurns
 from zonemta_py.intake.users import Users, load_users
+from zonemta_py.queue.intake_limits import LimitedClient, SessionClaim
 from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.routing import Router
 from zonemta_py.storage.disk_space import DiskSpace
+
+TRUSTED_MAX = 10_000  # addresses that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,9 @@ class ListenerContext:
         self.scanner = scanner
         self.stopping = False
         self.rejections = Rejections(queue.record, disk_space)
-        self._limits = SessionLimits()
+        # Those that begin with TLS and are not sessions yet, though they have a place.
+        self.handshakes: dict[OpenSession, asyncio.Task[None]] = {}
+        self._limits = SessionLimits(self._give_up)
         self.apply(settings)
 
     def apply(self, settings: SessionSettings) -> None:
@@ -71,6 +85,9 @@ class ListenerContext:
         self.users = settings.users
         self.rules = settings.rules
         self.hostname = settings.rules.hostname
+        tenants = settings.rules.senders.tenants
+        self._tenants = tenants if tenants else None
+        self._trusted: dict[str, Owners] = {}  # by address; found before, of none that is a proxy
         mode = self.settings.tls.mode
         self.starttls_context = settings.tls_context if mode == "starttls" else None
         self.implicit_context = settings.tls_context if mode == "implicit" else None
@@ -84,12 +101,44 @@ class ListenerContext:
         """Count a session, once; returns why it is refused, as a reply, or an empty text."""
         if self.stopping:
             return TOO_MANY
-        trusted = self.trusts(client_ip) or self.is_proxy(client_ip)
-        return self._limits.admit(session, client_ip, self.settings.max_sessions, trusted=trusted)
+        limits, places = self._limits, self.settings.max_sessions
+        owners = self._trusted.get(client_ip)
+        if owners is None and self.is_proxy(client_ip):
+            owners = ()
+        elif owners is None and self.trusts(client_ip):
+            if len(self._trusted) >= TRUSTED_MAX:
+                self._trusted.clear()
+            owners = self._trusted[client_ip] = self._owners("", client_ip)
+        if owners is not None:
+            return limits.admit_known(session, owners, places)
+        network = network_of(client_ip)
+        is_familiar = self.queue.recent_logins.is_familiar(network)
+        return limits.admit_stranger(session, Stranger(network, is_familiar, monotonic_s()), places)
 
-    def authenticated(self, session: OpenSession) -> None:
-        """The client of ``session`` is a user: it is not counted among strangers any more."""
-        self._limits.know(session)
+    def authenticated(self, session: OpenSession, user: str, client_ip: str) -> str:
+        """The client of ``session`` is ``user``; returns why it may not stay, as a reply, or an empty text."""
+        return self._limits.know(session, self._owners(user, client_ip), self.settings.max_sessions)
+
+    def _owners(self, user: str, client_ip: str) -> Owners:
+        """Who has the session of a known client."""
+        member = ("user", user) if user else ("address", network_of(client_ip))
+        if self._tenants is None or (tenant := self._tenants.of(user, client_ip)) is None:
+            return (member,)
+        return ("tenant", tenant.name), member
+
+    def claim(self, user: str, client_ip: str) -> SessionClaim:
+        """Count a session of a known client among those that may be open at the same time."""
+        tenant = self._tenants.of(user, client_ip) if self._tenants is not None else None
+        name = tenant.name if tenant is not None else ""
+        return self.queue.limits.open_session(LimitedClient(name, user, client_ip))
+
+    def _give_up(self, session: OpenSession) -> None:
+        """End a session whose place another client gets."""
+        handshake = self.handshakes.get(session)
+        if handshake is not None:
+            handshake.cancel()
+        else:
+            session.give_up()
 
     def login_of(self, user: str) -> str:
         """What changes with the password of a user: its stored hash, empty for one that is removed or disabled."""

@@ -60,6 +60,8 @@ class MailEndpoint:
         except NotAccepted as exc:
             code, _, text = str(exc).partition(" ")
             reply = make_reply(int(code), text)
+        except web.RequestPayloadError:
+            reply = Reply(501, "5.5.4", "The body is not in the form that its header says")
         except ValueError as exc:
             reply = Reply(501, "5.5.4", str(exc))
         except ConnectionError:

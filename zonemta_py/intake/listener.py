@@ -6,9 +6,11 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
+from zonemta_py.core.networks import accept_client
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings
 from zonemta_py.intake.queue_client import QueueClient
@@ -21,7 +23,6 @@ from zonemta_py.routing import Router
 from zonemta_py.storage.disk_space import DiskSpace
 
 DRAIN_POLL_S = 0.05
-ACCEPT_RETRY_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ class Listener:
         self._sockets = sockets
         self._servers: list[asyncio.Server] = []
         self._acceptors: list[asyncio.Task[None]] = []
-        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Accept connections."""
@@ -52,21 +52,16 @@ class Listener:
 
     async def _accept(self, sock: socket.socket) -> None:
         """Accept connections that begin with TLS, and count them before their handshake."""
-        context, loop = self.context, self.context.loop
+        context = self.context
         while True:
-            try:
-                accepted, address = await loop.sock_accept(sock)
-            except OSError as exc:
-                log.error("%s: no connection can be accepted: %s", context.name, exc)
-                await asyncio.sleep(ACCEPT_RETRY_S)
-                continue
+            accepted, client_ip = await accept_client(sock, context.name)
             session = Session(context)
-            if context.admit(session, address[0].removeprefix("::ffff:")):
+            if context.admit(session, client_ip):
                 accepted.close()
             else:
                 task = asyncio.create_task(self._shake_hands(session, accepted))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
+                context.handshakes[session] = task
+                task.add_done_callback(partial(self._shook_hands, session, accepted))
 
     async def _shake_hands(self, session: Session, accepted: socket.socket) -> None:
         context = self.context
@@ -78,10 +73,13 @@ class Listener:
             )  # fmt: skip
         except (OSError, ssl.SSLError) as exc:
             log.info("TLS handshake failed: %s", exc)
-        finally:
-            if session.transport is None:
-                context.ended(session)
-                accepted.close()
+
+    def _shook_hands(self, session: Session, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        """The handshake has ended, or was cancelled, perhaps before it began."""
+        del self.context.handshakes[session]
+        if session.transport is None:
+            self.context.ended(session)
+            accepted.close()
 
     def close(self) -> None:
         """Accept no more connections, and end the sessions without a transaction."""
@@ -107,9 +105,10 @@ class Listener:
             self._end_idle_sessions()
         for session in list(self.context.sessions):
             session.abort()
-        for task in self._handshakes:
+        handshakes = [*self.context.handshakes.values()]
+        for task in handshakes:
             task.cancel()
-        await asyncio.gather(*self._acceptors, *self._handshakes, return_exceptions=True)
+        await asyncio.gather(*self._acceptors, *handshakes, return_exceptions=True)
         self.context.rejections.close()
 
 
@@ -138,7 +137,7 @@ class Intake:
         self._sockets = sockets
         self._index = index
         self._processes = processes
-        self._passwords = PasswordChecks(wrong=queue.wrong_passwords)
+        self._passwords = PasswordChecks(wrong=queue.wrong_passwords, recent=queue.recent_logins)
         self.listeners: list[Listener] = []
 
     @property

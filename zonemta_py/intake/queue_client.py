@@ -8,9 +8,9 @@ from zonemta_py.events.schema import Event
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
+from zonemta_py.queue.intake_limits import Charge, LimitedClient, SessionClaim, Use
+from zonemta_py.queue.logins import RecentLogins, WrongPasswords
 from zonemta_py.queue.submission_keys import KeyLookup, KeyQuestion
-from zonemta_py.queue.wrong_passwords import WrongPasswords
 
 
 class KeysClient(Protocol):
@@ -37,6 +37,9 @@ class LimitsClient(Protocol):
 
     def charge(self, client: LimitedClient, use: Use) -> Charge:
         """Count ``use`` unless it exceeds a limit."""
+
+    def open_session(self, client: LimitedClient) -> SessionClaim:
+        """Count a session that begins, unless there are too many."""
 
 
 class QueueClient(Protocol):
@@ -65,6 +68,10 @@ class QueueClient(Protocol):
     @property
     def wrong_passwords(self) -> WrongPasswords:
         """Those that clients have tried."""
+
+    @property
+    def recent_logins(self) -> RecentLogins:
+        """Who has logged in lately, and from where."""
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""

@@ -61,7 +61,7 @@ class Session(SecureConnection):
             user=user or self._user, tenant=self._tenant, command=command, sender=self._sender or "", recipient="",
             code=int(reply[:3]), reply=reply[4:],
         )  # fmt: skip
-        if reply.startswith("535"):
+        if reply == WRONG:  # their number is limited; each has its name in the event log
             context.rejections.add_password(event)
         else:
             is_known = bool(self._user) or context.trusts(self._client_ip)
@@ -247,6 +247,7 @@ class Session(SecureConnection):
 
     def _abandon(self) -> None:
         """Abort the message that is being received, and release its submission key."""
+        super()._abandon()
         if self._claim is not None:
             self._claim.release()
             self._claim = None

@@ -8,6 +8,7 @@ import logging
 import re
 import ssl
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 
 from zonemta_py.core import clock
@@ -38,6 +39,7 @@ class SecureConnection(Connection):
         self._extended = False  # the client said EHLO
         self._exchange: sasl.Exchange | None = None  # in State.AUTH
         self._idle_commands = 0  # since the last message
+        self._withdraw_check: Callable[[], None] | None = None  # while a password is checked
 
     @abstractmethod
     def _reset_transaction(self) -> None:
@@ -175,14 +177,30 @@ class SecureConnection(Connection):
         assert users is not None
         self.pause()
         step = partial(self.resume, self._verified, name, users.hash_of(name))
-        self._context.passwords.check(users, name, password, self._client_ip, step)
+        self._withdraw_check = self._context.passwords.check(
+            users, name, password, self._client_ip, step
+        )
+
+    def _abandon(self) -> None:
+        """Withdraw the question about a password, too."""
+        super()._abandon()
+        if self._withdraw_check is not None:
+            self._withdraw_check()
+            self._withdraw_check = None
 
     def _verified(self, name: str, login: str, refusal: str) -> None:
+        self._withdraw_check = None
+        refusal = refusal or self._context.authenticated(self, name, self._client_ip)
         if refusal:
             refused = self._rejected("AUTH", refusal, user=name)
             if refusal.startswith("421"):
                 raise CloseConnection(refusal)
             raise refused
+        if self._context.rules.limits.has_open_sessions:
+            self._count_session(name, self._authenticated, name, login)
+        else:
+            self._authenticated(name, login)
+
+    def _authenticated(self, name: str, login: str) -> None:
         self._user, self._login = name, login
-        self._context.authenticated(self)
         self._reply("235 2.7.0 Authentication successful")

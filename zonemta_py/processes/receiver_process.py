@@ -66,6 +66,9 @@ class ReceiverProcess:
             case protocol.WrongPassword():
                 assert self.queue is not None
                 self.queue.wrong_passwords.learn(frame.network)
+            case protocol.LoggedIn():
+                assert self.queue is not None
+                self.queue.recent_logins.learn_all(frame.logins)
             case protocol.SpaceLeft():
                 self._space = Space(frame.free, frame.total)
             case protocol.Stop():

@@ -167,13 +167,32 @@ class WrongPassword(Struct, frozen=True, array_like=True, tag=23):
     network: str
 
 
+class LoggedIn(Struct, frozen=True, array_like=True, tag=24):
+    """From a receiver, and to all others: networks, and users who have logged in from them. At the start: all lately."""
+
+    logins: list[tuple[str, str]]
+
+
+class CountSession(Struct, frozen=True, array_like=True, tag=25):
+    """From a receiver: count a session of ``client`` unless there are too many. Answered by ChargeResult."""
+
+    number: int
+    client: LimitedClient
+
+
+class UncountSession(Struct, frozen=True, array_like=True, tag=26):
+    """From a receiver: the session of CountSession has ended; without effect if it was refused."""
+
+    number: int
+
+
 class Drained(Struct, frozen=True, array_like=True, tag=18):
     """From a receiver: its last session has ended. The answer to Stop."""
 
 
 Frame = (
     Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants | ChargeResult
-    | VerifiedDomains | WrongPassword
+    | VerifiedDomains | WrongPassword | LoggedIn | CountSession | UncountSession
     | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained | OpenSessions | LogLevel | SetTraces | Traced
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.records import FORMAT, Mark
+from zonemta_py.queue.intake_limits import SessionClaim
 from zonemta_py.queue.queue import Queue
 from zonemta_py.storage.disk_space import CHECK_INTERVAL_S
 from zonemta_py.transports.tracing import TRACER
@@ -76,7 +77,8 @@ class ReceiverPool:
             for child in self._supervisor.children:
                 child.send_now(protocol.VerifiedDomains(verified.verified()))
 
-    def _share_wrong_password(self, frame: protocol.WrongPassword, source: "ReceiverChild") -> None:
+    def _share(self, frame: protocol.WrongPassword | protocol.LoggedIn, source: "ReceiverChild") -> None:
+        """Tell the other receivers what one has found."""
         for child in self._supervisor.children:
             if child is not source:
                 child.send(frame)
@@ -92,7 +94,7 @@ class ReceiverPool:
 
     async def _launch(self, slot: int) -> "ReceiverChild":
         """Start the receiver of ``slot``. Raises OSError when it does not become ready."""
-        child = ReceiverChild(slot, self._queue, self._supervisor.on_lost, self._share_wrong_password)
+        child = ReceiverChild(slot, self._queue, self._supervisor.on_lost, self._share)
         descriptors = [sock.fileno() for group in self._sockets[slot] for sock in group]
         await child.start(self._log_target, descriptors)
         child.welcome()
@@ -111,6 +113,7 @@ class ReceiverPool:
             protocol.SuspendedTenants(self._queue.suspended.submitters())
         )  # they may have changed, too
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
+        child.send(protocol.LoggedIn(self._queue.recent_logins.all()))
         child.send(SetTraces(sorted(TRACER.targets)))
         return child
 
@@ -184,7 +187,7 @@ class ReceiverPool:
 
 
 class ReceiverChild(ChildProcess):
-    """One receiver: the uploads of its sessions, and the submission keys they hold."""
+    """One receiver: the uploads of its sessions, the submission keys they hold, and which of them are counted."""
 
     kind = "receiver"
     module = "zonemta_py.processes.receiver_process"
@@ -194,14 +197,15 @@ class ReceiverChild(ChildProcess):
         slot: int,
         queue: Queue,
         on_lost: Callable[["ReceiverChild"], None],
-        on_wrong_password: Callable[[protocol.WrongPassword, "ReceiverChild"], None],
+        share: Callable[[protocol.WrongPassword | protocol.LoggedIn, "ReceiverChild"], None],
     ) -> None:
         super().__init__(slot, protocol.decode, on_lost)
-        self._on_wrong_password = on_wrong_password
+        self._share = share
         self.drained = asyncio.Event()
         self._queue = queue
         self._uploads: dict[str, RemoteUpload] = {}
         self._acquired: set[str] = set()
+        self._claims: dict[int, SessionClaim] = {}
         self.sessions = 0
 
     def welcome(self) -> None:
@@ -231,13 +235,30 @@ class ReceiverChild(ChildProcess):
             case protocol.ChargeUse():
                 charge = self._queue.limits.charge(frame.client, frame.use)
                 self.send(protocol.ChargeResult(frame.number, charge.refusal, charge.closed_ms))
-            case protocol.WrongPassword():
-                self._queue.wrong_passwords.learn(frame.network)
-                self._on_wrong_password(frame, self)
             case protocol.Ready():
                 self.is_ready()
             case protocol.Drained():
                 self.drained.set()
+            case _:
+                self._handle_client(frame)
+
+    def _handle_client(self, frame: protocol.Frame) -> None:
+        """What a receiver says about its clients."""
+        match frame:
+            case protocol.CountSession():
+                claim = self._queue.limits.open_session(frame.client)
+                if not claim.refusal:
+                    self._claims[frame.number] = claim
+                self.send(protocol.ChargeResult(frame.number, claim.refusal, 0))
+            case protocol.UncountSession():
+                if (ended := self._claims.pop(frame.number, None)) is not None:
+                    ended.close()
+            case protocol.WrongPassword():
+                self._queue.wrong_passwords.learn(frame.network)
+                self._share(frame, self)
+            case protocol.LoggedIn():
+                self._queue.recent_logins.learn_all(frame.logins)
+                self._share(frame, self)
 
     def _write(self, frame: protocol.Write) -> None:
         upload = self._uploads.get(frame.message)
@@ -297,6 +318,9 @@ class ReceiverChild(ChildProcess):
         for digest in self._acquired:
             self._queue.submission_keys.release(digest)
         self._acquired.clear()
+        for claim in self._claims.values():
+            claim.close()
+        self._claims.clear()
         self.drained.set()
 
 

@@ -12,9 +12,9 @@ from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
-from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
+from zonemta_py.queue.intake_limits import Charge, LimitedClient, SessionClaim, Use
+from zonemta_py.queue.logins import RecentLogins, WrongPasswords
 from zonemta_py.queue.submission_keys import KeyLookup, KeyQuestion
-from zonemta_py.queue.wrong_passwords import WrongPasswords
 
 CLOSED_MAX = 10_000  # clients whose limits are known to be reached
 
@@ -27,6 +27,7 @@ class RemoteQueue:
         self.suspended: frozenset[str] = frozenset()
         self.verified: frozenset[tuple[str, str]] = frozenset()
         self.wrong_passwords = WrongPasswords(lambda network: link.send(protocol.WrongPassword(network)))
+        self.recent_logins = RecentLogins(lambda *login: link.send(protocol.LoggedIn([login])))
         self._link = link
         self._boot = welcome.boot
         self._ids = MessageIds(welcome.node, welcome.last_id, welcome.worker)
@@ -129,6 +130,14 @@ class RemoteQueue:
         self._charges[number] = client, charge
         self._link.send(protocol.ChargeUse(number, client, use))
         return charge
+
+    def open_session(self, client: LimitedClient) -> SessionClaim:
+        """Count a session that begins, unless there are too many."""
+        number = next(self._numbers)
+        claim = SessionClaim(lambda: self._link.send(protocol.UncountSession(number)))
+        self._charges[number] = client, claim
+        self._link.send(protocol.CountSession(number, client))
+        return claim
 
     def lookup(self, question: KeyQuestion) -> KeyLookup:
         """What was accepted under a submission key, which stays free."""

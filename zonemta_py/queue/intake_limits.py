@@ -74,6 +74,25 @@ class Charge(CommitFuture):
         return self
 
 
+class SessionClaim(Charge):
+    """The answer to a session, once it is known: it counts among the open ones until ``close``, or ``refusal`` is the reply.
+
+    ``close`` may be called before the answer is known, and twice.
+    """
+
+    __slots__ = ("_on_close",)
+
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_close: Callable[[], None] | None = on_close
+
+    def close(self) -> None:
+        """The session has ended."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None and not self.refusal:
+            on_close()
+
+
 class IntakeLimiter:
     """Counts what is accepted. ``now`` gives unix ms."""
 
@@ -83,6 +102,7 @@ class IntakeLimiter:
         self._now = now
         self._rules = LimitRules({}, ClientLimits())
         self._windows: dict[Subject, Windows] = {}
+        self._open: dict[Subject, int] = {}  # sessions, of those that have a limit of them
 
     def configure(self, rules: LimitRules) -> None:
         """Use other limits; what was used under a rate that stays continues to count."""
@@ -145,6 +165,26 @@ class IntakeLimiter:
             self._commits.submit(batch)
         return Charge().answer("", 0)
 
+    def open_session(self, client: LimitedClient) -> SessionClaim:
+        """Count a session of ``client`` that begins, unless there are as many as may be open at the same time."""
+        limits = [(subject, limits.open_sessions) for subject, limits in self._rules.of(*client)]
+        subjects = [subject for subject, most in limits if most is not None]
+        claim = SessionClaim(lambda: self._close(subjects))
+        for subject, most in limits:
+            if most is not None and self._open.get(subject, 0) >= most:
+                claim.answer(f"421 4.7.0 {subject} has {most} sessions open, try again later", 0)
+                return claim
+        for subject in subjects:
+            self._open[subject] = self._open.get(subject, 0) + 1
+        claim.answer("", 0)
+        return claim
+
+    def _close(self, subjects: Sequence[Subject]) -> None:
+        for subject in subjects:
+            self._open[subject] -= 1
+            if not self._open[subject]:
+                del self._open[subject]
+
     def _refusal(
         self, windows: Sequence[tuple[Subject, Windows]], use: Use, now_ms: int
     ) -> tuple[str, int]:
@@ -164,12 +204,16 @@ class IntakeLimiter:
         return refusal, latest_ms
 
     def used(self, subject: Subject) -> list[dict[str, object]]:
-        """What ``subject`` has used under each of its limits."""
+        """What ``subject`` has used under each of its limits; ``per_s`` is 0 for what is open now."""
         limits, now_ms = self._rules.limits_of(subject), self._now()
         if limits is None:
             return []
         windows = self._windows.get(subject) or _made(limits, subject, {})
-        return [
+        most, now_open = limits.open_sessions, self._open.get(subject, 0)
+        found: list[dict[str, object]] = []
+        if most is not None:
+            found = [{"limit": "open_sessions", "of": most, "per_s": 0, "used": now_open}]
+        return found + [
             {"limit": name, "of": rate.events, "per_s": rate.per_s, "used": window.used(now_ms)}
             for name, rate, window in windows
         ]

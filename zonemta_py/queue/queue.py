@@ -32,6 +32,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds, last_id_before
 from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.queue.intake_limits import IntakeLimiter
+from zonemta_py.queue.logins import RecentLogins, WrongPasswords
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.report_writer import ReportWriter
@@ -47,7 +48,6 @@ from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk, zones_to_scan
 from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
-from zonemta_py.queue.wrong_passwords import WrongPasswords
 from zonemta_py.smtp.classification import NO_RULES
 from zonemta_py.storage.interface import Store
 
@@ -98,7 +98,7 @@ class Queue:
         self.suspended = Suspensions(store, self.commits, now)
         self.verified = Verifications(store, self.commits, now)
         self.limits = IntakeLimiter(store, self.commits, now)
-        self.wrong_passwords = WrongPasswords()
+        self.wrong_passwords, self.recent_logins = WrongPasswords(), RecentLogins()
         self.reporting = ReportWriter(self, reports, self._acceptor)
         self._settlement = Settlement(self)
         self.operator = Operator(self)

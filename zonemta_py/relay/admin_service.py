@@ -176,13 +176,13 @@ class AdminService:
         from zonemta_py.admin.http_server import HttpRoute
         from zonemta_py.intake.http import NO_TOKEN, PATH
 
-        endpoint, admin = self._sources.intake.mail_endpoint(), self._config.admin
+        endpoint = self._sources.intake.mail_endpoint()
+        is_open = self._config.admin.mail_without_token
 
         async def post(request: "web.Request", token: Token | None) -> "web.StreamResponse":
             who = (token.tenant, token.name) if token is not None else ("", "")
             return await endpoint.post(request, *who)
 
-        is_open = admin.token_file is None and admin.tokens_file is None
         return HttpRoute("POST", PATH, post, Role.SEND, is_local=is_open, refusal=NO_TOKEN)
 
     def _metric_routes(self) -> "list[HttpRoute]":

@@ -117,6 +117,11 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
     for name, zone in config.zones.items():
         if zone.transport == DEQUEUE_TRANSPORT:
             yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program that embeds this relay"
+    if config.admin.mail and config.admin.mail_without_token:
+        yield (
+            "admin.mail_without_token: every program on this machine can send mail, and so can every client of a proxy "
+            "on it that adds no X-Forwarded-For"
+        )
     yield from _unsigned_tenants(config)
     yield from secret_warnings(config)
     yield from certificate_warnings(config, clock.utc(clock.now_ms()))

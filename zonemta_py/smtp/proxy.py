@@ -26,9 +26,12 @@ class InvalidProxyHeader(ValueError):
 
 
 class ProxyHeader(NamedTuple):
-    """``client_ip`` is empty for a connection of the proxy itself; ``size`` is that of the header in bytes."""
+    """``client_ip`` is None for a connection of the proxy itself, and empty for a client whose address it does not tell.
 
-    client_ip: str
+    ``size`` is that of the header in bytes.
+    """
+
+    client_ip: str | None
     size: int
 
 
@@ -73,7 +76,7 @@ def _version_2(data: bytes) -> ProxyHeader | None:
     size = _HEAD.size + length
     remainder = data[_HEAD.size : size]
     if command == _LOCAL or family not in (_V4, _V6):
-        return ProxyHeader("", size)
+        return ProxyHeader(None if command == _LOCAL else "", size)
     address_size = 4 if family == _V4 else 16
     if length < 2 * address_size + 4:
         raise InvalidProxyHeader("a PROXY header without its addresses")

@@ -31,6 +31,7 @@ from zonemta_py.admin.page.responses import (
 from zonemta_py.admin.page.sessions import PageSessions, to_login
 from zonemta_py.admin.page.views import Context, Views
 from zonemta_py.admin.permissions import restrict
+from zonemta_py.admin.shares import Shares, owner_of
 from zonemta_py.admin.tokens import Role, Token, Tokens
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_query, to_json
@@ -38,6 +39,7 @@ from zonemta_py.core.errors import LocalError, NotFound, UnknownName
 
 LIVE_EVERY_S = 1.0
 WATCHERS_MAX = 20
+WATCHERS_KEPT = 5  # of these, for operators
 WRITE_S = 10.0
 SHARED_S = 0.9  # less than LIVE_EVERY_S
 SHARED_MAX = 100
@@ -65,7 +67,7 @@ class Page:
     ) -> None:
         self._operations = operations
         self._charts = charts
-        self._watchers = 0
+        self._watchers = Shares(WATCHERS_MAX, WATCHERS_KEPT)
         self._shared: dict[str, tuple[float, Context]] = {}  # by path, and when
         self._closing = asyncio.Event()
         self._environment = make_environment(hostname)
@@ -108,14 +110,24 @@ class Page:
 
     def routes(self) -> list[HttpRoute]:
         """All routes of the page."""
-        routes = [_route("GET", path, self._view_handler(view)) for path, view in self._views.items()]
+        routes = [
+            self._route("GET", path, self._view_handler(view)) for path, view in self._views.items()
+        ]
         return [
             *routes,
-            _route("GET", "/static/{name}", self._static),
-            _route("GET", "/series", self._series),
-            *(_route(*each) for each in self._sessions.routes()),
-            _route("POST", "/do/{operation}", self._do),
+            self._route("GET", "/static/{name}", self._static),
+            self._route("GET", "/series", self._series),
+            *(self._route(*each) for each in self._sessions.routes()),
+            self._route("POST", "/do/{operation}", self._do),
         ]
+
+    def _route(
+        self, method: str, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> HttpRoute:
+        async def handle(request: web.Request, token: Token | None) -> web.StreamResponse:
+            return await handler(request)
+
+        return HttpRoute(method, path, handle, Role.READ, is_open=True, token_of=self._sessions.token_of)
 
     def new_link(self) -> str:
         """A code that opens one session (``Logins``)."""
@@ -196,10 +208,10 @@ class Page:
         self, request: web.Request, view: PageView, session: PageSession
     ) -> web.StreamResponse:
         """The main part of a view, whenever it has changed, once a second at most."""
-        if not view.is_live or self._watchers >= WATCHERS_MAX:
+        owner = owner_of(session.token, None)
+        if not view.is_live or not self._watchers.take(owner):
             return web.Response(status=204)  # it makes a browser stop asking
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
-        self._watchers += 1
         try:
             await response.prepare(request)
             async with asyncio.timeout(None) as patience:  # for a client that does not read
@@ -209,7 +221,7 @@ class Page:
         except Exception:
             log.exception("a live page has ended")
         finally:
-            self._watchers -= 1
+            self._watchers.give_back(owner)
         return response
 
     async def _send_changes(
@@ -288,12 +300,3 @@ class Page:
 
 def _words(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()) or "done"
-
-
-def _route(
-    method: str, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> HttpRoute:
-    async def handle(request: web.Request, token: Token | None) -> web.StreamResponse:
-        return await handler(request)
-
-    return HttpRoute(method, path, handle, Role.READ, is_open=True)

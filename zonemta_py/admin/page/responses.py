@@ -8,6 +8,7 @@ from urllib.parse import quote
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from zonemta_py.admin.http_server import host_and_port
 from zonemta_py.core import clock
 from zonemta_py.core.durations import ago, time_left
 from zonemta_py.core.model import ALL_PROVIDERS, STATES
@@ -99,7 +100,8 @@ async def form_fields(request: web.Request) -> dict[str, str]:
 
 def cookie_name(request: web.Request) -> str:
     """Browsers send a cookie to all ports of a host: another relay there has another name."""
-    return f"zonemta_{request.url.port}"
+    port = host_and_port(request.host)[1] or ("443" if request.secure else "80")
+    return f"zonemta_{port}"
 
 
 def begin_session(request: web.Request, key: str, path: str) -> web.Response:

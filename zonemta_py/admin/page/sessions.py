@@ -15,7 +15,7 @@ from zonemta_py.admin.page.responses import (
     local_path,
     redirect,
 )
-from zonemta_py.admin.tokens import Role, Tokens
+from zonemta_py.admin.tokens import Role, Token, Tokens
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -47,6 +47,11 @@ class PageSessions:
         """The session that the cookie of a request names, if it is valid."""
         session = self.logins.find(request.cookies.get(cookie_name(request), ""))
         return session if session is not None and self.is_valid(session) else None
+
+    def token_of(self, request: web.Request) -> Token | None:
+        """The token of the session of a request."""
+        session = self.find(request)
+        return session.token if session is not None else None
 
     def is_valid(self, session: PageSession) -> bool:
         """Whether a session is open, and its token was not removed since."""
