@@ -25,7 +25,7 @@ def _ignored() -> list[str]:
 
 
 def _is_sent(path: Path) -> bool:
-    """Whether the path is in the build context: no line of .dockerignore names it or a folder above it."""
+    """Whether the path is in the build context: no line of .dockerignore names it or a directory above it."""
     relative = PurePosixPath(path.relative_to(ROOT))
     every = [relative, *relative.parents]
     return not any(
@@ -56,7 +56,7 @@ def _replay(stage: str, workdir: Path) -> None:
         if where != stage:
             continue
         path, to = ROOT / source, workdir / target
-        if path.is_dir():  # Docker copies the content of a folder
+        if path.is_dir():  # Docker copies the content of a directory
             shutil.copytree(path, to, ignore=_not_sent, dirs_exist_ok=True)
         else:
             shutil.copy(path, to / path.name if target.endswith("/") else to)
@@ -64,7 +64,7 @@ def _replay(stage: str, workdir: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the package was installed from the files that the image's build has, and no others."""
+    """A directory into which the package was installed from the files that the image's build has, and no others."""
     workdir = tmp_path_factory.mktemp("src")
     _replay("build", workdir)
     target = tmp_path_factory.mktemp("site")
