@@ -6,7 +6,7 @@ from typing import NoReturn
 from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url, without_user_info
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
-from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
+from zonemta_py.smtp.address import AddressError, normalise_domain, strict
 
 RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
 COMMAND_WORDS = (*RECIPIENT_WORDS, "sender", "message")
@@ -25,7 +25,7 @@ def check_zone(zone: Zone, name: str, config: Config, complain: Complain) -> Non
     _transport(zone, key, complain)
     if zone.bounce.double_bounce_to is not None:
         try:
-            normalise(zone.bounce.double_bounce_to)
+            strict(zone.bounce.double_bounce_to)
         except AddressError as exc:
             complain(f"{key}.bounce.double_bounce_to", f"found '{zone.bounce.double_bounce_to}': {exc}")
     if zone.bounce.zone is not None and zone.bounce.zone not in config.zones:

@@ -84,8 +84,14 @@ class Session(SecureConnection):
             raise self._rejected("MAIL", UNWRITABLE)
         if not context.disk_space.is_sufficient():
             raise self._rejected("MAIL", NO_SPACE)
-        mail = parse_mail(argument, extended=self._extended, max_size=context.settings.max_message_size)
-        self._options = of_mail(mail, context.settings.options, clock.now_ms())
+        settings = context.settings
+        mail = parse_mail(
+            argument,
+            extended=self._extended,
+            max_size=settings.max_message_size,
+            relaxed=settings.envelope_syntax == "relaxed",
+        )
+        self._options = of_mail(mail, settings.options, clock.now_ms())
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
         self._ret, self._envid = mail.ret, mail.envid
         try:
@@ -144,10 +150,15 @@ class Session(SecureConnection):
     def _rcpt(self, argument: str) -> None:
         if self._sender is None:
             raise Refused("503 5.5.1 Send MAIL first")
+        settings = self._context.settings
         rcpt = parse_rcpt(
-            argument, smtputf8=self._smtputf8, extended=self._extended, hostname=self.hostname
+            argument,
+            smtputf8=self._smtputf8,
+            extended=self._extended,
+            hostname=self.hostname,
+            relaxed=settings.envelope_syntax == "relaxed",
         )
-        limited, most = self._limits.recipients_max, self._context.settings.max_recipients
+        limited, most = self._limits.recipients_max, settings.max_recipients
         if len(self._recipients) >= (most if limited is None else min(most, limited)):
             self._excess += 1
             self._reply("452 4.5.3 Too many recipients")
