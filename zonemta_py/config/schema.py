@@ -93,6 +93,7 @@ class ListenerSettings:
     message_timeout: Seconds = Seconds(60 * MINUTE)
     senders: str = choice("tenants", "any")
     envelope_syntax: str = choice("strict", "relaxed")
+    line_endings: str = choice("reject", "normalise")
     trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     proxies: tuple[Network, ...] = ()
     submission_key: SubmissionKey = SubmissionKey()

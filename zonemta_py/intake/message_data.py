@@ -18,9 +18,10 @@ from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, scan
-from zonemta_py.smtp.transparency import LineCheck
+from zonemta_py.smtp.transparency import LineCheck, LineNormaliser
 
 LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
+LOOKALIKE = "554 5.6.0 A line of one dot has a bare LF beside it; only CRLF, dot and CRLF end a message"
 HARD_LIMIT_FACTOR = 2  # of the size limit, after which a client is disconnected
 
 
@@ -46,6 +47,10 @@ class MessageData:
         self._scanner = scanner
         self._splitter = HeaderSplitter()
         self._check = LineCheck(LINE_MAX)
+        self._normaliser: LineNormaliser | None = (
+            None  # from the first bare LF, where the listener allows those
+        )
+        self._last = b""
         self._hash: BodyHash | None = None
         self.writer = queue.open_message()
         self.writers: EnvelopeWriters | None = None
@@ -72,19 +77,32 @@ class MessageData:
             self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._rules.max_size} bytes"
         elif self._recipients:
             self._check.feed(data)
+            if self._rules.normalise_lines:
+                last, self._last = self._last, data[-1:]
+                if self._check.bare:
+                    data = self._normalised(data, after_cr=last == b"\r")
             self._check_lines()
             if not self.refusal:
                 wait_for = self._write_body(self._splitter.feed, data)
         return wait_for
 
+    def _normalised(self, data: bytes, *, after_cr: bool = False, final: bool = False) -> bytes:
+        """``data`` with CRLF for bare LF, in a message that has some."""
+        if self._normaliser is None:
+            self._normaliser = LineNormaliser(after_cr=after_cr)
+        data = self._normaliser.feed(data, final=final)
+        if self._normaliser.lookalike:
+            self.refusal = LOOKALIKE
+        return data
+
     def _check_lines(self) -> None:
         check = self._check
-        if check.bare:
+        if check.bare and (check.bare_cr or not self._rules.normalise_lines):
             self.refusal = "554 5.6.0 Bare CR or LF is not allowed in a message"
         elif check.nul:
             self.refusal = "554 5.6.0 NUL is not allowed in a message"
         elif check.long:
-            self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} octets"
+            self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} bytes"
 
     def _write_body(self, split: Callable[..., bytes], *data: bytes) -> CommitFuture | None:
         """Write the body that ``split`` returns; an exception becomes the refusal."""
@@ -144,6 +162,8 @@ class MessageData:
         if not self.refusal:
             self._check.finish()
             self._check_lines()
+        if not self.refusal and self._normaliser is not None:
+            self._write_body(self._splitter.feed, self._normalised(b"", final=True))
         if not self.refusal:
             self._write_body(self._splitter.finish)
 

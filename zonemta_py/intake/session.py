@@ -15,6 +15,7 @@ from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.mail_limits import MailLimits
 from zonemta_py.intake.message import MessageReceiver
+from zonemta_py.intake.message_data import LOOKALIKE
 from zonemta_py.intake.message_options import of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
@@ -228,6 +229,8 @@ class Session(SecureConnection):
         assert receiver is not None
         data = decoder.feed(block)
         wait_for = receiver.feed(data) if data else None
+        if decoder.lookalike:
+            receiver.refuse(LOOKALIKE)
         if decoder.done:
             self._enter(COMMAND)
             self._unread += decoder.trailing

@@ -51,7 +51,8 @@ class MessageRules(NamedTuple):
     """How the messages of one listener are checked and stamped. ``max_size`` is in bytes.
 
     ``key_headers``: groups of header fields, each a submission key. ``removed_fields``: lower-case names of
-    those that route or are not for the recipients. ``dkim_domains``: those with a key.
+    those that route or are not for the recipients. ``dkim_domains``: those with a key. ``normalise_lines``: a bare LF is a
+    line end.
     """
 
     hostname: str
@@ -65,6 +66,7 @@ class MessageRules(NamedTuple):
     dkim_domains: Collection[str]
     policies: Sequence[EnvelopePolicy]
     limits: LimitRules
+    normalise_lines: bool
 
 
 def make_rules(
@@ -90,6 +92,7 @@ def make_rules(
         dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
         policies=policies,
         limits=limit_rules(config.tenants, config.limits),
+        normalise_lines=listener.line_endings == "normalise",
     )
 
 
