@@ -1,4 +1,4 @@
-"""20. ``line_endings: normalise``: bare LF becomes CRLF for who may relay; an end of data that is none is refused as before."""
+"""20. ``line_endings: normalise``: bare LF becomes CRLF for who may relay; what only looks like the end of data is refused as before."""
 
 import asyncio
 import re
@@ -87,7 +87,7 @@ def test_no_stored_message_is_two(pieces: list[bytes], cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
 def test_look_alikes_are_refused(end: bytes) -> None:
-    """Each published end of data that is none; the commands behind it are part of the refused message."""
+    """Each published look-alike of the end of data; the commands behind it are part of the refused message."""
     out, refused, rest = take(b"Subject: s\r\n\r\nfirst" + end + SMUGGLED, [])
     assert refused or b"\0" in out  # NUL is refused, too
     assert rest == b""

@@ -105,11 +105,6 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
     tls = listener.tls
     if tls.mode != "none" and (tls.certificate_file is None or tls.key_file is None):
         complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate_file and key_file")
-    if listener.proxies and tls.mode == "implicit":
-        complain(
-            f"{key}.proxies",
-            "do not work with tls.mode: implicit; let the proxy do TLS, or use starttls",
-        )
     if listener.auth.users_file and listener.auth.require_tls and tls.mode == "none":
         complain(
             f"{key}.auth",

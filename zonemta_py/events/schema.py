@@ -30,6 +30,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     authenticated user, else the address of the client. ``campaign`` and ``tags``: what the submitter called it;
     ``not_before_ms``, ``expires_ms`` (0: none) and ``priority``: what it asked for. ``submission``: the queue id that the
     submitter was given, where a policy made several messages of one and this is another one of them; else empty.
+    ``ignored``: why fields that say what the message is could not be used, one text for each.
     """
 
     name: ClassVar[str] = "accepted"
@@ -53,6 +54,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     protocol: str
     report_for: str
     submission: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 class Rejected(Struct, frozen=True, kw_only=True):

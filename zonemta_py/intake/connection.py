@@ -36,9 +36,11 @@ class Connection(ClientTransport, ABC):
 
     _commands: ClassVar[dict[str, Callable[[Any, str], None]]]  # by verb; given the argument
 
-    def __init__(self, context: ListenerContext) -> None:
+    def __init__(self, context: ListenerContext, proxied_ip: str | None = None) -> None:
+        """``proxied_ip``: the client that a proxy has named before TLS, empty for the proxy; None: that is to come."""
         super().__init__()
         self._context = context
+        self._proxied_ip = proxied_ip
         self._loop = context.loop
         self._turns = context.turns
         self.hostname = context.hostname
@@ -70,7 +72,8 @@ class Connection(ClientTransport, ABC):
         """Greet a new client, or refuse it when there are too many."""
         self.transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        peer_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        self._client_ip = self._proxied_ip or peer_ip
         self._encrypted = transport.get_extra_info("sslcontext") is not None
         if self._state is CLOSED:  # the relay stopped during the TLS handshake
             self.abort()
@@ -81,7 +84,7 @@ class Connection(ClientTransport, ABC):
             self._end()
             return
         self._deadline.set(self._timeout_s)
-        if self._context.is_proxy(self._client_ip):
+        if self._proxied_ip is None and self._context.is_proxy(self._client_ip):
             self._enter(PROXY)
         else:
             self._reply(f"220 {self.hostname} ESMTP")

@@ -18,6 +18,7 @@ from zonemta_py.intake.sockets import BACKLOG, bound_address
 from zonemta_py.intake.starttls_auth import HANDSHAKE_S
 from zonemta_py.intake.turns import IntakeTurns
 from zonemta_py.routing import Router
+from zonemta_py.smtp.proxy import InvalidProxyHeader, missing_bytes, read_proxy_header
 from zonemta_py.storage.disk_space import DiskSpace
 
 DRAIN_POLL_S = 0.05
@@ -60,28 +61,48 @@ class Listener:
                 log.error("%s: no connection can be accepted: %s", context.name, exc)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
+            peer_ip = address[0].removeprefix("::ffff:")
             session = Session(context)
-            if context.admit(session, address[0].removeprefix("::ffff:")):
+            if context.admit(session, peer_ip):
                 accepted.close()
             else:
-                task = asyncio.create_task(self._shake_hands(session, accepted))
+                task = asyncio.create_task(self._shake_hands(session, accepted, peer_ip))
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, session: Session, accepted: socket.socket) -> None:
+    async def _shake_hands(self, session: Session, accepted: socket.socket, peer_ip: str) -> None:
         context = self.context
         limit_s = min(HANDSHAKE_S, context.settings.idle_timeout)
         try:
+            if context.is_proxy(peer_ip):
+                async with asyncio.timeout(limit_s):
+                    client_ip = await self._read_proxy_header(accepted)
+                context.ended(session)  # the proxy was counted as trusted
+                session = Session(context, client_ip)
+                if refusal := context.admit(session, client_ip or peer_ip):
+                    raise ConnectionError(refusal)
             await context.loop.connect_accepted_socket(
                 lambda: session, accepted, ssl=context.implicit_context,
                 ssl_handshake_timeout=limit_s,
             )  # fmt: skip
-        except (OSError, ssl.SSLError) as exc:
+        except InvalidProxyHeader as exc:
+            log.warning("the proxy %s sent no valid PROXY header: %s", peer_ip, exc)
+        except (OSError, ssl.SSLError) as exc:  # TimeoutError is an OSError
             log.info("TLS handshake failed: %s", exc)
         finally:
             if session.transport is None:
                 context.ended(session)
                 accepted.close()
+
+    async def _read_proxy_header(self, accepted: socket.socket) -> str:
+        """The client that a proxy names, empty for itself. Not a byte of TLS is read. Raises InvalidProxyHeader, OSError."""
+        data = b""
+        while not data or (header := read_proxy_header(data)) is None:
+            more = await self.context.loop.sock_recv(accepted, missing_bytes(data))
+            if not more:
+                raise ConnectionError("closed before its PROXY header")
+            data += more
+        return header.client_ip
 
     def close(self) -> None:
         """Accept no more connections, and end the sessions without a transaction."""

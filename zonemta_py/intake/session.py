@@ -31,8 +31,8 @@ from zonemta_py.smtp.transparency import DotDecoder
 class Session(SecureConnection):
     """The commands of one client."""
 
-    def __init__(self, context: ListenerContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: ListenerContext, proxied_ip: str | None = None) -> None:
+        super().__init__(context, proxied_ip)
         self._limits = MailLimits()
         self._claim: SubmissionKeyClaim | None = None  # while its key is looked up
         self._receiver: MessageReceiver | None = None  # from DATA until the message is stored

@@ -52,7 +52,7 @@ class MessageRules(NamedTuple):
 
     ``key_headers``: groups of header fields, each a submission key. ``removed_fields``: lower-case names of
     those that route or are not for the recipients. ``dkim_domains``: those with a key. ``normalise_lines``: a bare LF is a
-    line end.
+    line end. ``client_hidden``: the Received field does not name the client.
     """
 
     hostname: str
@@ -67,6 +67,7 @@ class MessageRules(NamedTuple):
     policies: Sequence[EnvelopePolicy]
     limits: LimitRules
     normalise_lines: bool
+    client_hidden: bool
 
 
 def make_rules(
@@ -93,6 +94,7 @@ def make_rules(
         policies=policies,
         limits=limit_rules(config.tenants, config.limits),
         normalise_lines=listener.line_endings == "normalise",
+        client_hidden=listener.received == "short",
     )
 
 
@@ -125,7 +127,7 @@ def stamp(
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
     block = [
         received(
-            helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
+            helo="" if rules.client_hidden else _UNPRINTABLE.sub("?", origin.helo) or "unknown",
             client_ip=origin.client_ip,
             by=rules.hostname,
             protocol=origin.protocol,
@@ -160,6 +162,7 @@ def stamp(
         options=labels.delivery,
         hold=content.verdict.hold,
         unknown_zone=rules.router.unknown_zone(values),
+        ignored=labels.ignored,
     )
 
 

@@ -56,7 +56,7 @@ class NewMessage(Struct, frozen=True):
 
     ``recipients``: each address once. ``key``: digest of the submission key, and what it covers. ``hold``: why
     the message is held from the beginning; empty when it is not. ``submission``: see the event ``accepted``.
-    ``unknown_zone``: for which its header asked in vain.
+    ``unknown_zone``: for which its header asked in vain; ``ignored``: see the event.
     """
 
     sender: str
@@ -77,6 +77,7 @@ class NewMessage(Struct, frozen=True):
     hold: str = ""
     submission: str = ""
     unknown_zone: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
@@ -116,8 +117,9 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         options=new.options._replace(quarantined=True) if new.hold else new.options,
     )
     return AcceptedMessage(
-        message, meta, mark, tail, recipients, new.message_id, new.key, new.hold, new.submission
-    )
+        message, meta, mark, tail, recipients, new.message_id, new.key, new.hold, new.submission,
+        ignored=new.ignored,
+    )  # fmt: skip
 
 
 def _born_ms(message: str, mark: Mark) -> int:

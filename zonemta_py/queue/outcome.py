@@ -70,7 +70,7 @@ class AcceptedMessage(Struct, frozen=True):
 
     A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
     ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
-    covers with this message. ``hold``: why its recipients are held; empty when they are not. ``submission``: see the event.
+    covers with this message. ``hold``: why its recipients are held; empty when they are not. ``submission``, ``ignored``: see the event.
     ``moved_from``: the zones that are gone, for which recipients were accepted, by recipient index.
     """
 
@@ -84,6 +84,7 @@ class AcceptedMessage(Struct, frozen=True):
     hold: str = ""
     submission: str = ""
     moved_from: Mapping[int, str] = {}
+    ignored: tuple[str, ...] = ()
 
 
 class SettleEffects(Struct, frozen=True):

@@ -55,6 +55,7 @@ def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> Non
             protocol=origin.protocol,
             report_for=meta.report_for,
             submission=new.submission,
+            ignored=new.ignored,
         )
     )
     for recipient in new.recipients if new.hold else ():
