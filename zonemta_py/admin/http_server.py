@@ -6,6 +6,7 @@ address of this machine (DNS rebinding), so a request without a token has to nam
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -261,8 +262,8 @@ def _unix_socket(path: Path) -> socket.socket:
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        os.fchmod(sock.fileno(), 0o600)  # before there is a name, which others could replace
         sock.bind(str(path))
-        path.chmod(0o600)
     except BaseException:
         sock.close()
         raise

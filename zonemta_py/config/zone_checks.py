@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NoReturn
 
-from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url, without_user_info
+from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
 from zonemta_py.smtp.address import AddressError, normalise_domain, strict
@@ -105,7 +105,7 @@ def _transport(zone: Zone, key: str, complain: Complain) -> None:
     if zone.transport == "http" and not is_url(zone.http.url or "", HTTP):
         complain(
             f"{key}.http.url",
-            f"found '{without_user_info(zone.http.url or '')}', expected {EXPECTED_URL}",
+            f"found '{zone.http.url or ''}', expected {EXPECTED_URL}",
         )
     for part in ("pipe", "python", "http"):
         if getattr(zone, part).timeout <= 0:

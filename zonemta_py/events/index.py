@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from zonemta_py.core.checksum import crc32
+from zonemta_py.core.files import no_link
 
 NAME = ".index"
 MESSAGE_ID_LENGTH = 24
@@ -90,7 +91,7 @@ def add_to_index(segment: Path, hashes: "array[int]") -> None:
     """Write the entry of a sealed segment. It is not synced: without it the segment is read. Raises OSError."""
     unique = set(hashes)
     entry = index_entry(segment.name.encode(), make_filter(unique, len(unique)))
-    with (segment.parent / NAME).open("ab") as file:
+    with open(segment.parent / NAME, "ab", opener=no_link) as file:
         file.write(entry)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zonemta_py.core import clock, faults
-from zonemta_py.core.files import private_directory, sync_directory
+from zonemta_py.core.files import no_link, private_directory, sync_directory
 from zonemta_py.events.frames import make_compressor
 from zonemta_py.events.index import add_to_index, hashes_in
 
@@ -129,16 +129,12 @@ class Segment:
         self._file.close()
 
 
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
-
-
 def _create(path: Path) -> FileIO:
     """A new file, never one of a previous boot, with its name on disk.
 
     Raises OSError, and leaves no file then: the next attempt would meet it.
     """
-    file = FileIO(path, "xb", opener=_private)
+    file = FileIO(path, "xb", opener=no_link)
     try:
         sync_directory(path.parent)
     except OSError:
@@ -150,7 +146,7 @@ def _create(path: Path) -> FileIO:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Make the file ``path``, for this user only. Raises OSError."""
-    with FileIO(path, "wb", opener=_private) as file:
+    with FileIO(path, "wb", opener=no_link) as file:
         _write(file, data)
 
 

@@ -125,6 +125,7 @@ def stamp(
     removed = [field for field in fields if _is_removed(rules, header, field)]
     message_id = first_value(header, fields, b"message-id")
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
+    date = clock.mail_date(now_ms)
     block = [
         received(
             helo="" if rules.client_hidden else _UNPRINTABLE.sub("?", origin.helo) or "unknown",
@@ -133,8 +134,8 @@ def stamp(
             protocol=origin.protocol,
             message_id=message,
             recipient=recipients[0].address if len(recipients) == 1 else "",
-            date=(date := clock.mail_date(now_ms)),
-        )
+            date=date,
+        )  # fmt: skip
     ]
     if not message_id:
         message_id = f"<{message}@{rules.hostname}>"
