@@ -126,17 +126,11 @@ def stamp(
     message_id = first_value(header, fields, b"message-id")
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
     date = clock.mail_date(now_ms)
-    block = [
-        received(
-            helo="" if rules.client_hidden else _UNPRINTABLE.sub("?", origin.helo) or "unknown",
-            client_ip=origin.client_ip,
-            by=rules.hostname,
-            protocol=origin.protocol,
-            message_id=message,
-            recipient=recipients[0].address if len(recipients) == 1 else "",
-            date=date,
-        )  # fmt: skip
-    ]
+    block = [received(
+        helo="" if rules.client_hidden else _UNPRINTABLE.sub("?", origin.helo) or "unknown",
+        client_ip=origin.client_ip, by=rules.hostname, protocol=origin.protocol, message_id=message,
+        recipient=recipients[0].address if len(recipients) == 1 else "", date=date,
+    )]  # fmt: skip
     if not message_id:
         message_id = f"<{message}@{rules.hostname}>"
         block.append(f"Message-ID: {message_id}\r\n".encode())
