@@ -8,19 +8,22 @@ import pytest
 import yaml
 
 from tests.edges.test_19_http_and_library import fields, url_of
+from tests.kit import queue as queue_kit
 from tests.kit.deadlines import until
+from tests.kit.queue import accept, everything, opened, problems
 from tests.kit.relay import empty, ledger, received, relaying, send, sound, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.pipeline.rules.addresses import address_or_reason
 from zonemta_py.pipeline.rules.suppression import entry_key
-from zonemta_py.queue.format.keys import parse_recipient, waiting_key
+from zonemta_py.queue.format.keys import WAITING, parse_recipient, waiting_key
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import normalise
 from zonemta_py.storage.filesystem_names import relay_key, relay_path
 from zonemta_py.submit.recipients import read_rows
+from zonemta_py.transports.tracing import _ADDRESS
 
 VERP = f"b+{'0123456789abcdef' * 4}0123456789=example.org@lists.example"
 SRS = (
@@ -111,6 +114,29 @@ def test_keys_on_disk(address: str) -> None:
     path = relay_path(key)
     assert all(len(name.encode()) <= 255 for name in path.split("/"))
     assert relay_key(path.split("/")[2:]) == key
+
+
+@pytest.mark.parametrize("kind", ["leveldb", "filesystem"])
+async def test_a_queue_of_them_opens_again(
+    directory: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_kit, "kind", kind)
+    addresses = [*ADDRESSES, "ü" * 150 + "@b.example"]
+    async with opened(directory / "queue") as queue:
+        await accept(queue, *addresses)
+    async with opened(directory / "queue") as queue:
+        found = [parse_recipient(key)[2] for key in everything(queue.store) if key.startswith(WAITING)]
+        assert sorted(found) == sorted(addresses)
+        assert problems(queue.store) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["RCPT TO:<u.@docomo.example>", "RCPT TO:u.@docomo.example", "RCPT TO: <u..x@Docomo.example.> NOTIFY=NEVER",
+     "MAIL FROM:u@docomo.example SIZE=5", 'RCPT TO:<"a b"@docomo.example>'],
+)  # fmt: skip
+def test_a_trace_by_domain_sees_them(command: str) -> None:
+    assert [domain.lower() for domain in _ADDRESS.findall(command)] == ["docomo.example"]
 
 
 @pytest.mark.parametrize("address", ["a@b_c.example", "a..b@c.example", "x" * 65 + "@c.example"])
