@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from markupsafe import Markup
 from rich.table import Table
 
 from tests.kit.local_transport import local_message
 from tests.kit.relay import ONE_PROCESS, relaying, staged
 from tests.kit.smtp_client import RawClient
+from zonemta_py.admin.page.responses import make_environment
 from zonemta_py.cli.common import echo, fail, print_json, print_table
 from zonemta_py.cli.events import print_event
 from zonemta_py.cli.main import main
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.logs import LogTarget, configure_logs
+from zonemta_py.pipeline.page.rendering import make_environment as rendering_environment
 from zonemta_py.smtp.dialogue_lines import DialogueLines
 from zonemta_py.transports.http import HttpTransport
 
@@ -118,6 +121,15 @@ def test_what_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert is_safe(text)
     assert json.loads(text) == {"recipient": HOSTILE}
+
+
+def test_a_page() -> None:
+    """The page of the relay and the report of the pipeline: values, and not the markup of a template."""
+    for environment in (make_environment(HOSTILE), rendering_environment()):
+        template = environment.from_string("<b>{{ name }}</b>{{ safe }}")
+        page = template.render(name=HOSTILE, safe=Markup("<i>x</i>\x9b"))
+        assert page.startswith("<b>a\\x1b[2J\\x9b31m\\u202egro")
+        assert "<i>x</i>" in page
 
 
 @pytest.mark.parametrize("format_", ["text", "json"])

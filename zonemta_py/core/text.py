@@ -22,6 +22,11 @@ def escaped(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
 
 
+def on_page(value: object) -> object:
+    """``value`` as a template writes it: a text that is no markup is ``escaped``, but for line ends and tabs."""
+    return escaped(value, "\n\t") if type(value) is str else value
+
+
 def _escape(char: str) -> str:
     code = ord(char)
     if code < 0x100:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from zonemta_py.core import clock
 from zonemta_py.core.durations import ago, time_left
 from zonemta_py.core.model import ALL_PROVIDERS, STATES
+from zonemta_py.core.text import on_page
 
 FORM_MAX = 16_384
 FORM_S = 30.0
@@ -37,6 +38,7 @@ def make_environment(hostname: str) -> Environment:
     environment = Environment(
         loader=PackageLoader("zonemta_py.admin.page"),
         autoescape=True,
+        finalize=on_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
