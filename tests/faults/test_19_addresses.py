@@ -132,7 +132,7 @@ async def test_a_queue_of_them_opens_again(
 
 @pytest.mark.parametrize(
     "command",
-    ["RCPT TO:<u.@docomo.example>", "RCPT TO:u.@docomo.example", "RCPT TO: <u..x@Docomo.example.> NOTIFY=NEVER",
+    ["RCPT TO:<u.@docomo.example>", "RCPT TO:u.@docomo.example", "RCPT TO: <u..x@Docomo.example> NOTIFY=NEVER",
      "MAIL FROM:u@docomo.example SIZE=5", 'RCPT TO:<"a b"@docomo.example>'],
 )  # fmt: skip
 def test_a_trace_by_domain_sees_them(command: str) -> None:

@@ -40,7 +40,7 @@ def test_normalise(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "a", "@", "a@", "@b", "a b@c.d", "a@b c", "a@b..c", "a@-b.c", "a@b.c..", "a@.b.c", "a@b@c.d", "a(x)@b.c", "a,b@c.d", "a:b@c.d", 'a"b"@c.d', '"a"b@c.d',
+        "", "a", "@", "a@", "@b", "a b@c.d", "a@b c", "a@b..c", "a@-b.c", "a@b.c.", "a@b.c..", "a@.b.c", "a@b@c.d", "a(x)@b.c", "a,b@c.d", "a:b@c.d", 'a"b"@c.d', '"a"b@c.d',
         "a@b\r\nRCPT TO:<x@y>", "a\r\n@b.c", "a\0@b.c", "x" * 320 + "@b.c", "ü" * 159 + "@b.c", "a@" + "b" * 64 + ".c",
         "a@" + ".".join(["b" * 60] * 5), "a@[1.2.3]", "a@[::1", '"a@b.c', '"a\r"@b.c', "\udc80@b.c",
         "a@xn--\u00fc.c",
@@ -65,11 +65,6 @@ def test_carried_and_not_made(text: str) -> None:
     assert normalise(text) == text
     with pytest.raises(AddressError):
         strict(text)
-
-
-def test_a_final_dot_is_the_same_domain() -> None:
-    assert normalise("a@Example.ORG.") == normalise("a@example.org")
-    assert normalise("a@bücher.example\u3002") == "a@xn--bcher-kva.example"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ A-labels, so that one mailbox has one spelling in keys and DNS. The null sender 
 
 Two rules. ``normalise`` is for the mail that we carry: only the receiver's host can say what a local part means, and there are
 mailboxes such as ``user.@ezweb`` and senders (SRS, VERP) longer than RFC 5321 has them. ``strict`` is for the addresses that
-we make. Both refuse what two servers could read differently: two ``@``, comments, blanks and specials without quotes.
+we make. Both refuse what two servers could read differently: two ``@``, comments, blanks, specials without quotes, and a dot behind the domain.
 
 Source: RFC 5321 sections 4.1.2, 4.5.3.1; RFC 5322 section 4.4 (obs-local-part); RFC 6531 (UTF-8 local parts); RFC 5891
 (IDNA 2008).
@@ -101,7 +101,6 @@ def normalise_domain(text: str) -> str:
             lower = idna.encode(text, uts46=True).decode("ascii")
         except (idna.IDNAError, UnicodeError) as exc:
             raise AddressError(f"not an internationalised domain: {exc}") from None
-    lower = lower.removesuffix(".")  # the root: the same domain
     if len(lower) > DOMAIN_MAX or not _ASCII_DOMAIN.match(lower):
         raise AddressError("malformed domain")
     return lower
