@@ -7,6 +7,7 @@
 FROM python:3.12-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY config config
 COPY zonemta_py zonemta_py
 RUN python -m venv /opt/zonemta && /opt/zonemta/bin/pip install --no-cache-dir '.[redis,s3]'
 

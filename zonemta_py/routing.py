@@ -17,6 +17,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenant
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import NotAccepted
+from zonemta_py.core.text import one_line
 
 DEFAULT_ZONE = "default"
 ZONE_SHOWN = 64  # characters of an unknown zone in a reply
@@ -141,8 +142,7 @@ class Destinations:
 
 def _shown(zone: str) -> str:
     """The name of a zone that a client has written."""
-    text = "".join(each if each.isprintable() else "?" for each in zone[:ZONE_SHOWN])
-    return text.encode("ascii", "backslashreplace").decode()[:ZONE_SHOWN]
+    return one_line(zone[:ZONE_SHOWN], "?").encode("ascii", "backslashreplace").decode()[:ZONE_SHOWN]
 
 
 def _glob(pattern: str | None) -> re.Pattern[str] | None:

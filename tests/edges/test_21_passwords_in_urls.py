@@ -8,10 +8,10 @@ from tests.kit.deadlines import until
 from tests.kit.local_transport import local_message
 from tests.kit.queue import events
 from tests.kit.relay import ONE_PROCESS, relaying, staged
-from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import RedisSettings
 from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.core.text import without_secrets
 from zonemta_py.storage.redis_client import RedisClient
 from zonemta_py.transports.http import HttpTransport
 
@@ -24,7 +24,7 @@ from zonemta_py.transports.http import HttpTransport
     ],
 )  # fmt: skip
 def test_a_url_in_a_message(url: str, shown: str) -> None:
-    assert without_user_info(url) == shown
+    assert without_secrets(url) == shown
 
 
 async def test_an_http_server_that_is_down(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,18 +8,23 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.schema import MessageOptions
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.message_options import NO_LABELS, latest_release, of_header, of_mail
+from zonemta_py.intake.message_options import NO_LABELS, Labels, latest_release, of_header, of_mail
 from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions
 from zonemta_py.smtp.commands import Refused, parse_mail
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
 HOUR_MS = 3_600_000
-OPTIONS = MessageOptions()
+OPTIONS = MessageOptions(unusable="refuse")
+IGNORING = MessageOptions()
 
 
 def asked(*fields: str, of: DeliveryOptions = NO_OPTIONS) -> DeliveryOptions:
+    return labels(*fields, of=of).delivery
+
+
+def labels(*fields: str, of: DeliveryOptions = NO_OPTIONS, options: MessageOptions = OPTIONS) -> Labels:
     values = {name.lower(): value for name, _, value in (field.partition(": ") for field in fields)}
-    return of_header(OPTIONS, values, of, NOW_MS).delivery
+    return of_header(options, values, of, NOW_MS)
 
 
 def mail(parameters: str) -> DeliveryOptions:
@@ -92,7 +97,7 @@ def test_any_text_is_a_campaign_or_refused(text: str) -> None:
         ("X-Not-Before: 2027-01-15T10:00:00", "X-Not-Before is neither a duration"),  # of which zone?
         ("X-Not-Before: 31d", "X-Not-Before is more than 30 days from now"),
         ("X-Expire: 2027-01-15T07:00:00Z", "X-Expire is before the message may be sent"),
-        ("X-Expire: 500d", "or too far away"),
+        ("X-Expire: 500d", "X-Expire is too far away"),
         ("X-Expire: 6h; quietly", "X-Expire: '; silent' may follow the time"),
         ("X-Expire: ", "X-Expire is neither"),
         (
@@ -104,9 +109,25 @@ def test_any_text_is_a_campaign_or_refused(text: str) -> None:
     ],
 )
 def test_what_is_refused(field: str, reply: str) -> None:
+    """Where a listener says so; where it does not, mail is refused that would leave too early or too late."""
     with pytest.raises(NotAccepted, match=r"^550 5\.6\.0 ") as refused:
         asked(field)
     assert reply in str(refused.value)
+    if field.startswith("X-Not-Before") or "before the message" in reply:
+        with pytest.raises(NotAccepted, match=r"^550 5\.6\.0 "):
+            labels(field, options=IGNORING)
+    else:
+        assert labels(field, options=IGNORING) == Labels("", (), NO_OPTIONS, (str(refused.value)[10:],))
+
+
+def test_only_what_cannot_be_used_is_ignored() -> None:
+    found = labels(
+        "X-Campaign: " + "c" * 65, "X-Tags: a,b", "X-Expire: 2027-12-31", "X-Priority-Class: urgent",
+        options=IGNORING, of=DeliveryOptions(notify_ms=NOW_MS + 5),
+    )  # fmt: skip
+    assert (found.campaign, found.tags) == ("", ("a", "b"))
+    assert found.delivery == DeliveryOptions(notify_ms=NOW_MS + 5, priority="urgent")
+    assert [text.split()[0] for text in found.ignored] == ["A", "X-Expire"]
 
 
 @given(st.sampled_from(["X-Not-Before", "X-Expire", "X-Priority-Class", "X-Tags"]), st.text(max_size=60))

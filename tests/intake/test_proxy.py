@@ -9,8 +9,6 @@ import pytest
 from tests.kit.deadlines import scaled
 from tests.kit.listener import ListenerUnderTest, listening, users_file
 from tests.kit.proxy import binary_header, proxy_header
-from zonemta_py.config.load import parse_config
-from zonemta_py.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("queue_client")
 
@@ -74,14 +72,6 @@ async def test_a_header_from_a_client(tmp_path: Path) -> None:
     async with listening(tmp_path) as relay:
         said = await dialogue(relay, proxy_header("192.0.2.7", 1) + MAIL)
         assert said.endswith(b"421 4.7.0 This is not SMTP\r\n")
-
-
-def test_not_before_tls(tmp_path: Path) -> None:
-    text = (
-        "listeners: [{tls: {mode: implicit, certificate_file: c, key_file: k}, proxies: [10.0.0.0/8]}]"
-    )
-    with pytest.raises(ConfigError, match="proxies: do not work with"):
-        parse_config(text, tmp_path / "z.yaml")
 
 
 async def test_strangers_behind_a_proxy_are_limited_as_others(tmp_path: Path) -> None:

@@ -164,8 +164,12 @@ def test_campaign_and_tags() -> None:
     ],
 )
 def test_labels_that_are_too_long_or_too_many(field: bytes) -> None:
+    """The message is accepted without them, or refused if the listener says so."""
+    new = stamped(field + b"\r\n")
+    assert (new.campaign, new.tags, len(new.ignored)) == ("", (), 1)
+    assert field.partition(b":")[0].decode() in new.ignored[0]
     with pytest.raises(NotAccepted, match=r"^550 5\.6\.0 .*X-"):
-        stamped(field + b"\r\n")
+        stamped(field + b"\r\n", rules=RULES._replace(options=MessageOptions(unusable="refuse")))
 
 
 def test_other_names_and_none() -> None:

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.smtp.address import AddressError, domain_of, needs_smtputf8, normalise
+from zonemta_py.smtp.address import (
+    ADDRESS_MAX,
+    AddressError,
+    domain_of,
+    in_header,
+    needs_smtputf8,
+    normalise,
+    strict,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +40,9 @@ def test_normalise(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "a", "@", "a@", "@b", "a b@c.d", "a@b c", "a@b..c", "a@-b.c", "a@b.c.", ".a@b.c", "a.@b.c", "a..b@c.d",
-        "a@b\r\nRCPT TO:<x@y>", "a\r\n@b.c", "a\0@b.c", "x" * 65 + "@b.c", "a@" + "b" * 64 + ".c",
-        "a@" + ".".join(["b" * 60] * 5), "a@[1.2.3]", "a@[::1", '"a@b.c', '"a\r"@b.c', "a@b_c.d", "\udc80@b.c",
+        "", "a", "@", "a@", "@b", "a b@c.d", "a@b c", "a@b..c", "a@-b.c", "a@b.c.", "a@b.c..", "a@.b.c", "a@b@c.d", "a(x)@b.c", "a,b@c.d", "a:b@c.d", 'a"b"@c.d', '"a"b@c.d',
+        "a@b\r\nRCPT TO:<x@y>", "a\r\n@b.c", "a\0@b.c", "x" * 320 + "@b.c", "ü" * 159 + "@b.c", "a@" + "b" * 64 + ".c",
+        "a@" + ".".join(["b" * 60] * 5), "a@[1.2.3]", "a@[::1", '"a@b.c', '"a\r"@b.c', "\udc80@b.c",
         "a@xn--\u00fc.c",
     ],
 )  # fmt: skip
@@ -42,6 +50,45 @@ def test_refused(text: str) -> None:
     """Text that is not an address is refused with AddressError."""
     with pytest.raises(AddressError):
         normalise(text)
+
+
+CARRIED = [
+    "user..name@docomo.example", "user.@ezweb.example", ".user@docomo.example", "a@b_c.example", "a@_b.example",
+    f"b+{'0123456789abcdef' * 4}=x=example.org@lists.example", "x" * 300 + "@b.example", 'a."b c".d@e.example',
+    '"".x@b.example', "zoë..x@b.example",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CARRIED)
+def test_carried_and_not_made(text: str) -> None:
+    """Mail of others is carried as it is; an address that we make has the form of RFC 5321."""
+    assert normalise(text) == text
+    with pytest.raises(AddressError):
+        strict(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "field"),
+    [
+        ("a.b@c.d", "a.b@c.d"), ("a..b@c.d", '"a..b"@c.d'), ("a.@c.d", '"a."@c.d'), ('"a b"@c.d', '"a b"@c.d'),
+        ('"a b".c@d.e', '"a b.c"@d.e'), ('"a\\\\".b@c.d', '"a\\\\.b"@c.d'), ('"a\\"".@c.d', '"a\\"."@c.d'), ("", ""),
+    ],
+)  # fmt: skip
+def test_in_header(address: str, field: str) -> None:
+    assert in_header(address) == field
+    if address:
+        assert normalise(address) == address
+        assert strict(field) == field
+
+
+@given(st.text(max_size=80))
+def test_strict_is_narrower(text: str) -> None:
+    try:
+        made = strict(text)
+    except AddressError:
+        return
+    assert made == normalise(text)
+    assert len(made.encode()) <= ADDRESS_MAX
 
 
 @given(st.text(max_size=80))

@@ -19,6 +19,37 @@ def test_values() -> None:
     assert parse_rcpt("TO:<a@B.example>", smtputf8=False, extended=False).address == "a@b.example"
 
 
+@pytest.mark.parametrize(
+    ("argument", "address"),
+    [
+        ("a@b.example", "a@b.example"), (" a@B.example", "a@b.example"), ("< a@b.example >", "a@b.example"),
+        ('"a <b"@c.example', '"a <b"@c.example'), ("<@hop.example:a@b.example>", "a@b.example"),
+    ],
+)  # fmt: skip
+def test_without_brackets(argument: str, address: str) -> None:
+    """Where a listener is relaxed; parameters are read as always."""
+    mail = parse_mail(f"FROM:{argument} SIZE=5", extended=True, max_size=10, relaxed=True)
+    assert (mail.sender, mail.size) == (address, 5)
+    rcpt = parse_rcpt(f"TO:{argument} NOTIFY=NEVER", smtputf8=False, extended=True, relaxed=True)
+    assert (rcpt.address, rcpt.notify) == (address, 1)
+    if argument[0] != "<" or " " in argument:
+        with pytest.raises(Refused, match="501"):
+            parse_mail(f"FROM:{argument}", extended=True, max_size=10)
+
+
+@pytest.mark.parametrize(
+    "argument", ["", " ", "<a@b.example", "a@b.example>", "<<a@b.example>>", "a b@c.example", "<a @b.example>", "a@b.example,c@d.example"]
+)  # fmt: skip
+def test_refused_where_relaxed(argument: str) -> None:
+    with pytest.raises(Refused):
+        parse_rcpt(f"TO:{argument}", smtputf8=False, extended=True, relaxed=True)
+
+
+def test_the_null_sender_has_brackets() -> None:
+    for argument in ("<>", "< >", " <>"):
+        assert parse_mail(f"FROM:{argument}", extended=True, max_size=10, relaxed=True).sender == ""
+
+
 @given(st.text(max_size=120), st.booleans())
 def test_any_argument_is_a_value_or_a_reply(text: str, extended: bool) -> None:
     """Nothing but Refused, with a reply on one line."""
@@ -35,11 +66,19 @@ def test_any_argument_is_a_value_or_a_reply(text: str, extended: bool) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["<" + "@a," * 1000 + ">", "<" + '"' + "\\a" * 2000 + ">", "<" + "a" * 4000 + ">", " " * 4000],
+    [
+        "<" + "@a," * 1000 + ">",
+        "<" + '"' + "\\a" * 2000 + ">",
+        "<" + "a" * 4000 + ">",
+        " " * 4000,
+        "<" + " " * 4000,
+        "a" + " " * 4000 + "<",
+    ],
 )
-def test_no_argument_takes_long(path: str) -> None:
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_no_argument_takes_long(path: str, relaxed: bool) -> None:
     """A route of a thousand hops once took minutes."""
     began = time.monotonic()
     with pytest.raises(Refused):
-        parse_rcpt("TO:" + path, smtputf8=True, extended=True)
+        parse_rcpt("TO:" + path, smtputf8=True, extended=True, relaxed=relaxed)
     assert time.monotonic() - began < scaled(1.0)

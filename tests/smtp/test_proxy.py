@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.proxy import binary_header, proxy_header
-from zonemta_py.smtp.proxy import SIGNATURE, InvalidProxyHeader, ProxyHeader, read_proxy_header
+from zonemta_py.smtp.proxy import (
+    SIGNATURE,
+    InvalidProxyHeader,
+    ProxyHeader,
+    missing_bytes,
+    read_proxy_header,
+)
 
 addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 
@@ -22,6 +28,20 @@ def test_a_header_cut_anywhere(client: str, version: int, after: bytes) -> None:
     assert found is not None
     mapped = IPv6Address(client).ipv4_mapped if ":" in client else None
     assert found == ProxyHeader(str(mapped or client), len(header))
+
+
+@given(addresses, st.sampled_from([1, 2]), st.booleans())
+def test_reading_no_byte_behind_a_header(client: str, version: int, local: bool) -> None:
+    """What is read before TLS ends exactly where the header does, in few steps."""
+    header = proxy_header(client, version)
+    if local:
+        header = binary_header(0x20, 0, b"") if version == 2 else b"PROXY UNKNOWN\r\n"
+    data, steps = b"", 0
+    while not data or read_proxy_header(data) is None:
+        data += header[len(data) : len(data) + missing_bytes(data)]
+        steps += 1
+    assert data == header
+    assert steps <= (3 if version == 2 else 60)
 
 
 @pytest.mark.parametrize(

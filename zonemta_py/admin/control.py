@@ -7,6 +7,7 @@ because the path of a Unix socket is limited to 107 bytes.
 
 import asyncio
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,9 @@ class ControlServer:
         path = self._directory / SOCKET_NAME
         path.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        os.fchmod(sock.fileno(), 0o600)  # before there is a name
         with short_path(self._directory) as short:
             sock.bind(short)
-        path.chmod(0o600)
         self._server = await asyncio.start_unix_server(self._accept, sock=sock, limit=REQUEST_MAX_BYTES)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,6 +7,7 @@ of this machine (DNS rebinding): neither has these rights.
 
 import asyncio
 import logging
+import os
 import re
 import socket
 import ssl
@@ -267,8 +268,8 @@ def _unix_socket(path: Path) -> socket.socket:
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        os.fchmod(sock.fileno(), 0o600)  # before there is a name, which others could replace
         sock.bind(str(path))
-        path.chmod(0o600)
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()

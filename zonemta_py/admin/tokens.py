@@ -15,7 +15,7 @@ from zonemta_py.config.references import read_token
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, LocalError
-from zonemta_py.core.files import replace_text
+from zonemta_py.core.files import is_own_file, replace_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
@@ -118,7 +118,7 @@ def load_tokens(tokens_file: Path | None, token_file: Path | None, made: Path | 
     tokens = read_tokens(tokens_file) if tokens_file is not None else []
     if token_file is not None:
         tokens.append(Token("token_file", Role.SEND, digest_of(read_token(token_file))))
-    if made is not None and made.exists():
+    if made is not None and is_own_file(made):
         tokens.append(Token("admin", Role.ADMIN, digest_of(read_token(made))))
     return Tokens(tokens)
 
@@ -132,12 +132,13 @@ def check_tokens(config: Config) -> Tokens:
 
 
 def make_token(path: Path) -> None:
-    """Write a new token into ``path``, for its owner only, unless there is one. Raises LocalError."""
+    """Write a new token into ``path``, for its owner only, unless there is one that others cannot have put there.
+
+    Raises LocalError.
+    """
     try:
-        if path.exists() and path.stat().st_size:
-            return
-        path.unlink(missing_ok=True)  # its mode may let others read
-        replace_text(path, secrets.token_urlsafe(32) + "\n", MODE)
+        if not is_own_file(path):
+            replace_text(path, secrets.token_urlsafe(32) + "\n", MODE, follow=False)
     except OSError as exc:
         raise LocalError(f"{path}: the token cannot be written: {exc.strerror or exc}") from exc
 

@@ -13,6 +13,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.interpreter import slow_build
 from zonemta_py.core.model import STATES
+from zonemta_py.core.text import escaped
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.preflight import check_addresses, verify, warnings
 from zonemta_py.storage.interface import Access
@@ -45,7 +46,7 @@ def check(config_path: Path, as_json: bool) -> None:
     found += filter(None, [slow_build()])
     listeners = [str(listener.address) for listener in config.listeners]
     for warning in [] if as_json else found:
-        click.secho(f"warning: {warning}", fg="yellow", err=True)
+        click.secho(f"warning: {escaped(warning)}", fg="yellow", err=True)
     if as_json:
         print_json(
             {"ok": True, "listeners": listeners, "zones": sorted(config.zones), "warnings": found}

@@ -22,6 +22,7 @@ from zonemta_py.cli.common import (
 from zonemta_py.cli.options import EXISTING_FILE, FILE
 from zonemta_py.cli.progress import spinner
 from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
+from zonemta_py.core.text import escaped
 from zonemta_py.smtp.classification import NAMES, ReplyClass, ReplyClassifier, classified_row
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.rule_lint import lint_rules
@@ -94,7 +95,7 @@ def _print_all(texts: Iterable[str], classifier: ReplyClassifier, phase: str, *,
             row = classified_row(classifier, text, phase)
         except ValueError as exc:
             failed = True
-            click.echo(f"error: '{text[:80]}': {exc}", err=True)
+            click.echo(escaped(f"error: '{text[:80]}': {exc}"), err=True)
             continue
         if as_json:
             print_json(row)

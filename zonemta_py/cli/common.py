@@ -15,6 +15,7 @@ from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked, UnknownName
+from zonemta_py.core.text import escaped, escaped_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 111  # qmail's exit code for "already running"
+LINES = "\n\t"  # not printable, and printed
 PIPE_WIDTH = 10_000  # columns of a table that is not printed on a terminal: a row is a line
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
@@ -47,7 +49,7 @@ domain_option = click.option("--domain", help="Only this recipient domain.")
 def fail(text: str, code: int = EXIT_FAILED) -> NoReturn:
     """Print ``text`` on stderr and exit with ``code``."""
     click.secho("error: ", fg="red", err=True, nl=False)
-    click.echo(text, err=True)
+    click.echo(escaped(text, LINES), err=True)
     sys.exit(code)
 
 
@@ -105,8 +107,7 @@ def read_message(path: Path) -> bytes:
 
 def echo(text: str, color: str | None = None, *, bold: bool = False) -> None:
     """Print ``text``, which may be from strangers: control characters would command the terminal."""
-    shown = "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
-    click.secho(shown, fg=color, bold=bold or None)
+    click.secho(escaped(text, LINES), fg=color, bold=bold or None)
 
 
 def counted(number: int, noun: str) -> str:
@@ -115,12 +116,19 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_json(row: Any) -> None:
-    """Print ``row`` as one line of JSON."""
-    click.echo(to_json(row).decode())
+    """Print ``row`` as one line of JSON, which may be read on a terminal."""
+    click.echo(escaped_json(to_json(row).decode()))
 
 
 def print_table(table: "Table", width: int = PIPE_WIDTH) -> None:
-    """Print ``table`` as wide as the terminal, or ``width`` columns when stdout is not one."""
+    """Print ``table``, with no control characters of strangers, as wide as the terminal, or ``width`` columns when stdout is not one."""
     from rich.console import Console  # a tenth of the start of a command that prints no table
 
+    for column in table.columns:
+        column.header = (
+            escaped(column.header, LINES) if isinstance(column.header, str) else column.header
+        )
+        column._cells = [
+            escaped(cell, LINES) if isinstance(cell, str) else cell for cell in column._cells
+        ]
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else width).print(table)

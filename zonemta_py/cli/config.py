@@ -7,6 +7,7 @@ import click
 
 from zonemta_py.cli.common import (
     config_option,
+    echo,
     json_option,
     print_json,
     read_config,
@@ -45,7 +46,7 @@ def show(config_path: Path, zone: str | None, domain: str | None, as_json: bool)
     """Print every key with its value: from the file, inherited from zones.default, or the default.
 
     With --domain: what applies to mail for one domain, with the item of `destinations` that says so.
-    Passwords in URLs are left out. Exits 2 when the configuration cannot be used.
+    Secrets in URLs (a name and password, the values of a query) are left out. Exits 2 when the configuration cannot be used.
 
     \b
     Examples:
@@ -65,7 +66,7 @@ def show(config_path: Path, zone: str | None, domain: str | None, as_json: bool)
     if as_json:
         print_json(values)
     else:
-        click.echo(to_yaml(values), nl=False)
+        echo(to_yaml(values).removesuffix("\n"))
 
 
 def _for_domain(config: Config, name: str, domain: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from zonemta_py.events.schema import EVENT_NAMES
 _SHOWN = (
     "zone", "attempt", "code", "status", "class", "mx", "mx_ip", "source_ip", "duration_ms", "reason", "due_ms", "report",
     "expires_ms", "new_message", "user", "client_ip", "protocol", "size_bytes", "message_id", "campaign", "tenant",
-    "same_key_as",
+    "same_key_as", "ignored",
 )  # fmt: skip
 
 
@@ -128,4 +128,4 @@ def print_event(row: dict[str, Any]) -> None:
 def _value(name: str, value: Any) -> str:
     if name.endswith("_ms") and name != "duration_ms":
         return f"{clock.utc(value):%Y-%m-%dT%H:%M:%SZ}"
-    return str(value)
+    return ", ".join(value) if name == "ignored" else str(value)

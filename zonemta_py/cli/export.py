@@ -16,6 +16,7 @@ from zonemta_py.cli.options import FILE, event_log, log_options, refuse_backward
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.files import replaced
+from zonemta_py.core.text import escaped, escaped_json
 from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.peer_formats import (
     EVENTS,
@@ -85,7 +86,7 @@ def export(
         write(found, file)
     damage += gaps(directory, {})
     for text in damage:
-        click.echo(f"event log: {text}", err=True)
+        click.echo(escaped(f"event log: {text}"), err=True)
     if damage:
         sys.exit(EXIT_FAILED)
 
@@ -109,7 +110,7 @@ def _write_lines(records: Records, file: TextIO) -> None:
     for record in records:
         found = kumomta_record(record)
         if found is not None:
-            file.write(f"{json.dumps(found, ensure_ascii=False)}\n")
+            file.write(f"{escaped_json(json.dumps(found, ensure_ascii=False))}\n")
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from zonemta_py.cli.reason import reason_text
 from zonemta_py.cli.status import by_operator
 from zonemta_py.core.durations import ago
 from zonemta_py.core.model import STATES
+from zonemta_py.core.text import one_line
 
 VIEWS = {"z": "zone", "d": "destination", "t": "tenant", "a": "source"}
 WINDOWS = {"1": 1, "5": 5, "6": 60}
@@ -119,7 +120,7 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
         f"{status['suspended']} destinations suspended\n"
     )
     if names := by_operator(status):
-        head.append(f"suspended by an operator: {_plain(names)}\n", style="yellow")
+        head.append(f"suspended by an operator: {one_line(names)}\n", style="yellow")
     table = Table(box=None, pad_edge=False, header_style="reverse")
     table.add_column(f"{screen.view} ({screen.minutes} min)", overflow="ellipsis", min_width=12)
     for number, title in enumerate(COLUMNS.values()):
@@ -129,7 +130,7 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
     first = max(0, screen.selected - shown + 1)
     for number, row in enumerate(rows[first : first + shown], first):
         style = "bold" if number == screen.selected else ""
-        table.add_row(_plain(row["name"]), *(f"{row[name]:,}" for name in COLUMNS), style=style)
+        table.add_row(one_line(row["name"]), *(f"{row[name]:,}" for name in COLUMNS), style=style)
     below = [Text(line) for line in _reasons(screen, status)]
     foot = f"filter: {screen.filter}_" if screen.is_typing else HELP
     return Group(head, table, *below, Text("\n" + foot, style="dim"))
@@ -140,11 +141,7 @@ def _reasons(screen: Screen, status: Row) -> Iterator[str]:
     for each in status["suspensions"]:
         name = f"{each['zone']}/{each['destination']}"
         if each["why"] and screen.opened in ("", each["destination"], each["zone"]):
-            yield f"{name}: {_plain(reason_text(each['why']))}"
-
-
-def _plain(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)
+            yield f"{name}: {one_line(reason_text(each['why']))}"
 
 
 _NAMES = {

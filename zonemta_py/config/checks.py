@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NoReturn
 
-from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url, without_user_info
+from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url
 from zonemta_py.config.scan import ScanSettings
 from zonemta_py.config.schema import (
     Admin,
@@ -112,11 +112,6 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
     tls = listener.tls
     if tls.mode != "none" and (tls.certificate_file is None or tls.key_file is None):
         complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate_file and key_file")
-    if listener.proxies and tls.mode == "implicit":
-        complain(
-            f"{key}.proxies",
-            "do not work with tls.mode: implicit; let the proxy do TLS, or use starttls",
-        )
     if listener.auth.users_file and listener.auth.require_tls and tls.mode == "none":
         complain(
             f"{key}.auth",
@@ -127,7 +122,7 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
 def _scan(scan: ScanSettings, complain: Complain) -> None:
     url = scan.rspamd
     if url is not None and not is_url(url, HTTP):
-        complain("intake.scan.rspamd", f"found '{without_user_info(url)}', expected {EXPECTED_URL}")
+        complain("intake.scan.rspamd", f"found '{url}', expected {EXPECTED_URL}")
     if scan.timeout <= 0:
         complain("intake.scan.timeout", "must be longer than 0s")
 
@@ -175,12 +170,12 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
     if not is_url(queue.redis.url, ("redis", "rediss", "unix")):
         complain(
             "queue.redis.url",
-            f"found '{without_user_info(queue.redis.url)}', expected redis:// or rediss:// with a host, and a port up to "
+            f"found '{queue.redis.url}', expected redis:// or rediss:// with a host, and a port up to "
             "65535 if there is one, or unix:// with a path",
         )
     for key, url in (("endpoint", queue.s3.endpoint), ("notices", queue.s3.notices)):
         if url is not None and not is_url(url, HTTP):
-            complain(f"queue.s3.{key}", f"found '{without_user_info(url)}', expected {EXPECTED_URL}")
+            complain(f"queue.s3.{key}", f"found '{url}', expected {EXPECTED_URL}")
     name = queue.shared.name
     if name is not None and not PARTITION_NAME.match(name):
         complain("queue.shared.name", f"found '{name}'; letters, digits, '.', '_' and '-'")

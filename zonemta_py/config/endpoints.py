@@ -19,13 +19,6 @@ EXPECTED_URL = "http:// or https:// with a host, and a port up to 65535 if there
 _EXPECTED_PORT = "a port up to 65535"
 
 
-def without_user_info(url: str) -> str:
-    """``url`` without name and password, for messages."""
-    scheme, separator, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
-
-
 def is_url(url: str, schemes: Collection[str]) -> bool:
     """Whether ``url`` has one of ``schemes`` and a host, or for ``unix`` a path, and nothing that no client takes."""
     try:

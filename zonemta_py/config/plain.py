@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.units import AUTO, ByteRate, Keep, Percent, ProcessCount, Rate, Seconds, Size
+from zonemta_py.core.text import without_secrets
 
 _UNITS_S = (("w", 604800.0), ("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))
 _UNITS_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def plain_values(value: Any, kind: Any = None) -> Any:
-    """``value``, of the type ``kind``, as mappings, lists, texts and numbers. Passwords in URLs are left out."""
+    """``value``, of the type ``kind``, as mappings, lists, texts and numbers. Secrets in URLs are left out."""
     if is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value))
         shown = (each for each in fields(value) if not each.metadata.get("hidden"))
@@ -57,7 +57,7 @@ def _scalar(value: Any, kind: Any) -> Any:
     if isinstance(value, (int, float)):
         return value
     text = str(value)
-    return without_user_info(text) if "://" in text else text
+    return without_secrets(text)
 
 
 def _with_unit(value: float, kind: Any) -> str:

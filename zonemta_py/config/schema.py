@@ -69,7 +69,7 @@ class SubmissionKey:
 class MessageOptions:
     """Header fields in which a submitter says what a message is, and when to send it. They are removed from it.
 
-    ``hold_max``: how long it may be held.
+    ``hold_max``: how long it may be held. ``unusable``: what becomes of a message with a value that cannot be used.
     """
 
     campaign: str | None = "X-Campaign"
@@ -78,6 +78,7 @@ class MessageOptions:
     expire: str | None = "X-Expire"
     priority: str | None = "X-Priority-Class"
     hold_max: Seconds = Seconds(30 * DAY)
+    unusable: str = choice("ignore", "refuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,9 @@ class ListenerSettings:
     idle_timeout: Seconds = Seconds(5 * MINUTE)
     message_timeout: Seconds = Seconds(60 * MINUTE)
     senders: str = choice("tenants", "any")
+    envelope_syntax: str = choice("strict", "relaxed")
+    line_endings: str = choice("reject", "normalise")
+    received: str = choice("full", "short")
     trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     proxies: tuple[Network, ...] = ()
     submission_key: SubmissionKey = SubmissionKey()

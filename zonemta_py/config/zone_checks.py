@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import NoReturn
 
-from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url, without_user_info
+from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
-from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
+from zonemta_py.smtp.address import AddressError, normalise_domain, strict
 
 RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
 COMMAND_WORDS = (*RECIPIENT_WORDS, "sender", "message")
@@ -25,7 +25,7 @@ def check_zone(zone: Zone, name: str, config: Config, complain: Complain) -> Non
     _transport(zone, key, complain)
     if zone.bounce.double_bounce_to is not None:
         try:
-            normalise(zone.bounce.double_bounce_to)
+            strict(zone.bounce.double_bounce_to)
         except AddressError as exc:
             complain(f"{key}.bounce.double_bounce_to", f"found '{zone.bounce.double_bounce_to}': {exc}")
     if zone.bounce.zone is not None and zone.bounce.zone not in config.zones:
@@ -105,7 +105,7 @@ def _transport(zone: Zone, key: str, complain: Complain) -> None:
     if zone.transport == "http" and not is_url(zone.http.url or "", HTTP):
         complain(
             f"{key}.http.url",
-            f"found '{without_user_info(zone.http.url or '')}', expected {EXPECTED_URL}",
+            f"found '{zone.http.url or ''}', expected {EXPECTED_URL}",
         )
     for part in ("pipe", "python", "http"):
         if getattr(zone, part).timeout <= 0:

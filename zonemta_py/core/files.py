@@ -1,8 +1,13 @@
-"""Directories that only this user reads, and that survive a power cut; files that are replaced at once."""
+"""Directories that only this user reads, and that survive a power cut; files that are replaced at once.
+
+A name in a directory that others may write, or could before it was closed, may be a symbolic link to any file,
+which a process of root would overwrite: what the relay names itself is opened with O_NOFOLLOW, or made anew.
+"""
 
 import errno
 import logging
 import os
+import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +31,7 @@ def write_at(handle: int, data: bytes | memoryview, offset: int) -> None:
 def private_directory(path: Path) -> None:
     """Make ``path`` and its parents, synced; ``path`` has mode 0700 whatever the umask.
 
-    An existing directory that others may enter is reported and closed to them. Raises OSError.
+    An existing directory that others may enter is reported and closed to them. Raises OSError, also for one of another owner.
     """
     missing = []
     parent = path
@@ -36,6 +41,7 @@ def private_directory(path: Path) -> None:
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
         sync_directory(each.parent)
+    check_owner(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & OF_OTHERS:
         path.chmod(mode & ~OF_OTHERS)
@@ -43,6 +49,37 @@ def private_directory(path: Path) -> None:
             "%s: its mode was %04o, so that others could read mail; it is %04o now",
             path, mode, mode & ~OF_OTHERS,
         )  # fmt: skip
+
+
+def check_owner(path: Path) -> None:
+    """Raises PermissionError for a directory of another user than this one and root.
+
+    The other user could replace every file in it, and what this process makes there the other one could not use.
+    """
+    owner, user = path.stat().st_uid, os.geteuid()
+    if owner not in (user, 0):
+        raise PermissionError(
+            errno.EPERM,
+            f"it belongs to {_user(owner)}, and this process runs as {_user(user)}: run it as {_user(owner)}, or chown the directory",
+            os.fspath(path),
+        )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether ``path`` is a file with content that this user or root made, and others cannot write; no symbolic link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    is_safe = stat.S_ISREG(found.st_mode) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_safe and found.st_size > 0 and found.st_uid in (os.geteuid(), 0)
 
 
 class KnownFile:
@@ -65,20 +102,22 @@ class KnownFile:
 
 
 @contextmanager
-def replaced(path: Path, mode: int = 0o644) -> Iterator[TextIO]:
+def replaced(path: Path, mode: int = 0o644, *, follow: bool = True) -> Iterator[TextIO]:
     """Yields a file for the new contents of ``path``, which has them when the block has ended; all or nothing.
 
     ``mode`` is that of a new file; others keep theirs, and their owner. What is no regular file, such as a device or a pipe, is
     written to at once. Raises OSError, which names ``path``.
+
+    ``follow``: false for a file of the relay itself, which is always a new one: it takes the place of a symbolic link.
     """
-    if path.exists() and not path.is_file():
+    if follow and path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="") as file:
             yield file
         return
-    target = path.resolve()
+    target = path.resolve() if follow else path.absolute()
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-    before = target.stat() if target.exists() else None
+    before = target.stat() if follow and target.exists() else None
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
@@ -95,9 +134,14 @@ def replaced(path: Path, mode: int = 0o644) -> Iterator[TextIO]:
         raise
 
 
-def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
+def no_link(name: str, flags: int) -> int:
+    """An opener of files for this user only, which opens no symbolic link."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o600)
+
+
+def replace_text(path: Path, text: str, mode: int = 0o644, *, follow: bool = True) -> None:
     """Give ``path`` new contents, see ``replaced``. Raises OSError."""
-    with replaced(path, mode) as file:
+    with replaced(path, mode, follow=follow) as file:
         file.write(text)
 
 

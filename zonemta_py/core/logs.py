@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.text import escaped, escaped_json
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 JOURNAL = "/run/systemd/journal/socket"
@@ -56,7 +57,15 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
-        return json.dumps(found, ensure_ascii=False)
+        return escaped_json(json.dumps(found, ensure_ascii=False))
+
+
+class _TextFormatter(logging.Formatter):
+    """Lines for people; a traceback has several."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record without control characters of strangers."""
+        return escaped(super().format(record), "\n\t")
 
 
 def _service(record: logging.LogRecord) -> str:
@@ -123,7 +132,7 @@ def configure_logs(target: LogTarget) -> None:
     formatter = {
         "json": _JsonFormatter(),
         "postfix": _PostfixFormatter(),
-    }.get(target.format, logging.Formatter(TEXT))
+    }.get(target.format, _TextFormatter(TEXT))
     if target.destination != "stderr":
         path = JOURNAL if target.destination == "journald" else SYSLOG
         if not Path(path).is_socket():
@@ -134,11 +143,11 @@ def configure_logs(target: LogTarget) -> None:
         else:
             handler = _syslog(path, "" if as_postfix else f"zonemta[{os.getpid()}]: ")
         if as_postfix and target.destination == "journald":
-            formatter = logging.Formatter("%(message)s")
+            formatter = _TextFormatter("%(message)s")
         elif as_postfix:
             formatter = _PostfixFormatter(whole=False)
         elif target.format != "json":
-            formatter = logging.Formatter("%(name)s: %(message)s")  # it has time, level and process
+            formatter = _TextFormatter("%(name)s: %(message)s")  # it has time, level and process
     handler.setFormatter(formatter)
     root = logging.getLogger()
     for old in root.handlers[:]:

@@ -14,7 +14,7 @@ from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import BadArgument, NotInMessage, WrongOrder
 from zonemta_py.intake.inject import Injector, rcpt
 from zonemta_py.routing import one_zone
-from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.smtp.address import AddressError, in_header, normalise
 from zonemta_py.smtp.commands import Rcpt
 
 PIECE_BYTES = 65_536
@@ -112,7 +112,7 @@ class _Outgoing:
                 Rcpt(text, kept.notify, kept.orcpt) if kept else _rcpt(text, notify, orcpt)
             )
         if field:
-            self._fields.setdefault(field, []).append(text)
+            self._fields.setdefault(field, []).append(in_header(text))
 
     def _put(self, data: bytes) -> bool:
         """Buffer ``data``; returns whether the buffer should be flushed. Raises WrongOrder."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zonemta_py.core.checksum import crc32
+from zonemta_py.core.files import no_link
 
 NAME = ".index"
 MESSAGE_ID_LENGTH = 24
@@ -105,7 +106,7 @@ def add_to_index(segment: Path, hashes: "array[int]", numbers: Numbers) -> None:
     """Write the entry of a sealed segment. It is not synced: without it the segment is read. Raises OSError."""
     unique = set(hashes)
     entry = index_entry(segment.name.encode(), make_filter(unique, len(unique)), numbers)
-    with (segment.parent / NAME).open("ab") as file:
+    with open(segment.parent / NAME, "ab", opener=no_link) as file:
         file.write(entry)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.repeats import RepeatedLines
+from zonemta_py.core.text import one_line
 
 _LEVEL = logging.INFO
 
@@ -52,7 +53,7 @@ def text_line(record: dict[str, Any]) -> str:
     about = f" class={record['class']}" if record.get("class") else ""
     return (
         f"{record['message']} {record['event']} to=<{record['recipient']}> zone={record['zone']}{mx} "
-        f"attempt={record['attempt']}{about}: {_printable(reply)}"
+        f"attempt={record['attempt']}{about}: {one_line(reply)}"
     )
 
 
@@ -66,12 +67,5 @@ def postfix_line(record: dict[str, Any]) -> str:
     return (
         f"{record['message']}: to=<{record['recipient']}>, relay={relay}, delay={total_s:.2f}, "
         f"delays={max(0.0, total_s - attempt_s):.2f}/0/0/{attempt_s:.2f}, dsn={record.get('status') or '4.0.0'}, "
-        f"status={status} ({code}{_printable(record.get('reply', ''))})"
+        f"status={status} ({code}{one_line(record.get('reply', ''))})"
     )
-
-
-def _printable(text: str) -> str:
-    """``text``, which is a stranger's, on one line."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else " " for each in text)

@@ -31,6 +31,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     ``not_before_ms``, ``expires_ms`` (0: none) and ``priority``: what it asked for. ``submission``: the queue id that the
     submitter was given, where a policy made several messages of one and this is another one of them; else empty.
     ``same_key_as``: the queue id of the first message under its submission key, which had other content; else empty.
+    ``ignored``: why fields that say what the message is could not be used, one text for each.
     """
 
     name: ClassVar[str] = "accepted"
@@ -55,6 +56,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     report_for: str
     submission: str = ""
     same_key_as: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 class Rejected(Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zonemta_py.core import clock, faults
-from zonemta_py.core.files import private_directory, sync_directory
+from zonemta_py.core.files import no_link, private_directory, sync_directory
 from zonemta_py.events.frames import Data, blocks, make_compressor
 from zonemta_py.events.index import add_to_index, hashes_in
 
@@ -161,16 +161,12 @@ class Segment:
         self._file.close()
 
 
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
-
-
 def _create(path: Path) -> FileIO:
     """A new file, never one of a previous boot, with its name on disk.
 
     Raises OSError, and leaves no file then: the next attempt would meet it.
     """
-    file = FileIO(path, "xb", opener=_private)
+    file = FileIO(path, "xb", opener=no_link)
     try:
         sync_directory(path.parent)
     except OSError:
@@ -183,7 +179,7 @@ def _create(path: Path) -> FileIO:
 def write_synced(path: Path, parts: Iterable[bytes]) -> None:
     """Make the file ``path`` of ``parts``, for this user only, or replace it. Raises OSError."""
     temporary = path.with_suffix(".new")
-    with FileIO(temporary, "wb", opener=_private) as file:
+    with FileIO(temporary, "wb", opener=no_link) as file:
         for part in parts:
             _write_all(file, part)
         os.fsync(file.fileno())

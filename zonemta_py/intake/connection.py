@@ -41,6 +41,7 @@ class Connection(ClientTransport, ABC):
     def __init__(self, context: ListenerContext) -> None:
         super().__init__()
         self._context = context
+        self.proxied_ip: str | None = None  # the client that a proxy has named before TLS
         self._loop = context.loop
         self._turns = context.turns
         self.hostname = context.hostname
@@ -75,7 +76,8 @@ class Connection(ClientTransport, ABC):
         """Greet a new client, or refuse it when there are too many."""
         self.transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        peer_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        self._client_ip = peer_ip if self.proxied_ip is None else self.proxied_ip
         self._encrypted = transport.get_extra_info("sslcontext") is not None
         if self._state is CLOSED:  # the relay stopped during the TLS handshake
             self.abort()
@@ -86,7 +88,7 @@ class Connection(ClientTransport, ABC):
             self._end()
             return
         self._deadline.set(self._timeout_s)
-        if self._context.is_proxy(self._client_ip):
+        if self.proxied_ip is None and self._context.is_proxy(self._client_ip):
             self._enter(PROXY)
         elif self._context.rules.limits.has_open_sessions:
             self._run(self._claim_and_greet)

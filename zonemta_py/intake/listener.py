@@ -20,6 +20,7 @@ from zonemta_py.intake.sockets import BACKLOG, bound_address
 from zonemta_py.intake.starttls_auth import HANDSHAKE_S
 from zonemta_py.intake.turns import IntakeTurns
 from zonemta_py.routing import Router
+from zonemta_py.smtp.proxy import InvalidProxyHeader, missing_bytes, read_proxy_header
 from zonemta_py.storage.disk_space import DiskSpace
 
 DRAIN_POLL_S = 0.05
@@ -54,24 +55,33 @@ class Listener:
         """Accept connections that begin with TLS, and count them before their handshake."""
         context = self.context
         while True:
-            accepted, client_ip = await accept_client(sock, context.name)
+            accepted, peer_ip = await accept_client(sock, context.name)
             session = Session(context)
-            if context.admit(session, client_ip):
+            if context.admit(session, peer_ip):
                 accepted.close()
             else:
-                task = asyncio.create_task(self._shake_hands(session, accepted))
+                task = asyncio.create_task(self._shake_hands(session, accepted, peer_ip))
                 context.handshakes[session] = task
                 task.add_done_callback(partial(self._shook_hands, session, accepted))
 
-    async def _shake_hands(self, session: Session, accepted: socket.socket) -> None:
+    async def _shake_hands(self, session: Session, accepted: socket.socket, peer_ip: str) -> None:
         context = self.context
         limit_s = min(HANDSHAKE_S, context.settings.idle_timeout)
         try:
+            if context.is_proxy(peer_ip):
+                async with asyncio.timeout(limit_s):
+                    named = await self._read_proxy_header(accepted)
+                client_ip = session.proxied_ip = peer_ip if named is None else named
+                context.ended(session)  # the proxy was counted as trusted
+                if refusal := context.admit(session, client_ip):
+                    raise ConnectionError(refusal)
             await context.loop.connect_accepted_socket(
                 lambda: session, accepted, ssl=context.implicit_context,
                 ssl_handshake_timeout=limit_s,
             )  # fmt: skip
-        except (OSError, ssl.SSLError) as exc:
+        except InvalidProxyHeader as exc:
+            log.warning("the proxy %s sent no valid PROXY header: %s", peer_ip, exc)
+        except (OSError, ssl.SSLError) as exc:  # TimeoutError is an OSError
             log.info("TLS handshake failed: %s", exc)
 
     def _shook_hands(self, session: Session, accepted: socket.socket, task: asyncio.Task[None]) -> None:
@@ -80,6 +90,16 @@ class Listener:
         if session.transport is None:
             self.context.ended(session)
             accepted.close()
+
+    async def _read_proxy_header(self, accepted: socket.socket) -> str | None:
+        """The client that a proxy names, see ``ProxyHeader``. Not a byte of TLS is read. Raises InvalidProxyHeader, OSError."""
+        data = b""
+        while not data or (header := read_proxy_header(data)) is None:
+            more = await self.context.loop.sock_recv(accepted, missing_bytes(data))
+            if not more:
+                raise ConnectionError("closed before its PROXY header")
+            data += more
+        return header.client_ip
 
     def close(self) -> None:
         """Accept no more connections, and end the sessions without a transaction."""

@@ -76,6 +76,12 @@ class MessageReceiver:
             self.abort()
         return wait_for
 
+    def refuse(self, refusal: str) -> None:
+        """Refuse the message by an SMTP reply, unless it is refused already; its data may go on."""
+        if not self._data.refusal:
+            self._data.refusal = refusal
+            self.abort()
+
     # ---- the end of the data
 
     def finish(self) -> CommitFuture:

@@ -20,9 +20,10 @@ from zonemta_py.smtp.content_digest import ContentDigest
 from zonemta_py.smtp.dkim import BodyHash, signing_domain
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, names_in, scan
 from zonemta_py.smtp.reply import printable
-from zonemta_py.smtp.transparency import LineCheck
+from zonemta_py.smtp.transparency import LineCheck, LineNormaliser
 
 LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
+LOOKALIKE = "554 5.6.0 A line of one dot has a bare LF beside it; only CRLF, dot and CRLF end a message"
 HARD_LIMIT_FACTOR = 2  # of the size limit, after which a client is disconnected
 
 
@@ -49,6 +50,10 @@ class MessageData:
         self._scanner = scanner
         self._splitter = HeaderSplitter()
         self._check = LineCheck(LINE_MAX)
+        self._normaliser: LineNormaliser | None = (
+            None  # from the first bare LF, where the listener allows those
+        )
+        self._last = b""
         self._hash: BodyHash | None = None
         self._digest: ContentDigest | None = None  # of a message with a key
         self.key = ""
@@ -77,19 +82,32 @@ class MessageData:
             self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._rules.max_size} bytes"
         else:
             self._check.feed(data)
+            if self._rules.normalise_lines:
+                last, self._last = self._last, data[-1:]
+                if self._check.bare:
+                    data = self._normalised(data, after_cr=last == b"\r")
             self._check_lines()
             if not self.refusal:
                 wait_for = self._write_body(self._splitter.feed, data)
         return wait_for
 
+    def _normalised(self, data: bytes, *, after_cr: bool = False, final: bool = False) -> bytes:
+        """``data`` with CRLF for bare LF, in a message that has some."""
+        if self._normaliser is None:
+            self._normaliser = LineNormaliser(after_cr=after_cr)
+        data = self._normaliser.feed(data, final=final)
+        if self._normaliser.lookalike:
+            self.refusal = LOOKALIKE
+        return data
+
     def _check_lines(self) -> None:
         check = self._check
-        if check.bare:
+        if check.bare and (check.bare_cr or not self._rules.normalise_lines):
             self.refusal = "554 5.6.0 Bare CR or LF is not allowed in a message"
         elif check.nul:
             self.refusal = "554 5.6.0 NUL is not allowed in a message"
         elif check.long:
-            self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} octets"
+            self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} bytes"
 
     def _write_body(self, split: Callable[..., bytes], *data: bytes) -> CommitFuture | None:
         """Write the body that ``split`` returns; an exception becomes the refusal."""
@@ -166,6 +184,8 @@ class MessageData:
         if not self.refusal:
             self._check.finish()
             self._check_lines()
+        if not self.refusal and self._normaliser is not None:
+            self._write_body(self._splitter.feed, self._normalised(b"", final=True))
         if not self.refusal:
             self._write_body(self._splitter.finish)
 

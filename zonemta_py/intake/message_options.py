@@ -3,10 +3,10 @@
 Source of the parameters: RFC 4865 (HOLDFOR, HOLDUNTIL), RFC 2852 (BY).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from zonemta_py.config.schema import MessageOptions
 from zonemta_py.config.units import duration
@@ -22,14 +22,22 @@ ENCODED_MAX = (
     TAGS_MAX * LABEL_MAX * 16
 )  # characters of a field with labels; encoded, a character has 12 and some
 SILENT = "silent"
+REFUSED = "550 5.6.0 "
+
+T = TypeVar("T")
+
+
+class TooLate(NotAccepted):
+    """The message must not be sent any more."""
 
 
 class Labels(NamedTuple):
-    """Campaign, tags and times of a message."""
+    """Campaign, tags and times of a message; ``ignored``: why fields could not be used."""
 
     campaign: str
     tags: tuple[str, ...]
     delivery: DeliveryOptions
+    ignored: tuple[str, ...] = ()
 
 
 NO_LABELS = Labels("", (), NO_OPTIONS)
@@ -56,7 +64,8 @@ def of_header(
 ) -> Labels:
     """What the removed fields say; ``values``: by lower-case name. ``asked``: by MAIL, which precedes them.
 
-    Raises NotAccepted.
+    A value that cannot be used is ignored, unless ``options`` say otherwise. Not so a time to wait for, or a time that is over:
+    mail that has left too early or too late cannot be called back. Raises NotAccepted.
     """
     if not values:
         return Labels("", (), asked) if asked is not NO_OPTIONS else NO_LABELS
@@ -67,11 +76,27 @@ def of_header(
     }
     if not found:
         return Labels("", (), asked) if asked is not NO_OPTIONS else NO_LABELS
-    return Labels(
-        _label(options.campaign, _decoded(found.get("campaign", ""))),
-        _tags(options.tags, _decoded(found.get("tags", ""))),
-        _delivery(options, found, asked, now_ms),
-    )
+    ignored: list[str] = []
+
+    def use(name: str, parse: Callable[[str], T], without: T) -> T:
+        try:
+            return parse(found[name]) if name in found else without
+        except TooLate:
+            raise
+        except NotAccepted as exc:
+            if options.unusable == "refuse":
+                raise
+            ignored.append(str(exc).removeprefix(REFUSED))
+            return without
+
+    campaign = use("campaign", lambda text: _label(options.campaign, _decoded(text)), "")
+    no_tags: tuple[str, ...] = ()
+    tags = use("tags", lambda text: _tags(options.tags, _decoded(text)), no_tags)
+    delivery = _not_before(options, found.get("not_before"), asked, now_ms)
+    if not asked.expires_ms:
+        delivery = use("expire", lambda text: _expires(options, text, delivery, now_ms), delivery)
+    priority = use("priority", lambda text: _priority(options, text), "")
+    return Labels(campaign, tags, delivery._replace(priority=priority), tuple(ignored))
 
 
 def _decoded(text: str) -> str:
@@ -87,7 +112,7 @@ def _decoded(text: str) -> str:
 def _label(field: str | None, text: str) -> str:
     if len(text) > LABEL_MAX or not text.isprintable():
         raise NotAccepted(
-            f"550 5.6.0 A value in {field} is longer than {LABEL_MAX} characters, or not printable"
+            f"{REFUSED}A value in {field} is longer than {LABEL_MAX} characters, or not printable"
         )
     return text
 
@@ -95,39 +120,48 @@ def _label(field: str | None, text: str) -> str:
 def _tags(field: str | None, text: str) -> tuple[str, ...]:
     tags = tuple(dict.fromkeys(tag.strip() for tag in text.split(",") if tag.strip()))
     if len(tags) > TAGS_MAX:
-        raise NotAccepted(f"550 5.6.0 {field} has more than {TAGS_MAX} tags")
+        raise NotAccepted(f"{REFUSED}{field} has more than {TAGS_MAX} tags")
     return tuple(_label(field, tag) for tag in tags)
 
 
-def _delivery(
-    options: MessageOptions, found: Mapping[str, str], asked: DeliveryOptions, now_ms: int
+def _not_before(
+    options: MessageOptions, text: str | None, asked: DeliveryOptions, now_ms: int
 ) -> DeliveryOptions:
-    not_before_ms, expires_ms, silent = asked.not_before_ms, asked.expires_ms, asked.silent
-    notify_ms = asked.notify_ms
-    if "not_before" in found and not not_before_ms:
-        at_ms = _time(options.not_before, found["not_before"], now_ms)
-        if at_ms - now_ms > options.hold_max * 1000:
-            days = f"{options.hold_max / 86_400:g} days"
-            raise NotAccepted(f"550 5.6.0 {options.not_before} is more than {days} from now")
-        not_before_ms = at_ms if at_ms > now_ms else 0
-        later_ms = max(0, at_ms - now_ms)  # BY counts from the time when it may be sent
-        expires_ms, notify_ms = (each and each + later_ms for each in (expires_ms, notify_ms))
-    if "expire" in found and not expires_ms:
-        text, semicolon, word = found["expire"].partition(";")
-        silent = word.strip().lower() == SILENT
-        if semicolon and not silent:
-            raise NotAccepted(f"550 5.6.0 {options.expire}: '; {SILENT}' may follow the time")
-        expires_ms = _time(options.expire, text.strip(), not_before_ms or now_ms)
-        if not (not_before_ms or now_ms) < expires_ms <= now_ms + EXPIRE_MAX_MS:
-            raise NotAccepted(
-                f"550 5.6.0 {options.expire} is before the message may be sent, or too far away"
-            )
-    priority = found.get("priority", "").lower()
-    if priority and priority not in PRIORITIES:
-        raise NotAccepted(f"550 5.6.0 {options.priority} is not one of {', '.join(PRIORITIES)}")
-    return DeliveryOptions(
-        not_before_ms, expires_ms, silent, notify_ms, priority if priority != "normal" else ""
+    """``asked`` with the time before which the message is not sent, if only a field has it."""
+    if text is None or asked.not_before_ms:
+        return asked
+    at_ms = _time(options.not_before, text, now_ms)
+    if at_ms - now_ms > options.hold_max * 1000:
+        days = f"{options.hold_max / 86_400:g} days"
+        raise NotAccepted(f"{REFUSED}{options.not_before} is more than {days} from now")
+    later_ms = max(0, at_ms - now_ms)  # BY counts from the time when it may be sent
+    expires_ms, notify_ms = (each and each + later_ms for each in (asked.expires_ms, asked.notify_ms))
+    return asked._replace(
+        not_before_ms=at_ms if at_ms > now_ms else 0, expires_ms=expires_ms, notify_ms=notify_ms
     )
+
+
+def _expires(
+    options: MessageOptions, text: str, delivery: DeliveryOptions, now_ms: int
+) -> DeliveryOptions:
+    time, semicolon, word = text.partition(";")
+    silent = word.strip().lower() == SILENT
+    if semicolon and not silent:
+        raise NotAccepted(f"{REFUSED}{options.expire}: '; {SILENT}' may follow the time")
+    begin_ms = delivery.not_before_ms or now_ms
+    expires_ms = _time(options.expire, time.strip(), begin_ms)
+    if expires_ms <= begin_ms:
+        raise TooLate(f"{REFUSED}{options.expire} is before the message may be sent")
+    if expires_ms > now_ms + EXPIRE_MAX_MS:
+        raise NotAccepted(f"{REFUSED}{options.expire} is too far away")
+    return delivery._replace(expires_ms=expires_ms, silent=silent)
+
+
+def _priority(options: MessageOptions, text: str) -> str:
+    priority = text.lower()
+    if priority and priority not in PRIORITIES:
+        raise NotAccepted(f"{REFUSED}{options.priority} is not one of {', '.join(PRIORITIES)}")
+    return priority if priority != "normal" else ""
 
 
 def _time(field: str | None, text: str, from_ms: int) -> int:
@@ -144,7 +178,7 @@ def _time(field: str | None, text: str, from_ms: int) -> int:
         except (ValueError, OverflowError, TypeError, IndexError):
             continue
     raise NotAccepted(
-        f"550 5.6.0 {field} is neither a duration, such as 2h, nor a time, such as 2026-11-24T09:00:00+01:00"
+        f"{REFUSED}{field} is neither a duration, such as 2h, nor a time, such as 2026-11-24T09:00:00+01:00"
     )
 
 

@@ -10,6 +10,7 @@ import aiohttp
 from zonemta_py.config.scan import ScanSettings
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
+from zonemta_py.core.text import one_line
 from zonemta_py.intake.scan import ACCEPT, ScannedEnvelope, ScanVerdict, read_verdict, unavailable
 from zonemta_py.queue.batch import CommitFuture
 
@@ -179,8 +180,4 @@ def _fields(envelope: ScannedEnvelope) -> list[tuple[str, str]]:
         ("IP", origin.client_ip), ("User", origin.user), ("MTA-Name", envelope.hostname),
         *(("Rcpt", recipient) for recipient in envelope.recipients[:RECIPIENTS_MAX]),
     ]  # fmt: skip
-    return [(name, _printable(value)) for name, value in fields if value]
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return [(name, one_line(value, "?")) for name, value in fields if value]

@@ -11,10 +11,12 @@ from zonemta_py.core.errors import NotAccepted
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.accept_result import UNDER_WAY, UNWRITABLE
 from zonemta_py.intake.admission import NO_SPACE
+from zonemta_py.intake.authentication import WRONG
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.mail_limits import MailLimits
 from zonemta_py.intake.message import MessageReceiver
+from zonemta_py.intake.message_data import LOOKALIKE
 from zonemta_py.intake.message_options import of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
@@ -86,8 +88,14 @@ class Session(SecureConnection):
             raise self._rejected("MAIL", UNWRITABLE)
         if not context.disk_space.is_sufficient():
             raise self._rejected("MAIL", NO_SPACE)
-        mail = parse_mail(argument, extended=self._extended, max_size=context.settings.max_message_size)
-        self._options = of_mail(mail, context.settings.options, clock.now_ms())
+        settings = context.settings
+        mail = parse_mail(
+            argument,
+            extended=self._extended,
+            max_size=settings.max_message_size,
+            relaxed=settings.envelope_syntax == "relaxed",
+        )
+        self._options = of_mail(mail, settings.options, clock.now_ms())
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
         self._ret, self._envid = mail.ret, mail.envid
         try:
@@ -141,10 +149,15 @@ class Session(SecureConnection):
     def _rcpt(self, argument: str) -> None:
         if self._sender is None:
             raise Refused("503 5.5.1 Send MAIL first")
+        settings = self._context.settings
         rcpt = parse_rcpt(
-            argument, smtputf8=self._smtputf8, extended=self._extended, hostname=self.hostname
+            argument,
+            smtputf8=self._smtputf8,
+            extended=self._extended,
+            hostname=self.hostname,
+            relaxed=settings.envelope_syntax == "relaxed",
         )
-        limited, most = self._limits.recipients_max, self._context.settings.max_recipients
+        limited, most = self._limits.recipients_max, settings.max_recipients
         if len(self._recipients) >= (most if limited is None else min(most, limited)):
             self._excess += 1
             self._reply("452 4.5.3 Too many recipients")
@@ -215,6 +228,8 @@ class Session(SecureConnection):
         assert receiver is not None
         data = decoder.feed(block)
         wait_for = receiver.feed(data) if data else None
+        if decoder.lookalike:
+            receiver.refuse(LOOKALIKE)
         if decoder.done:
             self._enter(COMMAND)
             self._unread += decoder.trailing

@@ -53,7 +53,8 @@ class MessageRules(NamedTuple):
 
     ``key_headers``: groups of header fields, each a submission key. ``refused_keys``: the sources of those under which
     other content is refused, in lower case. ``removed_fields``: lower-case names of
-    those that route or are not for the recipients. ``dkim_domains``: those with a key.
+    those that route or are not for the recipients. ``dkim_domains``: those with a key. ``normalise_lines``: a bare LF is a
+    line end. ``client_hidden``: the Received field does not name the client.
     """
 
     hostname: str
@@ -68,6 +69,8 @@ class MessageRules(NamedTuple):
     dkim_domains: Collection[str]
     policies: Sequence[EnvelopePolicy]
     limits: LimitRules
+    normalise_lines: bool
+    client_hidden: bool
 
 
 def make_rules(
@@ -94,6 +97,8 @@ def make_rules(
         dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
         policies=policies,
         limits=limit_rules(config.tenants, config.limits),
+        normalise_lines=listener.line_endings == "normalise",
+        client_hidden=listener.received == "short",
     )
 
 
@@ -124,17 +129,12 @@ def stamp(
     removed = [field for field in fields if _is_removed(rules, header, field)]
     message_id = first_value(header, fields, b"message-id")
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
-    block = [
-        received(
-            helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
-            client_ip=origin.client_ip,
-            by=rules.hostname,
-            protocol=origin.protocol,
-            message_id=message,
-            recipient=recipients[0].address if len(recipients) == 1 else "",
-            date=(date := clock.mail_date(now_ms)),
-        )
-    ]
+    date = clock.mail_date(now_ms)
+    block = [received(
+        helo="" if rules.client_hidden else _UNPRINTABLE.sub("?", origin.helo) or "unknown",
+        client_ip=origin.client_ip, by=rules.hostname, protocol=origin.protocol, message_id=message,
+        recipient=recipients[0].address if len(recipients) == 1 else "", date=date,
+    )]  # fmt: skip
     if not message_id:
         message_id = f"<{message}@{rules.hostname}>"
         block.append(f"Message-ID: {message_id}\r\n".encode())
@@ -161,6 +161,7 @@ def stamp(
         options=labels.delivery,
         hold=content.verdict.hold,
         unknown_zone=rules.router.unknown_zone(values),
+        ignored=labels.ignored,
     )
 
 

@@ -69,10 +69,10 @@ class SecureConnection(Connection):
         if self._may_authenticate():
             lines.append("AUTH PLAIN LOGIN")
         may_send = bool(self._user) or self._context.trusts(self._client_ip)
-        keys = self._context.settings.submission_key
-        if keys.envid_prefix and (may_send or self._may_authenticate()):
-            lines.append(f"{KEY_WINDOW} {int(keys.window)}")
-        if may_send:
+        if may_send or self._may_authenticate():  # a client need not send EHLO again after AUTH
+            keys = self._context.settings.submission_key
+            if keys.envid_prefix:
+                lines.append(f"{KEY_WINDOW} {int(keys.window)}")
             release = latest_release(self._context.settings.options, clock.now_ms())
             lines += [f"FUTURERELEASE {release}", "DELIVERBY"]
         for line in lines:

@@ -55,7 +55,7 @@ class NewMessage(Struct, frozen=True):
 
     ``recipients``: each address once. ``key``: what it puts under its submission key. ``hold``: why
     the message is held from the beginning; empty when it is not. ``submission``: see the event ``accepted``.
-    ``unknown_zone``: for which its header asked in vain.
+    ``unknown_zone``: for which its header asked in vain; ``ignored``: see the event.
     """
 
     sender: str
@@ -76,6 +76,7 @@ class NewMessage(Struct, frozen=True):
     hold: str = ""
     submission: str = ""
     unknown_zone: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
@@ -115,8 +116,9 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         options=new.options._replace(quarantined=True) if new.hold else new.options,
     )
     return AcceptedMessage(
-        message, meta, mark, tail, recipients, new.message_id, new.key, new.hold, new.submission
-    )
+        message, meta, mark, tail, recipients, new.message_id, new.key, new.hold, new.submission,
+        ignored=new.ignored,
+    )  # fmt: skip
 
 
 def _born_ms(message: str, mark: Mark) -> int:

@@ -71,7 +71,7 @@ class AcceptedMessage(Struct, frozen=True):
 
     A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
     ``message_id`` is the header field, for the event. ``key``: what the message puts under its
-    submission key. ``hold``: why its recipients are held; empty when they are not. ``submission``: see the event.
+    submission key. ``hold``: why its recipients are held; empty when they are not. ``submission``, ``ignored``: see the event.
     ``moved_from``: the zones that are gone, for which recipients were accepted, by recipient index.
     """
 
@@ -85,6 +85,7 @@ class AcceptedMessage(Struct, frozen=True):
     hold: str = ""
     submission: str = ""
     moved_from: Mapping[int, str] = {}
+    ignored: tuple[str, ...] = ()
 
 
 class SettleEffects(Struct, frozen=True):

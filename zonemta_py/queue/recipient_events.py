@@ -56,6 +56,7 @@ def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> Non
             report_for=meta.report_for,
             submission=new.submission,
             same_key_as=new.key.other if new.key is not None else "",
+            ignored=new.ignored,
         )
     )
     for recipient in new.recipients if new.hold else ():

@@ -1,6 +1,7 @@
-"""Messages whose header asks for a zone that there is not: the next routing rule decides, and a log line says so."""
+"""Messages whose header asks in vain: for a zone that there is not, or by a field that cannot be used. A log line says so."""
 
 import logging
+from functools import partial
 
 from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.queue.accept import NewMessage
@@ -9,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class UnknownZones:
-    """Counts them, ``messages`` since the start; one line a minute for each zone and submitter."""
+    """Counts those for other zones, ``messages`` since the start; one line a minute for each zone or defect, and submitter."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -17,10 +18,15 @@ class UnknownZones:
 
     def add(self, new: NewMessage) -> None:
         """A message is being accepted."""
+        if not new.unknown_zone and not new.ignored:
+            return
+        who = new.origin.owner or "a program"
+        for defect in new.ignored:
+            line = f"a field of a message of {who} is ignored: {defect}"
+            self._lines.write((defect, who), logging.WARNING, partial(str, line))
         if not new.unknown_zone:
             return
         self.messages += 1
-        who = new.origin.owner or "a program"
         zones = ", ".join(sorted({to.zone for to in new.recipients}))
         text = f"there is no zone '{new.unknown_zone}', which the header of a message of {who} names: it goes to {zones}"
         self._lines.write((new.unknown_zone, who), logging.WARNING, lambda: text)

@@ -21,6 +21,7 @@ from zonemta_py.config.warmup import falling, read_warmups
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.files import check_owner
 from zonemta_py.delivery.dkim import DkimKeys, load_keys
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.endpoints import read_password
@@ -250,3 +251,8 @@ def _writable(key: str, directory: Path) -> None:
         raise ConfigError(f"{key}: {existing} is not a directory")
     if not os.access(existing, os.W_OK | os.X_OK) or existing == Path("/proc"):
         raise ConfigError(f"{key}: {existing} cannot be written by this user")
+    if existing == directory:
+        try:
+            check_owner(directory)
+        except PermissionError as exc:
+            raise ConfigError(f"{key}: {directory}: {exc.strerror}") from exc

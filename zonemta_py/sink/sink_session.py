@@ -207,6 +207,9 @@ class SinkSession(asyncio.Protocol):
 
 
 def _path(argument: str) -> tuple[str, str]:
-    """The address between the brackets and the parameters after it."""
+    """The address between the brackets, or without any, and the parameters after it."""
     start, end = argument.find("<"), argument.rfind(">")
+    if start < 0:
+        address, _, parameters = argument.partition(":")[2].strip().partition(" ")
+        return address, parameters.strip()
     return argument[start + 1 : end], argument[end + 1 :].strip()

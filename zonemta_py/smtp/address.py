@@ -3,7 +3,12 @@
 A normalised address is ``local@domain`` with the local part as given and the domain as lower-case
 A-labels, so that one mailbox has one spelling in keys and DNS. The null sender is ``""``.
 
-Source: RFC 5321 sections 4.1.2, 4.5.3.1; RFC 6531 (UTF-8 local parts); RFC 5891 (IDNA 2008).
+Two rules. ``normalise`` is for the mail that we carry: only the receiver's host can say what a local part means, and there are
+mailboxes such as ``user.@ezweb`` and senders (SRS, VERP) longer than RFC 5321 has them. ``strict`` is for the addresses that
+we make. Both refuse what two servers could read differently: two ``@``, comments, blanks, specials without quotes, and a dot behind the domain.
+
+Source: RFC 5321 sections 4.1.2, 4.5.3.1; RFC 5322 section 4.4 (obs-local-part); RFC 6531 (UTF-8 local parts); RFC 5891
+(IDNA 2008).
 """
 
 import re
@@ -13,20 +18,23 @@ from ipaddress import ip_address
 
 import idna
 
-LOCAL_MAX = 64  # bytes, RFC 5321 section 4.5.3.1.1
+LOCAL_MAX = 64  # bytes of a local part that we make, RFC 5321 section 4.5.3.1.1
 DOMAIN_MAX = 255
-PATH_MAX = 254  # 256 with the angle brackets
+PATH_MAX = 254  # bytes of an address that we make: 256 with the angle brackets
+ADDRESS_MAX = 320  # bytes of any address: as long as the longest parts of RFC 5321 together
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]+"
-_DOT_LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*\Z")
-_QUOTED_LOCAL = re.compile(r'"(?:[\x20\x21\x23-\x5b\x5d-\x7e\u0080-\U0010ffff]|\\[\x20-\x7e])*"\Z')
+_QUOTED = r'"(?:[\x20\x21\x23-\x5b\x5d-\x7e\u0080-\U0010ffff]|\\[\x20-\x7e])*"'
+_STRICT_LOCAL = re.compile(rf"(?:{_ATOM}(?:\.{_ATOM})*|{_QUOTED})\Z")
+_LOCAL = re.compile(rf"(?:{_ATOM}|{_QUOTED})?(?:\.(?:{_ATOM}|{_QUOTED})?)*\Z")
 # Refused in a local part: C1 controls, line separators, marks of the direction of writing.
 _MISLEADING = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_LABEL = r"[a-z0-9](?:[a-z0-9\-]{0,61}[a-z0-9])?"
+_LABEL = r"[a-z0-9_](?:[a-z0-9_\-]{0,61}[a-z0-9_])?"
 _ASCII_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z")
 _LITERAL = re.compile(r"\[(?:\d{1,3}(?:\.\d{1,3}){3}|ipv6:[0-9a-f:.]+)\]\Z")
+_QUOTED_PAIR = re.compile(r'\\.|"')
 # The common address needs one match; every other address takes the slow path.
-_PLAIN = re.compile(rf"[A-Za-z0-9._+=\-]{{1,64}}@{_LABEL}(?:\.{_LABEL})+\Z")
+_PLAIN = re.compile(rf"[A-Za-z0-9._+=\-]+@{_LABEL}(?:\.{_LABEL})+\Z")
 
 
 class AddressError(ValueError):
@@ -34,31 +42,51 @@ class AddressError(ValueError):
 
 
 def normalise(text: str) -> str:
-    """The normal form of an address without angle brackets. Raises AddressError.
+    """The normal form of an address without angle brackets that a client, a list or a header names. Raises AddressError.
 
     A domain with U-labels is converted to A-labels.
     """
-    if _PLAIN.match(text) and len(text) <= PATH_MAX:
-        local = text[: text.index("@")]
-        if ".." not in local and local[0] != "." and local[-1] != ".":
-            return text
-    if len(text) > PATH_MAX:
-        raise AddressError(f"address over {PATH_MAX} bytes")
+    if len(text) <= PATH_MAX and _PLAIN.match(text):  # then no part of it is too long
+        return text
     local, at, domain = text.rpartition("@")
     if not at or not local or not domain:
         raise AddressError("an address is local@domain")
-    if not (_DOT_LOCAL.match(local) or _QUOTED_LOCAL.match(local)) or _MISLEADING.search(local):
+    if len(text) > ADDRESS_MAX:
+        raise AddressError(f"address over {ADDRESS_MAX} bytes")
+    if not _LOCAL.match(local) or _MISLEADING.search(local):
         raise AddressError("malformed local part")
+    address = f"{local}@{normalise_domain(domain)}"
     try:
-        size = len(local.encode())
+        size = len(address.encode())
     except UnicodeEncodeError:
         raise AddressError("the address is not valid UTF-8") from None
-    if size > LOCAL_MAX:
+    if size > ADDRESS_MAX:
+        raise AddressError(f"address over {ADDRESS_MAX} bytes")
+    return address
+
+
+def strict(text: str) -> str:
+    """The normal form of an address that we make, which RFC 5321 allows to the letter. Raises AddressError."""
+    address = normalise(text)
+    local, _, domain = address.rpartition("@")
+    if not _STRICT_LOCAL.match(local):
+        raise AddressError("malformed local part")
+    if "_" in domain:
+        raise AddressError("malformed domain")
+    if len(local.encode()) > LOCAL_MAX:
         raise AddressError(f"local part over {LOCAL_MAX} bytes")
-    address = f"{local}@{normalise_domain(domain)}"
     if len(address.encode()) > PATH_MAX:
         raise AddressError(f"address over {PATH_MAX} bytes")
     return address
+
+
+def in_header(address: str) -> str:
+    """A normalised address as a header field that we write names it: a local part that needs quotes has them."""
+    local, _, domain = address.rpartition("@")
+    if not local or _STRICT_LOCAL.match(local):
+        return address
+    plain = _QUOTED_PAIR.sub(lambda found: "" if found[0] == '"' else found[0], local)
+    return f'"{plain}"@{domain}'
 
 
 @lru_cache(maxsize=4096)

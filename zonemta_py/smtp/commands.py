@@ -19,6 +19,11 @@ _PATH = re.compile(
     r"\s*<(?:@[^:,<>\s]+(?:,@[^:,<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
     re.DOTALL,
 )
+# Where a listener is relaxed: an address without brackets, or with blanks inside them. A bracket alone is none of both.
+_RELAXED = re.compile(
+    r"\s*(?:<\s*(?:((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])+)\s*)?>|((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])+))(?:\s+(\S.*))?\s*\Z",
+    re.DOTALL,
+)
 _BY = re.compile(r"([+-]?[0-9]{1,9});([NR])T?\Z", re.IGNORECASE)
 _PARAMETER = re.compile(r"([A-Za-z0-9][A-Za-z0-9\-]*)(?:=([\x21-\x3c\x3e-\x7e]+))?\Z")
 
@@ -57,9 +62,12 @@ class Rcpt(Struct, frozen=True):
     orcpt: str = ""
 
 
-def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
-    """Parse ``argument``, the text after ``MAIL``. ``extended``: the client sent EHLO. Raises Refused."""
-    path, parameters = _split(argument, "FROM:", "MAIL FROM:<address>")
+def parse_mail(argument: str, *, extended: bool, max_size: int, relaxed: bool = False) -> Mail:
+    """Parse ``argument``, the text after ``MAIL``. ``extended``: the client sent EHLO. Raises Refused.
+
+    ``relaxed``: the address may be without brackets.
+    """
+    path, parameters = _split(argument, "FROM:", "MAIL FROM:<address>", relaxed)
     if parameters and not extended:
         raise Refused("555 5.5.4 Parameters need EHLO")
     size, smtputf8, ret, envid, timing = 0, False, "", "", dict[str, str]()
@@ -126,9 +134,14 @@ def _sender(path: str, *, smtputf8: bool) -> str:
     return address + path[len(verp.base(path)) :]
 
 
-def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool, hostname: str = "") -> Rcpt:
-    """Parse ``argument``, the text after ``RCPT``. ``hostname`` completes ``<postmaster>``. Raises Refused."""
-    path, parameters = _split(argument, "TO:", "RCPT TO:<address>")
+def parse_rcpt(
+    argument: str, *, smtputf8: bool, extended: bool, hostname: str = "", relaxed: bool = False
+) -> Rcpt:
+    """Parse ``argument``, the text after ``RCPT``. ``hostname`` completes ``<postmaster>``. Raises Refused.
+
+    ``relaxed``: the address may be without brackets.
+    """
+    path, parameters = _split(argument, "TO:", "RCPT TO:<address>", relaxed)
     if parameters and not extended:
         raise Refused("555 5.5.4 Parameters need EHLO")
     notify, orcpt = UNSET, ""
@@ -149,21 +162,26 @@ def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool, hostname: str =
     return Rcpt(_address(path, "5.1.3", smtputf8=smtputf8), notify, orcpt)
 
 
-def _split(argument: str, keyword: str, syntax: str) -> tuple[str, list[tuple[str, str]]]:
+def _split(argument: str, keyword: str, syntax: str, relaxed: bool) -> tuple[str, list[tuple[str, str]]]:
     """The path between the brackets and the parameters as (NAME, value), the name in upper case."""
     if argument[: len(keyword)].upper() != keyword:
         raise Refused(f"501 5.5.4 Syntax: {syntax}")
     match = _PATH.match(argument[len(keyword) :])
-    if match is None:
-        raise Refused(f"501 5.5.4 Syntax: {syntax}")
+    if match is not None:
+        path, rest = match.groups()
+    else:
+        found = _RELAXED.match(argument[len(keyword) :]) if relaxed else None
+        if found is None:
+            raise Refused(f"501 5.5.4 Syntax: {syntax}")
+        path, rest = found[1] or found[2] or "", found[3]
     parameters, seen = [], set()
-    for word in (match[2] or "").split():
+    for word in (rest or "").split():
         parameter = _PARAMETER.match(word)
         if parameter is None or parameter[1].upper() in seen:
             raise Refused("501 5.5.4 Bad or repeated parameter")
         seen.add(parameter[1].upper())
         parameters.append((parameter[1].upper(), parameter[2] or ""))
-    return match[1], parameters
+    return path, parameters
 
 
 def _address(path: str, status: str, *, smtputf8: bool) -> str:

@@ -1,16 +1,25 @@
 """The lines of an SMTP dialogue for a reader, from the bytes of both sides: without bodies and without secrets. Pure.
 
-A body becomes its size, what AUTH is given ``[secret]``. Commands and replies are matched in order (RFC 2920), so a body
+A body becomes its size, what AUTH is given ``[secret]``: all but the name of a mechanism that is known, as some clients leave that
+out. A reply that repeats it does not show it either. Commands and replies are matched in order (RFC 2920), so a body
 begins where the reply to DATA says so.
 """
 
 from collections import deque
 from collections.abc import Iterator
 
+from zonemta_py.core.text import SECRET, escaped
+
 LINE_MAX = 1000  # characters that are shown
 UNREAD_MAX = 65_536  # bytes without an end of line, or after a DATA or AUTH that was not answered
 PENDING_MAX = 1000  # commands without a reply
-SECRET = "[secret]"
+_MECHANISMS = frozenset((
+    "PLAIN", "LOGIN", "CRAM-MD5", "DIGEST-MD5", "SCRAM-SHA-1", "SCRAM-SHA-1-PLUS", "SCRAM-SHA-256", "SCRAM-SHA-256-PLUS",
+    "XOAUTH2", "OAUTHBEARER", "EXTERNAL", "ANONYMOUS", "GSSAPI", "NTLM",
+))  # fmt: skip
+_REPEATED_MIN = (
+    4  # bytes of a secret that is looked for in the next reply: shorter ones are in many words
+)
 _VERBS = frozenset(
     [
         "HELO",
@@ -49,6 +58,7 @@ class DialogueLines:
         self._in_body = in_body
         self._in_secret = in_secret
         self._waits = False  # for the reply to DATA or AUTH
+        self._secrets: tuple[bytes, ...] = ()  # of the last AUTH
         self._body_bytes = 0
         self._tail = b"" if in_body else b"\r\n"  # of the body
 
@@ -84,6 +94,7 @@ class DialogueLines:
     def _command(self, line: bytes) -> str:
         if self._in_secret:
             self._in_secret, self._waits = False, True
+            self._secrets = (line.strip(),)
             self._pending.append("AUTH")
             return SECRET
         words = line.split(maxsplit=2)
@@ -92,9 +103,16 @@ class DialogueLines:
         self._waits = verb in ("DATA", "AUTH")
         if verb not in _VERBS:
             return f"[{len(line)} bytes]"
-        if verb == "AUTH" and len(words) > 2:
-            return f"{readable(b' '.join(words[:2]))} {SECRET}"
+        if verb == "AUTH":
+            return self._auth(words[1:])
         return readable(line)
+
+    def _auth(self, words: list[bytes]) -> str:
+        """The command AUTH: the mechanism, if it is one, and no more."""
+        known = bool(words) and words[0].upper().decode("latin-1") in _MECHANISMS
+        self._secrets = tuple(words[known:])
+        shown = ["AUTH", *(word.decode("latin-1") for word in words[:known])]
+        return " ".join(shown + [SECRET] * bool(self._secrets))
 
     def server(self, data: bytes) -> Iterator[str]:
         """The lines that are complete now; with what the client has sent before the reply to DATA."""
@@ -102,11 +120,17 @@ class DialogueLines:
         while b"\n" in self._of_server:
             line, _, rest = self._of_server.partition(b"\n")
             self._of_server = rest
-            yield readable(bytes(line).rstrip(b"\r"))
+            yield readable(self._without_secrets(bytes(line).rstrip(b"\r")))
             if line[3:4] != b"-":
                 self._replied(bytes(line[:3]))
         if len(self._of_server) > UNREAD_MAX:
             self._of_server.clear()
+
+    def _without_secrets(self, line: bytes) -> bytes:
+        for secret in self._secrets:
+            if len(secret) >= _REPEATED_MIN:
+                line = line.replace(secret, SECRET.encode())
+        return line
 
     def _replied(self, code: bytes) -> None:
         verb = self._pending.popleft() if self._pending else ""
@@ -121,5 +145,4 @@ class DialogueLines:
 def readable(line: bytes) -> str:
     """A line for a terminal: one line, without control characters."""
     text = line.decode("utf-8", "backslashreplace")
-    shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text[:LINE_MAX])
-    return shown + ("…" if len(text) > LINE_MAX else "")
+    return escaped(text[:LINE_MAX]) + ("…" if len(text) > LINE_MAX else "")

@@ -8,6 +8,7 @@ import quopri
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from zonemta_py.smtp.address import in_header
 from zonemta_py.smtp.headers import LINE_MAX, fold
 
 SUBJECTS = {
@@ -130,7 +131,7 @@ def plain_header(head: ReportHead, subject: str) -> str:
     return (
         f"Date: {head.date}\r\n"
         f"From: Mail Delivery System <MAILER-DAEMON@{head.hostname}>\r\n"
-        f"To: <{head.to}>\r\n"
+        f"To: <{in_header(head.to)}>\r\n"
         f"Subject: {subject}\r\n"
         f"Message-ID: <{head.report_id}@{head.hostname}>\r\n"
         f"Auto-Submitted: auto-replied\r\n"

@@ -5,6 +5,8 @@ Source: RFC 3461 sections 4 and 5; RFC 6533 section 3 (utf-8 addresses in ORCPT)
 
 import re
 
+from zonemta_py.core.text import one_line
+
 NEVER, SUCCESS, FAILURE, DELAY = 1, 2, 4, 8
 UNSET = 0
 
@@ -61,4 +63,4 @@ def decode_xtext(value: str) -> str:
     """The text that xtext encodes; characters that are not printable become question marks."""
     data = _ENCODED.sub(lambda match: chr(int(match[1], 16)), value).encode("latin-1", "replace")
     text = data.decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return one_line(text, "?")

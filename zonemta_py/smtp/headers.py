@@ -231,13 +231,14 @@ def without(block: bytes, fields: Iterable[Field]) -> bytes:
 def received(
     *, helo: str, client_ip: str, by: str, protocol: str, message_id: str, recipient: str, date: str
 ) -> bytes:
-    """A Received field, folded, with CRLF. ``recipient`` is empty for a message with several recipients.
+    """A Received field, folded, with CRLF. ``recipient`` is empty for a message with several recipients, ``helo``
+    to leave the client out.
 
     Source: RFC 5321 section 4.4, RFC 3848 (the protocol names).
     """
     literal = f"IPv6:{client_ip}" if ":" in client_ip else client_ip
     target = f"\r\n\tfor <{recipient}>" if recipient else ""
+    client = f"from {helo} ([{literal}])\r\n\t" if helo else ""
     return (
-        f"Received: from {helo} ([{literal}])\r\n\tby {by} with {protocol} id {message_id}"
-        f"{target};\r\n\t{date}\r\n"
+        f"Received: {client}by {by} with {protocol} id {message_id}{target};\r\n\t{date}\r\n"
     ).encode()

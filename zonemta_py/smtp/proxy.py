@@ -44,6 +44,17 @@ def read_proxy_header(data: bytes) -> ProxyHeader | None:
     raise InvalidProxyHeader("the connection does not begin with a PROXY header")
 
 
+def missing_bytes(data: bytes) -> int:
+    """How many bytes can be read without reading behind the header, of which ``data`` is an incomplete part."""
+    if len(data) < len(SIGNATURE):  # shorter than each header
+        return len(SIGNATURE) - len(data)
+    if not data.startswith(SIGNATURE):
+        return 1 if data.endswith(b"\r") else 2
+    if len(data) < _HEAD.size:
+        return _HEAD.size - len(data)
+    return _HEAD.size + int(_HEAD.unpack_from(data)[3]) - len(data)
+
+
 def _version_1(data: bytes) -> ProxyHeader | None:
     end = data.find(b"\r\n", 0, LINE_MAX)
     if end < 0:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from zonemta_py.core.errors import SessionLost
+from zonemta_py.core.text import one_line
 
 LINE_MAX = 8192  # RFC 5321 allows 512, but real servers send more
 REPLY_LINES_MAX = 128
@@ -49,7 +50,7 @@ def printable(text: str) -> str:
     """``text`` on one line, valid UTF-8, at most TEXT_MAX characters, for logs, records and reports."""
     if not text.isprintable():
         # Controls, line separators, marks of direction, unassigned code points and surrogates become spaces.
-        text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+        text = " ".join(one_line(text).split())
     return text.strip()[:TEXT_MAX]
 
 

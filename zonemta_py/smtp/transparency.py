@@ -2,7 +2,9 @@
 
 Receiving: the first dot of every line is removed, and only ``CRLF . CRLF`` ends the data. A dot next to a
 bare CR or LF never ends the data; LineCheck finds bare CR and LF so that the message can be refused
-(SMTP smuggling, CVE-2023-51764 and similar). Sending: a dot is inserted before every leading dot.
+(SMTP smuggling, CVE-2023-51764 and similar), or LineNormaliser makes CRLF of each bare LF: a client that sends those
+sends dots as if LF were a line end. Even then a line of one dot next to a bare LF neither ends the data nor passes: the message
+is refused, as servers that take LF for a line end would see an end there. Sending: a dot is inserted before every leading dot.
 
 Source: RFC 5321 sections 2.3.8, 4.1.1.4, 4.5.2.
 """
@@ -13,6 +15,9 @@ from io import IncrementalNewlineDecoder
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _DOT_LINE = re.compile(rb"\r\n\.")
 _END = b"\r\n.\r\n"
+_BARE_LF = re.compile(rb"(?<!\r)\n\.?")  # with the dot that begins the next line, which is removed
+_LONE_DOT = re.compile(rb"(?<!\r)\n\.\r?\n")
+_UNDECIDED_LF = re.compile(rb"(?<!\r)\n(?:\.\r?)?\Z")
 SLICE = 32_768  # bytes
 
 
@@ -28,15 +33,16 @@ def _dot_line(data: bytes) -> int:
 class DotDecoder:
     """Decodes the stream of DATA to the message.
 
-    When ``done``, ``trailing`` are the bytes after the final dot: the client's next commands.
+    When ``done``, ``trailing`` are the bytes after the final dot: the client's next commands. ``lookalike``: a line of
+    one dot ended in a bare LF.
     """
 
-    __slots__ = ("_held", "_skip", "done", "trailing")
+    __slots__ = ("_held", "_skip", "done", "lookalike", "trailing")
 
     def __init__(self) -> None:
         self._held = b"\r\n"  # a virtual line end: the data may begin with the final dot
         self._skip = 2  # bytes of the virtual line end, which are not part of the message
-        self.done = False
+        self.done = self.lookalike = False
         self.trailing = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -54,6 +60,7 @@ class DotDecoder:
             split = len(window) - keep
             certain, self._held = (window[:split], window[split:]) if keep else (window, b"")
         if dots >= 0:
+            self.lookalike = self.lookalike or b"\r\n.\n" in certain
             certain = certain.replace(b"\r\n.", b"\r\n")
         if self._skip:
             dropped = min(self._skip, len(certain))
@@ -109,20 +116,50 @@ def with_crlf(text: bytes) -> bytes:
     return _LINE_END.sub(b"\r\n", text)
 
 
+class LineNormaliser:
+    """Writes CRLF for each bare LF of a message that comes over SMTP, and removes the dot that begins the line after it.
+
+    It is needed from the first block with a bare LF; ``after_cr``: the byte before that block was CR. ``lookalike``: a
+    line of one dot followed a bare LF.
+    """
+
+    __slots__ = ("_after_cr", "_held", "lookalike")
+
+    def __init__(self, *, after_cr: bool) -> None:
+        self._after_cr = after_cr
+        self._held = b""
+        self.lookalike = False
+
+    def feed(self, data: bytes, *, final: bool = False) -> bytes:
+        """The normalised bytes that are now certain; ``final``: no more will come."""
+        window, first = self._held + data, b""
+        if self._after_cr and window[:1] == b"\n":
+            window, first = window[1:], b"\n"
+        self.lookalike = self.lookalike or _LONE_DOT.search(window) is not None
+        undecided = None if final else _UNDECIDED_LF.search(window, max(0, len(window) - 4))
+        if undecided is not None:  # a dot may follow
+            window, self._held = window[: undecided.start()], window[undecided.start() :]
+        else:
+            self._held = b""
+        if window or first:
+            self._after_cr = window.endswith(b"\r")
+        return first + _BARE_LF.sub(b"\r\n", window)
+
+
 class LineCheck:
     """Scans the bytes of a message once, at intake, at memory speed.
 
-    ``bare``: a CR or LF alone. ``nul``: a NUL byte. ``long``: a line over ``line_max`` bytes.
+    ``bare``: a CR or LF alone, ``bare_cr``: a CR alone. ``nul``: a NUL byte. ``long``: a line over ``line_max`` bytes.
     ``eight_bit``: a byte over 127, which requires 8BITMIME from the next server.
     """
 
-    __slots__ = ("_line", "_line_ends", "_line_max", "bare", "eight_bit", "long", "nul")
+    __slots__ = ("_line", "_line_ends", "_line_max", "bare", "bare_cr", "eight_bit", "long", "nul")
 
     def __init__(self, line_max: int) -> None:
         self._line_max = line_max
         self._line = 0  # bytes since the last LF
         self._line_ends = IncrementalNewlineDecoder(None, translate=False)
-        self.bare = self.nul = self.long = self.eight_bit = False
+        self.bare = self.bare_cr = self.nul = self.long = self.eight_bit = False
 
     def feed(self, data: bytes) -> None:
         """Scan the next bytes."""
@@ -160,7 +197,7 @@ class LineCheck:
         """Find bare CR and LF. The decoder of text files notes which kinds of line end it has seen, in one pass."""
         self._line_ends.decode(text, final=final)
         if self._line_ends.newlines not in (None, "\r\n"):
-            self.bare = True
+            self.bare, self.bare_cr = True, "\r" in self._line_ends.newlines
 
     def finish(self) -> None:
         """End of the message."""

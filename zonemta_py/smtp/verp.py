@@ -3,7 +3,7 @@
 Source: qmail's addresses(5) (``owner-@host-@[]``) and its double bounce sender ``#@[]``.
 """
 
-from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.smtp.address import AddressError, strict
 
 DOUBLE_BOUNCE = "#@[]"  # the sender of a report about a report; mail is never sent to it
 _SUFFIX = "-@[]"
@@ -25,7 +25,7 @@ def expand(sender: str, recipient: str) -> str:
     ``owner-@host-@[]`` becomes ``owner-user=domain@host``; any other address ``local@host``
     becomes ``local+user=domain@host``. The null sender and DOUBLE_BOUNCE are not changed.
 
-    What would be no address (quoted local parts, over 64 bytes) is not expanded: ``owner-@host`` or ``local@host``.
+    What RFC 5321 would not allow (quoted local parts, over 64 bytes) is not expanded: ``owner-@host`` or ``local@host``.
     A report to that comes back, but does not name the recipient.
     """
     if sender in ("", DOUBLE_BOUNCE):
@@ -35,7 +35,7 @@ def expand(sender: str, recipient: str) -> str:
     between = "" if is_verp(sender) else "+"
     expanded = f"{local}{between}{user}={domain}@{host}"
     try:
-        normalise(expanded)
+        strict(expanded)
     except AddressError:
         return base(sender)
     return expanded

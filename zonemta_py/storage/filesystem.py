@@ -17,7 +17,7 @@ from typing import Any
 from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.core.files import KnownFile, private_directory, sync_directory, write_at
+from zonemta_py.core.files import KnownFile, no_link, private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.filesystem_contents import (
     CONTENTS,
@@ -167,7 +167,7 @@ class FilesystemStore(MemoryStore):
         path, at = self._chunk(key)
         new = not path.exists()
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        handle = no_link(os.fspath(path), os.O_WRONLY | os.O_CREAT)
         try:
             write_at(handle, value, at)
             if sync:
@@ -309,7 +309,7 @@ def _step(path: str, state: bytes | SymbolicLink | None) -> FileStep:
 def _write_file(path: Path, data: bytes, *, sync: bool) -> None:
     """Replace ``path`` atomically."""
     temporary = path.with_name(path.name + TEMPORARY)
-    with temporary.open("wb") as file:
+    with open(temporary, "wb", opener=no_link) as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(data)
         file.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueLocked
-from zonemta_py.core.files import private_directory
+from zonemta_py.core.files import check_owner, private_directory, replace_text
 from zonemta_py.storage import filesystem, leveldb
 from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access, Store
@@ -73,11 +73,11 @@ def open_store(
             raise
         raise QueueLocked(f"{directory}: the queue is in use by process {_user(pid_file)}") from exc
     except OSError as exc:
-        raise LocalError(f"{directory}: {exc}") from exc
+        raise LocalError(f"{exc.filename or directory}: {exc.strerror or exc}") from exc
     if access is Access.READ:
         return store
     try:
-        pid_file.write_text(f"{os.getpid()}\n")
+        replace_text(pid_file, f"{os.getpid()}\n", 0o600, follow=False)
     except OSError as exc:
         store.close()
         raise LocalError(f"{pid_file}: {exc}") from exc
@@ -98,6 +98,10 @@ def locked_files(settings: QueueSettings) -> Iterator[Path]:
         )
     if not directory.is_dir():
         raise LocalError(f"{settings.directory}: there is no queue to repair")
+    try:
+        check_owner(settings.directory)
+    except OSError as exc:
+        raise LocalError(f"{settings.directory}: {exc.strerror or exc}") from exc
     lock = filesystem.locked if settings.store == "filesystem" else leveldb.locked
     with ExitStack() as stack:
         try:

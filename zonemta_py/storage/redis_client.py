@@ -12,9 +12,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.schema import RedisSettings
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.text import without_secrets
 from zonemta_py.storage.interface import Space
 from zonemta_py.storage.loop_thread import LoopThread
 
@@ -46,7 +46,7 @@ class RedisClient:
                 retry_on_error=[RedisConnectionError, RedisTimeoutError],
             )
         except ValueError as exc:
-            raise LocalError(f"queue.redis.url: {without_user_info(settings.url)}: {exc}") from exc
+            raise LocalError(without_secrets(f"queue.redis.url: {settings.url} : {exc}")) from exc
         self.thread = LoopThread(label, label, CLIENT_ERRORS)
 
     def run(self, work: Awaitable[T]) -> T:

@@ -1,8 +1,8 @@
 """The partitions of several relays in one Redis."""
 
-from zonemta_py.config.endpoints import without_user_info
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.text import without_secrets
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.partitions import MAIL_PREFIXES
 from zonemta_py.storage.redis import RedisStore
@@ -29,8 +29,8 @@ class RedisSharedStorage:
         try:
             self._client.run_once(self._client.commands.ping())
         except LocalError as exc:
-            url = without_user_info(self._settings.redis.url)
-            raise LocalError(f"queue.redis.url: {url} cannot be used: {exc}") from exc
+            url = without_secrets(self._settings.redis.url)
+            raise LocalError(without_secrets(f"queue.redis.url: {url} cannot be used: {exc}")) from exc
         if sync:
             self._client.run(self._client.check_durability())
 

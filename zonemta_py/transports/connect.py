@@ -18,7 +18,7 @@ import aiosmtplib
 
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.smtp.dialogue_lines import SECRET
+from zonemta_py.core.text import SECRET
 from zonemta_py.smtp.reply import Reply, make_reply
 from zonemta_py.smtp.reply_text import SAID
 from zonemta_py.transports.pipelining import LmtpSession, SmtpSession

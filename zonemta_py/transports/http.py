@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from zonemta_py.config.endpoints import without_user_info
+from zonemta_py.core.text import without_secrets
 from zonemta_py.smtp.http_mapping import (
     EHLO_FIELD,
     FIELD,
@@ -61,7 +61,7 @@ class HttpTransport:
             text = f"the HTTP server did not respond within {self._timeout_s:g} s"
             return content.failure(Reply(0, "4.4.2", text))
         except aiohttp.ClientError as exc:
-            log.warning("%s: %s", without_user_info(self._url), exc or type(exc).__name__)
+            log.warning("%s", without_secrets(f"{self._url} {exc or type(exc).__name__}"))
             text = f"the HTTP server cannot be used: {_reason(exc)}"
             return content.failure(Reply(0, "4.4.1", text))
 

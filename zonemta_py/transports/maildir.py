@@ -56,9 +56,7 @@ class MaildirTransport:
 
     async def _write(self, message: LocalMessage, maildir: Path, name: str) -> Reply:
         temporary = maildir / "tmp" / name
-        descriptor = await asyncio.to_thread(
-            os.open, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
-        )
+        descriptor = await asyncio.to_thread(_create, temporary)
         try:
             async for chunk in lines(message):
                 await asyncio.to_thread(_write_all, descriptor, chunk)
@@ -72,6 +70,12 @@ class MaildirTransport:
         finally:
             os.close(descriptor)
         return DELIVERED
+
+
+def _create(path: Path) -> int:
+    """A new file in a directory that the user of the mailbox may write: it follows no link, and takes no file of that user."""
+    path.unlink(missing_ok=True)  # of an attempt that was interrupted
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

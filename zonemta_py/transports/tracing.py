@@ -21,7 +21,10 @@ KEPT_LENGTH = 300  # of each
 
 log = logging.getLogger(__name__)
 
-_ADDRESS = re.compile(r"(?:MAIL FROM|RCPT TO):\s*<[^<>]*@([^<>]+)>", re.IGNORECASE)
+# With brackets, or without them, as a listener may allow.
+_ADDRESS = re.compile(
+    r"(?:MAIL FROM|RCPT TO):\s*(?:<[^<>]*@|[^<>\s]*@)([^<>\s@]+)\s*(?:[>\s]|\Z)", re.IGNORECASE
+)
 _ID = re.compile(r"[0-9a-f]{24}\Z")
 
 

@@ -12,6 +12,7 @@ from zonemta_py.admin.http_server import host_and_port
 from zonemta_py.core import clock
 from zonemta_py.core.durations import ago, time_left
 from zonemta_py.core.model import ALL_PROVIDERS, STATES
+from zonemta_py.core.text import on_page
 
 FORM_MAX = 16_384
 FORM_S = 30.0
@@ -38,6 +39,7 @@ def make_environment(hostname: str) -> Environment:
     environment = Environment(
         loader=PackageLoader("zonemta_py.admin.page"),
         autoescape=True,
+        finalize=on_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

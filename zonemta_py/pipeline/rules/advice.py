@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.core.codec import to_json
+from zonemta_py.core.text import one_line
 
 REPLIES_MIN = 20  # fewer replies are not evidence
 SHARE_MIN = 0.005  # of a provider's transactions
@@ -140,5 +141,5 @@ def _share_of(part: int, whole: int) -> str:
 
 def _short(text: str) -> str:
     """A reply as one printable line of at most TEXT_MAX characters, for a comment."""
-    flat = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    flat = one_line(" ".join(text.split()), "?")
     return flat if len(flat) <= TEXT_MAX else flat[: TEXT_MAX - 1] + "…"

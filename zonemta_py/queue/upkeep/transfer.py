@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.core.files import sync_directory
+from zonemta_py.core.files import no_link, sync_directory
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.recovery import IMPORTING, new_node
 from zonemta_py.storage import archive
@@ -39,9 +39,10 @@ def export_queue(store: Store, path: Path, progress: Progress) -> int:
     node, boot = store.get(keys.META_NODE) or b"", store.get(keys.META_BOOT) or b"0"
     identity = archive.QueueIdentity(node.decode(), int(boot), found.decode())
     unfinished = path.with_name(f"{path.name}.part")
-    unfinished.touch(MODE)
-    unfinished.chmod(MODE)  # it may be that of an interrupted export
-    with unfinished.open("a+b") as file:
+    with open(unfinished, "a+b", opener=no_link) as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise LocalError(f"{unfinished} belongs to another user: choose another name")
+        os.fchmod(file.fileno(), MODE)  # it may be that of an interrupted export
         records, start = _resume(file, identity)
         progress(records)
         for written in archive.write_records(file, store.scan(start, LAST)):
