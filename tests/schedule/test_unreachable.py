@@ -38,7 +38,7 @@ def test_two_timeouts_some_time_apart() -> None:
     assert hosts.skipped_s(A, APART_S) == skip_s
     assert hosts.skipped_s(A, APART_S + skip_s) == 0
     assert hosts.rows(APART_S + 10) == [
-        {"ip": "a", "source": "", "timeouts": 2, "last_s": 10, "rests_s": round(skip_s) - 10}
+        {"ip": "a", "port": 25, "source": "", "timeouts": 2, "last_s": 10, "rests_s": round(skip_s) - 10}
     ]
     hosts.answered(A)
     assert hosts.skipped_s(A, APART_S) == 0

@@ -53,7 +53,10 @@ Candidates = Sequence[tuple[Endpoint, PoolAddress]]
 
 
 class EndpointResolver:
-    """Finds endpoints by one configuration. A sole endpoint, the same for every message, is cached."""
+    """Finds endpoints by one configuration. A sole endpoint, the same for every message, is cached.
+
+    It depends on all settings of its zone for that destination: TLS, credentials, smarthosts, port, pool.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,9 @@ class EndpointResolver:
         self._policies = policies
         self._rng = rng
         self._sole: dict[tuple[object, ...], tuple[float, Candidates]] = {}
+        self._terms: dict[
+            int, tuple[Zone, str]
+        ] = {}  # by identity; it keeps the settings, and so their identity
         self._listening = [listener.address for listener in config.listeners]
         self._pools = {name: each.pool for name, each in config.tenants.items() if each.pool is not None}
 
@@ -83,12 +89,12 @@ class EndpointResolver:
     ) -> Candidates:
         """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed.
 
-        ``order`` names the source address; without one it is chosen from the pool of the tenant, or the zone:
-        ``prefers``, if that can be used, else drawn by ``message``.
+        ``zone`` are the settings for the destination. ``order`` names the source address; without one it is chosen
+        from the pool of the tenant, or the zone: ``prefers``, if that can be used, else drawn by ``message``.
         """
         pool = self._pools.get(tenant, zone.pool)
         via = (pool,) if order is None else (order.source, order.ehlo, order.family)
-        key = (zone.smarthost or domain, zone.port, _security(zone), via)
+        key = (id(zone), "" if zone.smarthost else domain, via)
         sole, now_s = self._sole.get(key), clock.monotonic_s()
         if sole is not None and sole[0] > now_s:
             return sole[1]
@@ -119,7 +125,7 @@ class EndpointResolver:
         """Endpoints with the source of ``order``, and hosts of the family that it asks for."""
         source = PoolAddress(order.source, order.ehlo)
         endpoints = [
-            (_endpoint(zone, peer, order.source, f" {order.ehlo or ''}"), source)
+            (self._endpoint(zone, peer, order.source, f" {order.ehlo or ''}"), source)
             for peer in await self._peers(zone, domain)
             if _fits(peer.ip, order)
         ]
@@ -152,12 +158,20 @@ class EndpointResolver:
             source = choose_source(pool, *choice, peer.ip)
             if source is not None:  # a session has one EHLO name
                 name = f" {source.ehlo or ''}" if pool_name != zone.pool else ""
-                endpoints.append((_endpoint(zone, peer, source.address, name), source))
+                endpoints.append((self._endpoint(zone, peer, source.address, name), source))
         if not endpoints:
             raise DestinationFailed(
                 0, "4.4.4", f"no address of pool '{pool_name}' can reach {found[0].ip}"
             )
         return endpoints
+
+    def _endpoint(self, zone: Zone, peer: _Peer, source: str | None, name: str) -> Endpoint:
+        """The endpoint at ``peer``; ``name`` is what else sessions must have in common: that in EHLO."""
+        known = self._terms.get(id(zone))
+        if known is None:
+            known = self._terms[id(zone)] = (zone, _session_terms(zone))
+        verified = peer.host if peer.tls in VERIFIED else ""  # a certificate is that of a name
+        return Endpoint(peer.host, peer.ip, peer.port, source, f"{known[1]} {verified}{name}", peer.tls)
 
     def _permitted(self, domain: str, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """The (host, IP) pairs without private addresses, unless allowed. Raises DestinationFailed."""
@@ -225,16 +239,10 @@ def _fits(ip: str, order: EgressOrder) -> bool:
     return order.family not in ("ipv4", "ipv6") or order.family == f"ipv{version}"
 
 
-def _endpoint(zone: Zone, peer: _Peer, source: str | None, name: str) -> Endpoint:
-    """The endpoint at ``peer``; ``name`` is what else sessions must have in common: that in EHLO."""
-    verified = peer.host if peer.tls in VERIFIED else ""  # a certificate is that of a name
-    security = f"{_security(zone)} {verified}{name}" if zone.destinations else f"{verified}{name}"
-    return Endpoint(peer.host, peer.ip, peer.port, source, security, peer.tls)
-
-
-def _security(zone: Zone) -> str:
-    """What differs between the destinations of a zone."""
-    return f"{zone.tls} {zone.tls_ca_file} {zone.smarthost_auth.username}" if zone.destinations else ""
+def _session_terms(zone: Zone) -> str:
+    """What sessions depend on that differs between destinations of a zone."""
+    auth = zone.smarthost_auth
+    return f"{zone.tls} {zone.tls_ca_file} {auth.username} {auth.password_file} {zone.timeouts}"
 
 
 def _listens_on(host: str, ip: str) -> bool:

@@ -154,29 +154,38 @@ class SessionOpener:
     async def _open(
         self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None, *, repeats: bool
     ) -> SmtpSession:
-        """A session; ``repeats``: with a second connection where STARTTLS fails. Raises DestinationFailed, NotPermitted."""
-        target = Target(endpoint.host, endpoint.ip, endpoint.port)
-        lmtp, peers, now_s = zone.transport == "lmtp", self._resources.peers, clock.monotonic_s()
-        starttls = endpoint.port and peers.may_encrypt(
-            endpoint.host, endpoint.ip, now_s, repeats=repeats
-        )
+        """A session; ``repeats``: with further connections where STARTTLS fails. Raises DestinationFailed, NotPermitted.
+
+        Opportunistic TLS becomes clear text after two failures only, and never with a password.
+        """
+        peers, now_s, at = self._resources.peers, clock.monotonic_s(), (endpoint.ip, endpoint.port)
+        login, tls = credentials(zone), endpoint.tls
+        may_be_clear = tls == "opportunistic" and login is None
+        if may_be_clear and not (
+            endpoint.port and peers.may_encrypt(endpoint.host, at, now_s, repeats=repeats)
+        ):
+            tls = "off"
         options = SessionOptions(
-            ehlo, endpoint.source, endpoint.tls if starttls or endpoint.tls != "opportunistic" else "off",
-            zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
+            ehlo, endpoint.source, tls, zone.timeouts, login, zone.transport == "lmtp", zone.tls_ca_file,
             detects_loop=not zone.smarthost,
-            pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, now_s),
+            pipelining=peers.may_pipeline(endpoint.host, at, now_s),
         )  # fmt: skip
-        try:
-            return await open_session(target, options, trace=trace)
-        except TlsFailed as exc:
-            if options.tls != "opportunistic":
-                raise
-            if not repeats:
-                log.info("%s; the next connection is without TLS", exc.text)
-                peers.starttls_broke(endpoint.ip, clock.monotonic_s())
-                raise NotPermitted(tried=True) from exc
-            log.info("%s; continuing without TLS", exc.text)
-            return await open_session(target, dataclasses.replace(options, tls="off"), trace=trace)
+        target = Target(endpoint.host, endpoint.ip, endpoint.port)
+        while True:
+            try:
+                session = await open_session(target, options, trace=trace)
+            except TlsFailed as exc:
+                if not may_be_clear:
+                    raise
+                again = peers.handshake_failed(at, clock.monotonic_s())
+                log.info("%s; the next connection is %s TLS", exc.text, "with" if again else "without")
+                if not repeats:
+                    raise NotPermitted(tried=True) from exc
+                options = options if again else dataclasses.replace(options, tls="off")
+            else:
+                if session.secure:
+                    peers.encrypted(at)
+                return session
 
 
 async def _hurried(opening: Coroutine[Any, Any, SmtpSession], endpoint: Endpoint) -> SmtpSession:
@@ -200,4 +209,4 @@ def session_trace(
 
 
 def _addresses(endpoint: Endpoint) -> AddressPair:
-    return AddressPair(endpoint.source or "", endpoint.ip)
+    return AddressPair(endpoint.source or "", endpoint.ip, endpoint.port)

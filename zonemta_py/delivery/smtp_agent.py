@@ -101,7 +101,8 @@ class SmtpAgent:
             was_stale = reused and closed
             retry_endpoint = was_stale or (closed and session.recipients_max is not None)
             if session.broke_pipelining:
-                self._resources.peers.pipelining_broke(endpoint.ip, clock.monotonic_s())
+                at = (endpoint.ip, endpoint.port)
+                self._resources.peers.pipelining_broke(at, clock.monotonic_s())
                 retry_endpoint = True
             if not progress.unserved or (progress.sessions == SESSIONS_MAX and not was_stale):
                 return await self._answer(request, progress.result())
