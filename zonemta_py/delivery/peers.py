@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from zonemta_py.config.schema import PeerSettings
+from zonemta_py.smtp.reply import Reply
 
 BROKEN_S = 3600.0  # how long an extension is not used with an address where it was broken
 BROKEN_MAX = 10_000
@@ -17,7 +18,9 @@ class Peers:
 
     def __init__(self, settings: Mapping[str, PeerSettings]) -> None:
         self._settings = settings
-        self._broken: dict[tuple[str, Address], float] = {}  # by extension: when it is used again
+        self._broken: dict[
+            tuple[str, Address], float
+        ] = {}  # by extension, or reply: until when it counts
 
     def settings(self, host: str, ip: str) -> PeerSettings:
         """What the configuration says about a host: by its address, its name, or the longest name above it."""
@@ -54,6 +57,17 @@ class Peers:
         is_first = not any(self._is_broken(name, address, now_s) for name in (FAILED, "STARTTLS"))
         self._broke(FAILED if is_first else "STARTTLS", address, now_s)
         return is_first
+
+    def refuses_session(self, address: Address, reply: Reply, now_s: float, *, is_new: bool) -> bool:
+        """Whether ``reply`` to MAIL says no more than that the session has had enough: a new one may take the message.
+
+        Not if a new session (``is_new``) has had the same answer lately.
+        """
+        said = f"MAIL {reply.code} {reply.status}"
+        if is_new:
+            self._broke(said, address, now_s)
+            return False
+        return not self._is_broken(said, address, now_s)
 
     def encrypted(self, address: Address) -> None:
         """A session with TLS was opened: what failed before was an accident."""

@@ -57,8 +57,8 @@ class SmtpAgent:
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         """Execute ``request``. Raises what ``context`` raises, except QueueCorrupt.
 
-        Recipients that a session has not served, because the peer closed it or refused MAIL for now, are
-        sent to the next endpoint (RFC 5321 section 5.1).
+        Recipients that a session has not served, because the peer closed it or refused them for now, are sent to
+        the next endpoint (RFC 5321 section 5.1); those to which a session that was used before refused MAIL, to a new one.
         """
         if request.order is None:
             return await self._deliver(request, context)
@@ -154,7 +154,15 @@ class SmtpAgent:
         except SessionLost as exc:
             lost = (Phase.DATA, Reply(0, LOST, str(exc)))
             result = TransactionResult([lost] * len(progress.unserved))
-        closed = progress.add(result, endpoint, session)
+        first, refuses_session = result.answers[0] if result.answers else None, False
+        if first is not None and first[0] is Phase.MAIL and first[1].code >= 400:
+            peers, at, now_s = self._resources.peers, (endpoint.ip, endpoint.port), clock.monotonic_s()
+            refuses_session = peers.refuses_session(at, first[1], now_s, is_new=session.messages == 1)
+            if not session.secure and not peers.may_encrypt(endpoint.host, at, now_s, repeats=False):
+                session.usable = (
+                    False  # it may be refused because TLS failed, which the next one tries again
+                )
+        closed = progress.add(result, endpoint, session, refuses_session=refuses_session)
         if closed:
             session.close()
         else:

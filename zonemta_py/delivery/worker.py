@@ -9,7 +9,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.errors import AgentLost
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery.attempts import of_others
+from zonemta_py.delivery.attempts import of_others, without_limited
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress_store import Puts
@@ -140,6 +140,8 @@ class Worker:
             attempt = sent or result.failure
             queue.traffic.opened(lease.zone, lease.destination, attempt, result.sessions)
         if result.failure is None:
+            if slot.destination.dots_lost:
+                slot.destination.dots_lost = 0
             settled = await self._settle(lease, result.attempts, puts)
             return LeaseResult(settled, recipients_max=result.recipients_max)
         failure = self._destination_failure(lease, slot, result)
@@ -157,6 +159,8 @@ class Worker:
     ) -> Attempt | None:
         """The failure that suspends the destination; None if only this message, or this source address, failed."""
         if result.permanent or result.failure is None:
+            return None
+        if result.failure.phase == Phase.DOT and not slot.destination.dot_lost():
             return None
         if lease.active.meta.origin.tenant in self._own_pools and not slot.destination.failing:
             return None  # it may be the tenant's addresses that are refused: others' mail is tried
@@ -251,6 +255,11 @@ class Worker:
         rules = self._rules[number]
         now_ms, priority = clock.now_ms(), requested_priority(active.meta, rules.settings.policy)
         known = self._egress.named(lease, attempts)
+        if len(known) > 1:
+            known, most = without_limited(known)
+            state = self._scheduler.state(lease.destination) if most else None
+            if state is not None:
+                state.learn_recipients_max(most, clock.monotonic_s())
         handling = self._egress.handling(lease, known)
         outcomes = [
             handled(

@@ -14,6 +14,7 @@ from zonemta_py.events.schema import (
     Lapsed,
     Moved,
     Requeued,
+    Uncertain,
 )
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
@@ -79,6 +80,9 @@ def record_outcome(
         return
     if not outcome.attempted and outcome.kind is OutcomeKind.DEFERRED:
         return
+    if attempt.uncertain and outcome.kind is not OutcomeKind.DEFERRED:
+        own = event_fields(meta, recipient.key, recipient.record, now_ms)
+        batch.record(Uncertain(**{**own, "attempt": recipient.record.attempts + outcome.attempted}))
     fields: dict[str, Any] = {
         "time_ms": now_ms,
         "message": recipient.message,
