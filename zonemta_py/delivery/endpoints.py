@@ -1,8 +1,10 @@
 """From a domain to the endpoints of its mail: hosts by MX or smarthost, each with a source address."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from ipaddress import ip_address
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best
 SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
 SOLE_ENDPOINTS_MAX = 10_000
 VERIFIED = ("required", "implicit")  # policies under which the certificate must be one of the host
+HOSTS_FILE = Path("/etc/hosts")
 NO_SOURCE = PoolAddress()  # of a session over a Unix socket
 
 
@@ -228,7 +231,10 @@ class EndpointResolver:
         if ":" in host or host.replace(".", "").isdigit():
             resolved = await self._resolver.resolve(f"[ipv6:{host}]" if ":" in host else f"[{host}]")
             return tuple(item._replace(name=host) for item in resolved)
-        return await (self._resolver.resolve if smarthost.by_mx else self._resolver.addresses_of)(host)
+        if smarthost.by_mx:
+            return await self._resolver.resolve(host)
+        ips = hosts_file().get(host.lower().rstrip("."), ())
+        return (Host(0, host, ips),) if ips else await self._resolver.addresses_of(host)
 
 
 def _fits(ip: str, order: EgressOrder) -> bool:
@@ -263,6 +269,29 @@ def _is_local(ip: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def hosts_file() -> Mapping[str, tuple[str, ...]]:
+    """The addresses by name that the administrator of this machine has written down; read again when it changes."""
+    try:
+        return _read_hosts(HOSTS_FILE, HOSTS_FILE.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=1)
+def _read_hosts(path: Path, changed_ns: int) -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for line in path.read_text("utf-8", "replace").splitlines():
+        ip, *names = line.partition("#")[0].split() or [""]
+        try:
+            normal = str(ip_address(ip))
+        except ValueError:  # a link-local address with a zone, or no address
+            continue
+        for name in names:
+            key = name.lower().rstrip(".")
+            found[key] = tuple(dict.fromkeys((*found.get(key, ()), normal)))
+    return found
 
 
 def choose_source(

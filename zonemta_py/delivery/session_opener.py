@@ -18,7 +18,15 @@ from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryRequest
 from zonemta_py.delivery.session_pool import SessionPool, path_of
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
-from zonemta_py.transports.connect import LoopsBack, SessionOptions, Target, TlsFailed, open_session
+from zonemta_py.smtp.classify import NO_MAIL_HERE
+from zonemta_py.transports.connect import (
+    LoopsBack,
+    SessionOptions,
+    SessionRefused,
+    Target,
+    TlsFailed,
+    open_session,
+)
 from zonemta_py.transports.pipelining import SmtpSession
 from zonemta_py.transports.tracing import TRACER, SessionTrace
 
@@ -117,13 +125,16 @@ class SessionOpener:
                     raise
                 raise failure or DestinationFailed(0, "4.4.1", exc.text) from exc
             except DestinationFailed as exc:
-                failure = exc
+                if failure is None or not _takes_no_mail(exc):
+                    failure = exc  # that of a host which may take mail later counts more
                 self._failed_to_open(endpoint, request, zone, exc)
                 if trace is not None:
                     trace.note(exc.text)
             else:
                 unreachable.answered(_addresses(endpoint))
                 return session, endpoint
+        if failure is not None and _takes_no_mail(failure) and len(reachable) < len(left):
+            raise DestinationFailed(0, "4.4.1", all_unreachable([e for e in left if e not in reachable]))
         raise failure or AllSkipped(endpoints)
 
     def _no_connects(
@@ -133,7 +144,7 @@ class SessionOpener:
         tried = (
             now_s - self._failed.get(_addresses(endpoint), NEVER_S) < AVOIDED_S for endpoint, _ in left
         )
-        if failure is not None and all(tried):
+        if failure is not None and not _takes_no_mail(failure) and all(tried):
             return failure
         return NotPermitted(tried=failure is not None)
 
@@ -186,6 +197,11 @@ class SessionOpener:
                 if session.secure:
                     peers.encrypted(at)
                 return session
+
+
+def _takes_no_mail(failure: DestinationFailed) -> bool:
+    """Whether a host said that it takes no mail, ever: final for the mail if all hosts say so (RFC 7504 section 4)."""
+    return isinstance(failure, SessionRefused) and failure.reply.code == NO_MAIL_HERE
 
 
 async def _hurried(opening: Coroutine[Any, Any, SmtpSession], endpoint: Endpoint) -> SmtpSession:

@@ -22,6 +22,7 @@ from zonemta_py.delivery.outcome import (
     handled,
     is_given_up,
     requested_priority,
+    verdict_of,
 )
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult, EgressOrder
 from zonemta_py.events.schema import Event, Held
@@ -37,7 +38,7 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
-from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.classify import Phase, Verdict
 from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.transports.pipelining import DsnOptions
 
@@ -165,7 +166,9 @@ class Worker:
         if lease.active.meta.origin.tenant in self._own_pools and not slot.destination.failing:
             return None  # it may be the tenant's addresses that are refused: others' mail is tried
         [named] = self._egress.named(lease, [result.failure])
-        if named is not None and self._egress.may_use_other_address(lease, named):
+        if named is not None and (
+            verdict_of(named) is Verdict.FAILED or self._egress.may_use_other_address(lease, named)
+        ):
             return None
         return result.failure
 
