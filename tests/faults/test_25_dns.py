@@ -14,10 +14,8 @@ from zonemta_py.sink.nameserver import NameServer, Records
 async def test_names_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two domains that share them, over a minute: each name is asked for once, until its answer is old."""
     names = [f"{n} mx{n}.none.example." for n in range(100)]
-    records: Records = {
-        f"mx{n}.none.example": {"TXT": ["x"]} for n in range(50)
-    }  # the others do not exist
-    records["a.example"] = records["b.example"] = {"MX": names}
+    exist = {f"mx{n}.none.example": {"TXT": ["x"]} for n in range(50)}
+    records: Records = {**exist, "a.example": {"MX": names}, "b.example": {"MX": names}}
     server, now_s = NameServer(records, 1), 1000.0
     monkeypatch.setattr("zonemta_py.core.clock.monotonic_s", lambda: now_s)
     resolver = MxResolver(Resolver((Server(HostPort("127.0.0.1", await server.start())),), Seconds(5)))
