@@ -78,11 +78,24 @@ class SessionOpener:
         self._resources = resources
         self._pool = pool
         self._failed: dict[AddressPair, float] = {}  # when a host last opened no session
+        self.cut: dict[AddressPair, float] = {}  # when a host last gave no reply to a final dot
 
     def failed_lately(self, endpoint: Endpoint) -> bool:
         """Whether the host opened no session a while ago."""
         failed_s = self._failed.get(_addresses(endpoint), NEVER_S)
         return clock.monotonic_s() - failed_s < AVOIDED_S
+
+    def gave_no_reply(self, endpoint: Endpoint) -> None:
+        """A final dot had no reply: for AVOIDED_S the other hosts have their turn first, or this one gets each message, too."""
+        if len(self.cut) >= FAILED_MAX:
+            self.cut.clear()
+        self.cut[_addresses(endpoint)] = clock.monotonic_s()
+
+    def in_turn(self, endpoints: Candidates) -> Candidates:
+        """``endpoints``, those that gave no reply lately last."""
+        since_s = clock.monotonic_s() - AVOIDED_S
+        self.cut = {pair: cut_s for pair, cut_s in self.cut.items() if cut_s > since_s}
+        return sorted(endpoints, key=lambda each: _addresses(each[0]) in self.cut)
 
     async def open(
         self,

@@ -78,6 +78,8 @@ class SmtpAgent:
             endpoints = await self._resources.endpoints.find(
                 zone, request.domain, request.message, request.tenant, request.order, request.prefers
             )
+            if self._opener.cut:
+                endpoints = self._opener.in_turn(endpoints)
             session, endpoint, reused = await self._session(endpoints, request, zone)
         except NotPermitted as exc:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
@@ -163,6 +165,8 @@ class SmtpAgent:
                     False  # it may be refused because TLS failed, which the next one tries again
                 )
         closed = progress.add(result, endpoint, session, refuses_session=refuses_session)
+        if result.uncertain:
+            self._opener.gave_no_reply(endpoint)
         if closed:
             session.close()
         else:
