@@ -38,7 +38,7 @@ def two_zones(stage: Stage, processes: dict[str, int], **strict: object) -> Conf
 
 
 async def deferred(relay: Relay, zone: str, count: int) -> None:
-    """Wait until ``zone`` has so many deferred recipients."""
+    """Wait until ``zone`` has ``count`` deferred recipients."""
     prefix = f"deferred/{zone}/".encode()
     await until(
         lambda: sum(key.startswith(prefix) for key in everything(relay.queue.store)) == count,

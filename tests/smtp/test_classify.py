@@ -5,7 +5,7 @@ import pytest
 from zonemta_py.smtp.classification import ReplyClass, subject
 from zonemta_py.smtp.classify import (
     Phase,
-    Subject,
+    ReplySubject,
     Verdict,
     is_unserved,
     limits_recipients,
@@ -35,45 +35,47 @@ from zonemta_py.smtp.reply import Reply, make_reply
 )
 def test_verdict(code: int, text: str, phase: Phase, expected: Verdict) -> None:
     """What a reply means for the recipients it answers."""
-    assert verdict(make_reply(code, text), phase, Subject.MAILBOX) is expected
+    assert verdict(make_reply(code, text), phase, ReplySubject.MAILBOX) is expected
 
 
 def test_a_recipient_ends_only_by_what_is_about_it() -> None:
     """The mailbox, the message, the sender; our address where no other is left. Every class has a subject."""
-    ends = {Subject.MAILBOX, Subject.MESSAGE, Subject.SENDER, Subject.ADDRESS}
+    ends = {ReplySubject.MAILBOX, ReplySubject.MESSAGE, ReplySubject.SENDER, ReplySubject.ADDRESS}
     for each in ReplyClass:
         about = subject(Phase.RCPT, 550, "", each)
         failed = verdict(Reply(550, "", "no"), Phase.RCPT, about) is Verdict.FAILED
         assert failed is (about in ends), each
-    assert verdict(Reply(521, "", "blocked"), Phase.CONNECT, Subject.ADDRESS) is Verdict.DEFERRED
+    assert verdict(Reply(521, "", "blocked"), Phase.CONNECT, ReplySubject.ADDRESS) is Verdict.DEFERRED
 
 
 @pytest.mark.parametrize(
     ("phase", "code", "status", "reply_class", "expected"),
     [
-        (Phase.RCPT, 550, "5.1.1", "invalid_recipient", Subject.MAILBOX),
-        (Phase.RCPT, 550, "5.3.0", "server_error", Subject.MAILBOX),
-        (Phase.DOT, 554, "5.7.1", "spam_content", Subject.MESSAGE),
-        (Phase.RCPT, 550, "5.7.1", "policy", Subject.MESSAGE),
-        (Phase.DOT, 554, "", "other", Subject.MESSAGE),
-        (Phase.MAIL, 550, "5.1.8", "invalid_sender", Subject.SENDER),
-        (Phase.DOT, 550, "5.7.26", "authentication", Subject.SENDER),
-        (Phase.RCPT, 554, "5.7.1", "blocked", Subject.ADDRESS),
-        (Phase.MAIL, 554, "", "rate_limited", Subject.SESSION),
-        (Phase.RCPT, 554, "", "connection_limited", Subject.SESSION),
-        (Phase.MAIL, 503, "5.5.1", "protocol", Subject.DIALOGUE),
-        (Phase.MAIL, 530, "5.7.0", "policy", Subject.DIALOGUE),
-        (Phase.RCPT, 550, "5.5.3", "too_many_recipients", Subject.DIALOGUE),
-        (Phase.RCPT, 500, "", "protocol", Subject.DIALOGUE),
-        (Phase.RCPT, 501, "", "protocol", Subject.MAILBOX),
-        (Phase.MAIL, 501, "5.5.4", "protocol", Subject.SENDER),
-        (Phase.DATA, 501, "", "protocol", Subject.DIALOGUE),
-        (Phase.MAIL, 523, "5.7.10", "policy", Subject.TLS),
-        (Phase.RCPT, 550, "5.7.5", "bad_connection", Subject.TLS),
-        (Phase.RCPT, 550, "5.1.1", "", Subject.MAILBOX),
+        (Phase.RCPT, 550, "5.1.1", "invalid_recipient", ReplySubject.MAILBOX),
+        (Phase.RCPT, 550, "5.3.0", "server_error", ReplySubject.MAILBOX),
+        (Phase.DOT, 554, "5.7.1", "spam_content", ReplySubject.MESSAGE),
+        (Phase.RCPT, 550, "5.7.1", "policy", ReplySubject.MESSAGE),
+        (Phase.DOT, 554, "", "other", ReplySubject.MESSAGE),
+        (Phase.MAIL, 550, "5.1.8", "invalid_sender", ReplySubject.SENDER),
+        (Phase.DOT, 550, "5.7.26", "authentication", ReplySubject.SENDER),
+        (Phase.RCPT, 554, "5.7.1", "blocked", ReplySubject.ADDRESS),
+        (Phase.MAIL, 554, "", "rate_limited", ReplySubject.SESSION),
+        (Phase.RCPT, 554, "", "connection_limited", ReplySubject.SESSION),
+        (Phase.MAIL, 503, "5.5.1", "protocol", ReplySubject.DIALOGUE),
+        (Phase.MAIL, 530, "5.7.0", "policy", ReplySubject.DIALOGUE),
+        (Phase.RCPT, 550, "5.5.3", "too_many_recipients", ReplySubject.DIALOGUE),
+        (Phase.RCPT, 500, "", "protocol", ReplySubject.DIALOGUE),
+        (Phase.RCPT, 501, "", "protocol", ReplySubject.MAILBOX),
+        (Phase.MAIL, 501, "5.5.4", "protocol", ReplySubject.SENDER),
+        (Phase.DATA, 501, "", "protocol", ReplySubject.DIALOGUE),
+        (Phase.MAIL, 523, "5.7.10", "policy", ReplySubject.TLS),
+        (Phase.RCPT, 550, "5.7.5", "bad_connection", ReplySubject.TLS),
+        (Phase.RCPT, 550, "5.1.1", "", ReplySubject.MAILBOX),
     ],
 )
-def test_subjects(phase: Phase, code: int, status: str, reply_class: str, expected: Subject) -> None:
+def test_subjects(
+    phase: Phase, code: int, status: str, reply_class: str, expected: ReplySubject
+) -> None:
     assert subject(phase, code, status, reply_class) is expected
 
 

@@ -23,7 +23,7 @@ from zonemta_py.schedule.retry import (
 from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.classification import ReplyClass, subject
-from zonemta_py.smtp.classify import NO_ADDRESS, Phase, Subject, Verdict, verdict
+from zonemta_py.smtp.classify import NO_ADDRESS, Phase, ReplySubject, Verdict, verdict
 from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
@@ -128,7 +128,9 @@ def verdict_of(attempt: Attempt) -> Verdict:
     code, status = attempt.code, attempt.status
     if code:
         phase = Phase(attempt.phase)
-        about = subject(phase, code, status, attempt.reply_class) if code >= 500 else Subject.MAILBOX
+        about = (
+            subject(phase, code, status, attempt.reply_class) if code >= 500 else ReplySubject.MAILBOX
+        )
         return verdict(Reply(code, status, attempt.text), phase, about)
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
 

@@ -78,8 +78,6 @@ class SmtpAgent:
             endpoints = await self._resources.endpoints.find(
                 zone, request.domain, request.message, request.tenant, request.order, request.prefers
             )
-            if self._opener.cut:
-                endpoints = self._opener.in_turn(endpoints)
             session, endpoint, reused = await self._session(endpoints, request, zone)
         except NotPermitted as exc:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
@@ -185,6 +183,8 @@ class SmtpAgent:
 
         So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
         """
+        if self._opener.cut:
+            endpoints = self._opener.in_turn(endpoints)
         first = endpoints[0][0]
         session = self.pool.take(first)
         if session is not None:

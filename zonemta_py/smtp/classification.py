@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from zonemta_py.core.patterns import PatternSet
-from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase, Subject
+from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase, ReplySubject
 from zonemta_py.smtp.reply_text import (
     SAID,
     SEARCHED_MAX,
@@ -99,39 +99,43 @@ NAMES = {
 }
 
 _SUBJECTS = {
-    _C.BLOCKED: Subject.ADDRESS,
-    _C.RATE_LIMITED: Subject.SESSION,
-    _C.CONNECTION_LIMITED: Subject.SESSION,
-    _C.GREYLISTED: Subject.SESSION,
-    _C.TOO_MANY_RECIPIENTS: Subject.DIALOGUE,
-    _C.PROTOCOL: Subject.DIALOGUE,
-    _C.BAD_CONNECTION: Subject.TLS,
-    _C.INVALID_SENDER: Subject.SENDER,
-    _C.AUTHENTICATION: Subject.SENDER,
+    _C.BLOCKED: ReplySubject.ADDRESS,
+    _C.RATE_LIMITED: ReplySubject.SESSION,
+    _C.CONNECTION_LIMITED: ReplySubject.SESSION,
+    _C.GREYLISTED: ReplySubject.SESSION,
+    _C.TOO_MANY_RECIPIENTS: ReplySubject.DIALOGUE,
+    _C.PROTOCOL: ReplySubject.DIALOGUE,
+    _C.BAD_CONNECTION: ReplySubject.TLS,
+    _C.INVALID_SENDER: ReplySubject.SENDER,
+    _C.AUTHENTICATION: ReplySubject.SENDER,
 } | dict.fromkeys(
     (_C.SPAM_CONTENT, _C.VIRUS, _C.ATTACHMENT, _C.TOO_LARGE, _C.CONTENT, _C.POLICY, _C.OTHER),
-    Subject.MESSAGE,
+    ReplySubject.MESSAGE,
 )  # fmt: skip
 _OF_COMMANDS = (503, 530)  # a sequence of commands; TLS or AUTH is needed first
 _OF_TLS = ("5.7.10", "5.7.11")  # RFC 5248: encryption is needed
 _OF_ARGUMENT = (501, 553)  # what the command names is not understood: RFC 5321 section 4.2.2
 
 
-def subject(phase: Phase, code: int, status: str, reply_class: str) -> Subject:
+def subject(phase: Phase, code: int, status: str, reply_class: str) -> ReplySubject:
     """The part of a delivery that a reply of ``reply_class`` is about: the one rule, with ``classify.verdict``.
 
     Classes of the recipient's server (such as ``server_error``) count as the mailbox: a 5xx of these is final.
     """
     if status in _OF_TLS:
-        return Subject.TLS
+        return ReplySubject.TLS
     if code in _OF_COMMANDS:
-        return Subject.DIALOGUE
+        return ReplySubject.DIALOGUE
     if reply_class == _C.PROTOCOL and code in _OF_ARGUMENT and phase in _ARGUMENTS:
         return _ARGUMENTS[phase]
-    return _SUBJECTS.get(ReplyClass(reply_class), Subject.MAILBOX) if reply_class else Subject.MAILBOX
+    return (
+        _SUBJECTS.get(ReplyClass(reply_class), ReplySubject.MAILBOX)
+        if reply_class
+        else ReplySubject.MAILBOX
+    )
 
 
-_ARGUMENTS = {Phase.MAIL: Subject.SENDER, Phase.RCPT: Subject.MAILBOX}
+_ARGUMENTS = {Phase.MAIL: ReplySubject.SENDER, Phase.RCPT: ReplySubject.MAILBOX}
 
 # Statuses of reasons of this relay, with the first digit 4 or 5.
 _LOCAL = {

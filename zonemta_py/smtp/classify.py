@@ -26,7 +26,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
 
-class Subject(StrEnum):
+class ReplySubject(StrEnum):
     """The part of a delivery that a reply is about."""
 
     MAILBOX = "mailbox"
@@ -38,11 +38,11 @@ class Subject(StrEnum):
     TLS = "TLS"
 
 
-OF_RECIPIENT = frozenset({Subject.MAILBOX, Subject.MESSAGE, Subject.SENDER})
+OF_RECIPIENT = frozenset({ReplySubject.MAILBOX, ReplySubject.MESSAGE, ReplySubject.SENDER})
 NO_MAIL_HERE = 521  # the code of a host that takes no mail, ever: RFC 7504
 
 
-def verdict(reply: Reply, phase: Phase, about: Subject) -> Verdict:
+def verdict(reply: Reply, phase: Phase, about: ReplySubject) -> Verdict:
     """The verdict on the recipients that ``reply`` is for.
 
     Only 2xx to the final dot means delivered. 5xx is final if it is about the mailbox, the message or the sender; or
@@ -58,7 +58,7 @@ def verdict(reply: Reply, phase: Phase, about: Subject) -> Verdict:
         return Verdict.FAILED if is_final else Verdict.DEFERRED
     if reply.code == 552 and phase is Phase.RCPT and reply.status in ("", "5.5.3"):
         return Verdict.DEFERRED
-    is_final = reply.permanent and (is_of_recipient or about is Subject.ADDRESS)
+    is_final = reply.permanent and (is_of_recipient or about is ReplySubject.ADDRESS)
     return Verdict.FAILED if is_final else Verdict.DEFERRED
 
 
