@@ -7,7 +7,14 @@ import pytest
 from tests.delivery.agents import HEADER
 from tests.delivery.agents import request as make_request
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.delivery.attempts import attempts_of, no_session, of_others, reason_of
+from zonemta_py.core.model import Attempt
+from zonemta_py.delivery.attempts import (
+    attempts_of,
+    no_session,
+    of_others,
+    reason_of,
+    without_limited,
+)
 from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
@@ -87,3 +94,16 @@ def test_a_refused_session_is_an_attempt_of_one_message_only() -> None:
     others = of_others(failure)
     assert (others.code, others.status, others.text) == (0, "4.7.1", reason_of(failure))
     assert of_others(others) is others
+
+
+def test_recipients_that_were_too_many() -> None:
+    """They go in another transaction, with as many as the peer took, or half as many as before."""
+    taken, refused = Attempt("dot", 250, "2.0.0", "ok"), Attempt("rcpt", 550, "5.1.1", "no")
+    many = Attempt("rcpt", 554, "", "too many recipients", reply_class="too_many_recipients")
+    assert without_limited([taken, refused, many, many]) == ([taken, refused, None, None], 1)
+    assert without_limited([many] * 5) == ([None] * 5, 2)
+    assert without_limited([many, None, many]) == ([None] * 3, 1)
+    for attempts in ([many], [many, None], [taken, refused], [None, None]):
+        assert without_limited(attempts) == (attempts, 0)
+    lost = Attempt("dot", 0, "4.4.2", "", uncertain=True, reply_class="too_many_recipients")
+    assert without_limited([lost, lost]) == ([lost, lost], 0), "the peer may have it"

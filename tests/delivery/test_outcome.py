@@ -74,7 +74,7 @@ def decide(attempt: Attempt, now_ms: int = ACCEPTED_MS, spread: float = 0, attem
         ("rcpt", 552, "5.2.2", Verdict.FAILED),
         ("dot", 552, "", Verdict.FAILED),
         ("connect", 554, "5.7.1", Verdict.DEFERRED),  # another source or another day may help
-        ("connect", 521, "", Verdict.DEFERRED),
+        ("connect", 521, "", Verdict.FAILED),  # RFC 7504
         ("connect", 0, "4.4.1", Verdict.DEFERRED),
         ("connect", 0, "5.1.2", Verdict.FAILED),
         ("mail", 0, "5.6.7", Verdict.FAILED),

@@ -606,7 +606,7 @@ async def test_dead_addresses_are_skipped(directory: Path) -> None:
         async with relaying(stage.config()) as relay:
             dead = relay._delivery.unreachable
             for moment in (-APART_S, 0.0):
-                pair, now_s = AddressPair("", "127.0.2.99"), monotonic_s() + moment
+                pair, now_s = AddressPair("", "127.0.2.99", stage.port), monotonic_s() + moment
                 dead.timed_out(pair, "a.example", now_s, [600.0], 0)
             await send(relay, ["x@a.example"])
             await received(sink, 1)

@@ -31,6 +31,10 @@ NEVER: dict[str, Any] = {
         "one rcpt drop",
         "one data 421 4.3.2 going down",
         "one data drop",
+        "one rcpt 451 4.3.0 try again later",
+        "one data 451 4.3.0 no space",
+        "one dot 452 4.3.1 disk full",
+        "one dot 421 4.3.2 going down",
     ],
 )
 async def test_the_backup_takes_it(directory: Path, script: str, senders: int) -> None:
@@ -72,11 +76,14 @@ async def test_a_reply_that_counts(directory: Path, reply: str) -> None:
 
 
 async def test_an_answer_that_did_not_come(directory: Path) -> None:
-    """After the final dot the message may have been accepted: nothing is sent elsewhere."""
+    """After the final dot the message may have been accepted: the backup gets it, and an event says so."""
     async with peers(directory, "one dot times=1 drop", **NEVER) as made:
         await made.send("a")
-        await until(lambda: made.deferred() == ["a"], "the attempt")
-        assert made.sessions("two") == 0
+        await made.finished()
+        assert made.arrived("two") == ["a"]
+    [uncertain] = logged_events(directory, "uncertain")
+    assert (uncertain["recipient"], uncertain["attempt"]) == ("a@peer.example", 1)
+    assert logged_events(directory, "deferred") == []
 
 
 async def test_every_host_is_closing(directory: Path) -> None:

@@ -145,7 +145,8 @@ async def test_reload_and_unreachable_hosts_reach_every_process(directory: Path)
         await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             assert relay._delivery.senders is not None
-            relay._delivery.senders.share_status(protocol.HostStatus("", "127.0.9.9", "a.example", 60.0))
+            status = protocol.HostStatus("", "127.0.9.9", 25, "a.example", 60.0)
+            relay._delivery.senders.share_status(status)
             assert [row["ip"] for row in relay._delivery.unreachable.rows(monotonic_s())] == [
                 "127.0.9.9"
             ]

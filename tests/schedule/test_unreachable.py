@@ -38,7 +38,7 @@ def test_two_timeouts_some_time_apart() -> None:
     assert hosts.skipped_s(A, APART_S) == skip_s
     assert hosts.skipped_s(A, APART_S + skip_s) == 0
     assert hosts.rows(APART_S + 10) == [
-        {"ip": "a", "source": "", "timeouts": 2, "last_s": 10, "rests_s": round(skip_s) - 10}
+        {"ip": "a", "port": 25, "source": "", "timeouts": 2, "last_s": 10, "rests_s": round(skip_s) - 10}
     ]
     hosts.answered(A)
     assert hosts.skipped_s(A, APART_S) == 0
@@ -106,3 +106,14 @@ def test_on_clear_is_called() -> None:
     hosts.clear(destination="d")
     hosts.clear()
     assert cleared == [("a", None), (None, "d"), (None, None)]
+
+
+def test_another_port_is_another_server() -> None:
+    """A firewall may drop what goes to port 587, and nothing else."""
+    hosts, submission = UnreachableHosts(), AddressPair("", "a", 587)
+    timeouts(hosts, submission, 2)
+    assert hosts.skipped_s(submission, APART_S) > 0
+    assert hosts.skipped_s(A, APART_S) == 0
+    hosts.answered(A)
+    assert hosts.skipped_s(submission, APART_S) > 0
+    assert [row["port"] for row in hosts.rows(APART_S)] == [587]

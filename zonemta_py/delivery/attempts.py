@@ -1,10 +1,13 @@
 """From the replies to a transaction to the attempts of its recipients."""
 
+from collections.abc import Sequence
+
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.endpoints import Candidates, Endpoint
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.smtp.reply_text import SAID
@@ -92,6 +95,30 @@ def of_others(failure: Attempt) -> Attempt:
     if not failure.code:
         return failure
     return Attempt(failure.phase, 0, _temporary(failure.status or "4.4.0"), reason_of(failure))
+
+
+def without_limited(attempts: Sequence[Attempt | None]) -> tuple[Sequence[Attempt | None], int]:
+    """``attempts`` without those that were refused because the transaction has too many recipients, and how many it may have.
+
+    0: nothing says so. What is left out is sent in another transaction. If the peer took none, half as many are tried.
+    """
+    tried = [each for each in attempts if each is not None]
+    others = [each for each in tried if not _is_limit(each)]
+    if len(others) == len(tried) or len(tried) == 1:
+        return attempts, 0
+    taken = sum(each.phase in _AFTER_RCPT for each in others)
+    left = [None if each is None or _is_limit(each) else each for each in attempts]
+    return left, taken or max(1, len(tried) // 2)
+
+
+_AFTER_RCPT = (Phase.DATA, Phase.DOT)
+
+
+def _is_limit(attempt: Attempt) -> bool:
+    """Whether a server refused an attempt for the number of its recipients."""
+    if attempt.reply_class != ReplyClass.TOO_MANY_RECIPIENTS or attempt.uncertain:
+        return False
+    return attempt.code >= 400 and attempt.phase != Phase.CONNECT
 
 
 def _temporary(status: str) -> str:

@@ -1,8 +1,10 @@
 """From a domain to the endpoints of its mail: hosts by MX or smarthost, each with a source address."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from ipaddress import ip_address
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best
 SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
 SOLE_ENDPOINTS_MAX = 10_000
 VERIFIED = ("required", "implicit")  # policies under which the certificate must be one of the host
+HOSTS_FILE = Path("/etc/hosts")
 NO_SOURCE = PoolAddress()  # of a session over a Unix socket
 
 
@@ -53,7 +56,10 @@ Candidates = Sequence[tuple[Endpoint, PoolAddress]]
 
 
 class EndpointResolver:
-    """Finds endpoints by one configuration. A sole endpoint, the same for every message, is cached."""
+    """Finds endpoints by one configuration. A sole endpoint, the same for every message, is cached.
+
+    It depends on all settings of its zone for that destination: TLS, credentials, smarthosts, port, pool.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,9 @@ class EndpointResolver:
         self._policies = policies
         self._rng = rng
         self._sole: dict[tuple[object, ...], tuple[float, Candidates]] = {}
+        self._terms: dict[
+            int, tuple[Zone, str]
+        ] = {}  # by identity; it keeps the settings, and so their identity
         self._listening = [listener.address for listener in config.listeners]
         self._pools = {name: each.pool for name, each in config.tenants.items() if each.pool is not None}
 
@@ -83,12 +92,12 @@ class EndpointResolver:
     ) -> Candidates:
         """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed.
 
-        ``order`` names the source address; without one it is chosen from the pool of the tenant, or the zone:
-        ``prefers``, if that can be used, else drawn by ``message``.
+        ``zone`` are the settings for the destination. ``order`` names the source address; without one it is chosen
+        from the pool of the tenant, or the zone: ``prefers``, if that can be used, else drawn by ``message``.
         """
         pool = self._pools.get(tenant, zone.pool)
         via = (pool,) if order is None else (order.source, order.ehlo, order.family)
-        key = (zone.smarthost or domain, zone.port, _security(zone), via)
+        key = (id(zone), "" if zone.smarthost else domain, via)
         sole, now_s = self._sole.get(key), clock.monotonic_s()
         if sole is not None and sole[0] > now_s:
             return sole[1]
@@ -119,7 +128,7 @@ class EndpointResolver:
         """Endpoints with the source of ``order``, and hosts of the family that it asks for."""
         source = PoolAddress(order.source, order.ehlo)
         endpoints = [
-            (_endpoint(zone, peer, order.source, f" {order.ehlo or ''}"), source)
+            (self._endpoint(zone, peer, order.source, f" {order.ehlo or ''}"), source)
             for peer in await self._peers(zone, domain)
             if _fits(peer.ip, order)
         ]
@@ -152,12 +161,20 @@ class EndpointResolver:
             source = choose_source(pool, *choice, peer.ip)
             if source is not None:  # a session has one EHLO name
                 name = f" {source.ehlo or ''}" if pool_name != zone.pool else ""
-                endpoints.append((_endpoint(zone, peer, source.address, name), source))
+                endpoints.append((self._endpoint(zone, peer, source.address, name), source))
         if not endpoints:
             raise DestinationFailed(
                 0, "4.4.4", f"no address of pool '{pool_name}' can reach {found[0].ip}"
             )
         return endpoints
+
+    def _endpoint(self, zone: Zone, peer: _Peer, source: str | None, name: str) -> Endpoint:
+        """The endpoint at ``peer``; ``name`` is what else sessions must have in common: that in EHLO."""
+        known = self._terms.get(id(zone))
+        if known is None:
+            known = self._terms[id(zone)] = (zone, _session_terms(zone))
+        verified = peer.host if peer.tls in VERIFIED else ""  # a certificate is that of a name
+        return Endpoint(peer.host, peer.ip, peer.port, source, f"{known[1]} {verified}{name}", peer.tls)
 
     def _permitted(self, domain: str, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """The (host, IP) pairs without private addresses, unless allowed. Raises DestinationFailed."""
@@ -214,7 +231,10 @@ class EndpointResolver:
         if ":" in host or host.replace(".", "").isdigit():
             resolved = await self._resolver.resolve(f"[ipv6:{host}]" if ":" in host else f"[{host}]")
             return tuple(item._replace(name=host) for item in resolved)
-        return await (self._resolver.resolve if smarthost.by_mx else self._resolver.addresses_of)(host)
+        if smarthost.by_mx:
+            return await self._resolver.resolve(host)
+        ips = hosts_file().get(host.lower().rstrip("."), ())
+        return (Host(0, host, ips),) if ips else await self._resolver.addresses_of(host)
 
 
 def _fits(ip: str, order: EgressOrder) -> bool:
@@ -225,16 +245,10 @@ def _fits(ip: str, order: EgressOrder) -> bool:
     return order.family not in ("ipv4", "ipv6") or order.family == f"ipv{version}"
 
 
-def _endpoint(zone: Zone, peer: _Peer, source: str | None, name: str) -> Endpoint:
-    """The endpoint at ``peer``; ``name`` is what else sessions must have in common: that in EHLO."""
-    verified = peer.host if peer.tls in VERIFIED else ""  # a certificate is that of a name
-    security = f"{_security(zone)} {verified}{name}" if zone.destinations else f"{verified}{name}"
-    return Endpoint(peer.host, peer.ip, peer.port, source, security, peer.tls)
-
-
-def _security(zone: Zone) -> str:
-    """What differs between the destinations of a zone."""
-    return f"{zone.tls} {zone.tls_ca_file} {zone.smarthost_auth.username}" if zone.destinations else ""
+def _session_terms(zone: Zone) -> str:
+    """What sessions depend on that differs between destinations of a zone."""
+    auth = zone.smarthost_auth
+    return f"{zone.tls} {zone.tls_ca_file} {auth.username} {auth.password_file} {zone.timeouts}"
 
 
 def _listens_on(host: str, ip: str) -> bool:
@@ -255,6 +269,29 @@ def _is_local(ip: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def hosts_file() -> Mapping[str, tuple[str, ...]]:
+    """The addresses by name that the administrator of this machine has written down; read again when it changes."""
+    try:
+        return _read_hosts(HOSTS_FILE, HOSTS_FILE.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@lru_cache(maxsize=1)
+def _read_hosts(path: Path, changed_ns: int) -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for line in path.read_text("utf-8", "replace").splitlines():
+        ip, *names = line.partition("#")[0].split() or [""]
+        try:
+            normal = str(ip_address(ip))
+        except ValueError:  # a link-local address with a zone, or no address
+            continue
+        for name in names:
+            key = name.lower().rstrip(".")
+            found[key] = tuple(dict.fromkeys((*found.get(key, ()), normal)))
+    return found
 
 
 def choose_source(

@@ -26,7 +26,7 @@ from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.shaping import USUAL, Handling, ProviderReply
-from zonemta_py.schedule.sources import BY_SYSTEM, preferred, source_name
+from zonemta_py.schedule.sources import BY_SYSTEM, others, preferred, source_name
 from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import Phase
 
@@ -182,7 +182,7 @@ class MessageEgress:
         if last_class == ReplyClass.GREYLISTED:
             return [each for each in candidates if source_name(each) == last] or candidates
         if last_class == ReplyClass.BLOCKED and len(candidates) > 1:
-            return [each for each in candidates if source_name(each) != last]
+            return others(candidates, lease.active.id, last)
         return candidates
 
     def _choose_any(
@@ -207,17 +207,27 @@ class MessageEgress:
 
     def may_use_other_address(self, lease: Lease, attempt: Attempt) -> bool:
         """Whether a refused session says something of our address only, and mail may leave from other ones."""
+        return attempt.reply_class in OF_SENDER and len(self._addresses(lease)) > 1
+
+    def _addresses(self, lease: Lease) -> set[str]:
+        """From where the mail may leave at all."""
         route = self._routes.of(lease.destination)
-        if route is None or attempt.reply_class not in OF_SENDER:
-            return False
+        if route is None:
+            return set()
         fallback = self._routes.table.settings(lease.destination).fallback_pool
         pools = {route.pool, fallback or route.pool}
-        found = {
+        return {
             source_name(each)
             for pool in pools
             for each in self._routes.sources(route._replace(pool=pool))
         }
-        return len(found) > 1
+
+    def _has_free_address(self, lease: Lease, recipient: QueuedRecipient) -> bool:
+        """Whether there is an address that was not refused, after one was: those of a pool are tried one after the other."""
+        record, addresses = recipient.record, self._addresses(lease)
+        if len(addresses) < 2 or self._class_of(record) != ReplyClass.BLOCKED:
+            return len(addresses) > 1
+        return record.attempts + 1 < len(addresses)
 
     def begin(self, slot: WorkerSlot, opened: int) -> None:
         """The message of the worker is sent now, in a session that is new if ``opened``."""
@@ -258,7 +268,13 @@ class MessageEgress:
             if each is not None and id(each) not in found:
                 is_refused = each.reply_class and each.code and route is not None
                 found[id(each)] = self._handling(route, lease, each) if is_refused and route else USUAL
-        return [USUAL if each is None else found[id(each)] for each in attempts]
+        handling = [USUAL if each is None else found[id(each)] for each in attempts]
+        for number, each in enumerate(attempts):
+            if each is not None and each.code >= 500 and each.reply_class == ReplyClass.BLOCKED:
+                recipient = lease.recipients[number]
+                if self._has_free_address(lease, recipient):
+                    handling[number] = handling[number]._replace(defers=True)
+        return handling
 
     def _handling(self, route: EgressRoute, lease: Lease, attempt: Attempt) -> Handling:
         return self._egress.shaper.engine.handling(_about(route, lease, attempt))

@@ -168,12 +168,19 @@ class MxResolver:
         if not records:
             return [], TTL_MAX_S
         found = sorted((record.data.priority, record.data.exchange.lower()) for record in records)
-        if not any(name for _, name in found):
+        named = [(preference, name) for preference, name in found if name]
+        if not named:
             raise DestinationFailed(556, "5.1.10", f"{domain} accepts no mail (null MX)", permanent=True)
-        return [(preference, name) for preference, name in found if name], _ttl_s(records)
+        hosts = [(preference, name) for preference, name in named if not _is_address(name)]
+        if not hosts:
+            text = (
+                f"the MX record of {domain} has an address ({named[0][1]}) in the place of a host's name"
+            )
+            raise DestinationFailed(550, "5.1.2", text, permanent=True)
+        return hosts, _ttl_s(records)
 
     async def _addresses(self, name: str) -> HostAddresses:
-        """IPv4 and IPv6 addresses of a host, CNAMEs followed.
+        """IPv4 and IPv6 addresses of a host, CNAMEs followed; that it has none is cached, too.
 
         Raises DestinationFailed when a look-up fails and the other finds nothing.
         """
@@ -196,7 +203,9 @@ class MxResolver:
             if not ips and isinstance(result, BaseException):
                 raise result
         is_whole = not any(isinstance(result, BaseException) for result in results)
-        if ips and is_whole:
+        if not ips:
+            ttl_s = NEGATIVE_TTL_S
+        if is_whole:
             if len(cache) >= HOSTS_MAX:
                 cache.clear()
             cache[name] = (now_s + ttl_s, tuple(ips))
@@ -228,6 +237,17 @@ def _failed(rdtype: str, name: str, text: str) -> DestinationFailed:
 
 def _ttl_s(records: Records) -> float:
     return float(min((record.ttl for record in records), default=TTL_MAX_S))
+
+
+def _is_address(name: str) -> bool:
+    """Whether an MX record names an address, which RFC 1035 section 3.3.9 does not permit."""
+    if not name[-1:].isdigit() and name[-1:] not in ("]", ":"):
+        return False
+    try:
+        ip_address(name.strip("[]").removeprefix("ipv6:"))
+    except ValueError:
+        return False
+    return True
 
 
 def _literal(domain: str) -> str:

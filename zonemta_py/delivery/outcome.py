@@ -22,8 +22,8 @@ from zonemta_py.schedule.retry import (
 )
 from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
-from zonemta_py.smtp.classification import ReplyClass
-from zonemta_py.smtp.classify import NO_ADDRESS, Phase, Verdict, verdict
+from zonemta_py.smtp.classification import ReplyClass, subject
+from zonemta_py.smtp.classify import NO_ADDRESS, Phase, ReplySubject, Verdict, verdict
 from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
@@ -124,9 +124,14 @@ def before_attempt(meta: Meta, recipients: Sequence[QueuedRecipient], now_ms: in
 
 
 def verdict_of(attempt: Attempt) -> Verdict:
-    """The meaning of an attempt: by the code of the server's reply, or by the status of a local error."""
-    if attempt.code:
-        return verdict(Reply(attempt.code, attempt.status, attempt.text), Phase(attempt.phase))
+    """The meaning of an attempt: by the server's reply and its class, or by the status of a local error."""
+    code, status = attempt.code, attempt.status
+    if code:
+        phase = Phase(attempt.phase)
+        about = (
+            subject(phase, code, status, attempt.reply_class) if code >= 500 else ReplySubject.MAILBOX
+        )
+        return verdict(Reply(code, status, attempt.text), phase, about)
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
 
 

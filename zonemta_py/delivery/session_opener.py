@@ -18,7 +18,15 @@ from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryRequest
 from zonemta_py.delivery.session_pool import SessionPool, path_of
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
-from zonemta_py.transports.connect import LoopsBack, SessionOptions, Target, TlsFailed, open_session
+from zonemta_py.smtp.classify import NO_MAIL_HERE
+from zonemta_py.transports.connect import (
+    LoopsBack,
+    SessionOptions,
+    SessionRefused,
+    Target,
+    TlsFailed,
+    open_session,
+)
 from zonemta_py.transports.pipelining import SmtpSession
 from zonemta_py.transports.tracing import TRACER, SessionTrace
 
@@ -69,11 +77,24 @@ class SessionOpener:
         self._resources = resources
         self._pool = pool
         self._failed: dict[AddressPair, float] = {}  # when a host last opened no session
+        self.cut: dict[AddressPair, float] = {}  # when a host last gave no reply to a final dot
 
     def failed_lately(self, endpoint: Endpoint) -> bool:
         """Whether the host opened no session a while ago."""
         failed_s = self._failed.get(_addresses(endpoint), NEVER_S)
         return clock.monotonic_s() - failed_s < AVOIDED_S
+
+    def gave_no_reply(self, endpoint: Endpoint) -> None:
+        """A final dot had no reply: for AVOIDED_S the other hosts have their turn first, or this one gets each message, too."""
+        if len(self.cut) >= FAILED_MAX:
+            self.cut.clear()
+        self.cut[_addresses(endpoint)] = clock.monotonic_s()
+
+    def in_turn(self, endpoints: Candidates) -> Candidates:
+        """``endpoints``, those that gave no reply lately last."""
+        since_s = clock.monotonic_s() - AVOIDED_S
+        self.cut = {pair: cut_s for pair, cut_s in self.cut.items() if cut_s > since_s}
+        return sorted(endpoints, key=lambda each: _addresses(each[0]) in self.cut)
 
     async def open(
         self,
@@ -101,8 +122,7 @@ class SessionOpener:
         for tried, (endpoint, source) in enumerate(reachable):
             if tried == connects:
                 raise self._no_connects(reachable[tried:], failure, now_s)
-            if within_s and failure is not None and clock.monotonic_s() - now_s >= 2 * within_s:
-                raise failure
+            _check_time(within_s, now_s, failure)
             self._pool.trim(request.destination, *request.idle_limits)
             if order is not None:
                 await self._pool.together.trim(path_of(order), order.sessions_max)
@@ -119,13 +139,16 @@ class SessionOpener:
                     raise
                 raise failure or DestinationFailed(0, "4.4.1", exc.text) from exc
             except DestinationFailed as exc:
-                failure = exc
+                if failure is None or not _takes_no_mail(exc):
+                    failure = exc  # that of a host which may take mail later counts more
                 self._failed_to_open(endpoint, request, zone, exc)
                 if trace is not None:
                     trace.note(exc.text)
             else:
                 unreachable.answered(_addresses(endpoint))
                 return session, endpoint
+        if failure is not None and _takes_no_mail(failure) and len(reachable) < len(left):
+            raise DestinationFailed(0, "4.4.1", all_unreachable([e for e in left if e not in reachable]))
         raise failure or AllSkipped(endpoints)
 
     def _no_connects(
@@ -135,7 +158,7 @@ class SessionOpener:
         tried = (
             now_s - self._failed.get(_addresses(endpoint), NEVER_S) < AVOIDED_S for endpoint, _ in left
         )
-        if failure is not None and all(tried):
+        if failure is not None and not _takes_no_mail(failure) and all(tried):
             return failure
         return NotPermitted(tried=failure is not None)
 
@@ -156,29 +179,49 @@ class SessionOpener:
     async def _open(
         self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None, *, repeats: bool
     ) -> SmtpSession:
-        """A session; ``repeats``: with a second connection where STARTTLS fails. Raises DestinationFailed, NotPermitted."""
-        target = Target(endpoint.host, endpoint.ip, endpoint.port)
-        lmtp, peers, now_s = zone.transport == "lmtp", self._resources.peers, clock.monotonic_s()
-        starttls = endpoint.port and peers.may_encrypt(
-            endpoint.host, endpoint.ip, now_s, repeats=repeats
-        )
+        """A session; ``repeats``: with further connections where STARTTLS fails. Raises DestinationFailed, NotPermitted.
+
+        Opportunistic TLS becomes clear text after two failures only, and never with a password.
+        """
+        peers, now_s, at = self._resources.peers, clock.monotonic_s(), (endpoint.ip, endpoint.port)
+        login, tls = credentials(zone), endpoint.tls
+        may_be_clear = tls == "opportunistic" and login is None
+        if may_be_clear and not (
+            endpoint.port and peers.may_encrypt(endpoint.host, at, now_s, repeats=repeats)
+        ):
+            tls = "off"
         options = SessionOptions(
-            ehlo, endpoint.source, endpoint.tls if starttls or endpoint.tls != "opportunistic" else "off",
-            zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
+            ehlo, endpoint.source, tls, zone.timeouts, login, zone.transport == "lmtp", zone.tls_ca_file,
             detects_loop=not zone.smarthost,
-            pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, now_s),
+            pipelining=peers.may_pipeline(endpoint.host, at, now_s),
         )  # fmt: skip
-        try:
-            return await open_session(target, options, trace=trace)
-        except TlsFailed as exc:
-            if options.tls != "opportunistic":
-                raise
-            if not repeats:
-                log.info("%s; the next connection is without TLS", exc.text)
-                peers.starttls_broke(endpoint.ip, clock.monotonic_s())
-                raise NotPermitted(tried=True) from exc
-            log.info("%s; continuing without TLS", exc.text)
-            return await open_session(target, dataclasses.replace(options, tls="off"), trace=trace)
+        target = Target(endpoint.host, endpoint.ip, endpoint.port)
+        while True:
+            try:
+                session = await open_session(target, options, trace=trace)
+            except TlsFailed as exc:
+                if not may_be_clear:
+                    raise
+                again = peers.handshake_failed(at, clock.monotonic_s())
+                log.info("%s; the next connection is %s TLS", exc.text, "with" if again else "without")
+                if not repeats:
+                    raise NotPermitted(tried=True) from exc
+                options = options if again else dataclasses.replace(options, tls="off")
+            else:
+                if session.secure:
+                    peers.encrypted(at)
+                return session
+
+
+def _takes_no_mail(failure: DestinationFailed) -> bool:
+    """Whether a host said that it takes no mail, ever: final for the mail if all hosts say so (RFC 7504 section 4)."""
+    return isinstance(failure, SessionRefused) and failure.reply.code == NO_MAIL_HERE
+
+
+def _check_time(within_s: float, since_s: float, failure: DestinationFailed | None) -> None:
+    """Raises ``failure`` when hosts have been tried since ``since_s`` for twice the time that each has."""
+    if within_s and failure is not None and clock.monotonic_s() - since_s >= 2 * within_s:
+        raise failure
 
 
 async def _within(
@@ -204,4 +247,4 @@ def session_trace(
 
 
 def _addresses(endpoint: Endpoint) -> AddressPair:
-    return AddressPair(endpoint.source or "", endpoint.ip)
+    return AddressPair(endpoint.source or "", endpoint.ip, endpoint.port)

@@ -57,8 +57,8 @@ class SmtpAgent:
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         """Execute ``request``. Raises what ``context`` raises, except QueueCorrupt.
 
-        Recipients that a session has not served, because the peer closed it or refused MAIL for now, are
-        sent to the next endpoint (RFC 5321 section 5.1).
+        Recipients that a session has not served, because the peer closed it or refused them for now, are sent to
+        the next endpoint (RFC 5321 section 5.1); those to which a session that was used before refused MAIL, to a new one.
         """
         if request.order is None:
             return await self._deliver(request, context)
@@ -101,7 +101,8 @@ class SmtpAgent:
             was_stale = reused and closed
             retry_endpoint = was_stale or (closed and session.recipients_max is not None)
             if session.broke_pipelining:
-                self._resources.peers.pipelining_broke(endpoint.ip, clock.monotonic_s())
+                at = (endpoint.ip, endpoint.port)
+                self._resources.peers.pipelining_broke(at, clock.monotonic_s())
                 retry_endpoint = True
             if not progress.unserved or (progress.sessions == SESSIONS_MAX and not was_stale):
                 return await self._answer(request, progress.result())
@@ -153,7 +154,17 @@ class SmtpAgent:
         except SessionLost as exc:
             lost = (Phase.DATA, Reply(0, LOST, str(exc)))
             result = TransactionResult([lost] * len(progress.unserved))
-        closed = progress.add(result, endpoint, session)
+        first, refuses_session = result.answers[0] if result.answers else None, False
+        if first is not None and first[0] is Phase.MAIL and first[1].code >= 400:
+            peers, at, now_s = self._resources.peers, (endpoint.ip, endpoint.port), clock.monotonic_s()
+            refuses_session = peers.refuses_session(at, first[1], now_s, is_new=session.messages == 1)
+            if not session.secure and not peers.may_encrypt(endpoint.host, at, now_s, repeats=False):
+                session.usable = (
+                    False  # it may be refused because TLS failed, which the next one tries again
+                )
+        closed = progress.add(result, endpoint, session, refuses_session=refuses_session)
+        if result.uncertain:
+            self._opener.gave_no_reply(endpoint)
         if closed:
             session.close()
         else:
@@ -172,6 +183,8 @@ class SmtpAgent:
 
         So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
         """
+        if self._opener.cut:
+            endpoints = self._opener.in_turn(endpoints)
         first = endpoints[0][0]
         session = self.pool.take(first)
         if session is not None:

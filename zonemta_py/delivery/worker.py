@@ -9,7 +9,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.errors import AgentLost
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery.attempts import of_others
+from zonemta_py.delivery.attempts import of_others, without_limited
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress_store import Puts
@@ -22,6 +22,7 @@ from zonemta_py.delivery.outcome import (
     handled,
     is_given_up,
     requested_priority,
+    verdict_of,
 )
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult, EgressOrder
 from zonemta_py.events.schema import Event, Held
@@ -37,7 +38,7 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
-from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.classify import Phase, Verdict
 from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.transports.pipelining import DsnOptions
 
@@ -140,6 +141,8 @@ class Worker:
             attempt = sent or result.failure
             queue.traffic.opened(lease.zone, lease.destination, attempt, result.sessions)
         if result.failure is None:
+            if slot.destination.dots_lost:
+                slot.destination.dots_lost = 0
             settled = await self._settle(lease, result.attempts, puts)
             return LeaseResult(settled, recipients_max=result.recipients_max)
         failure = self._destination_failure(lease, slot, result)
@@ -158,10 +161,14 @@ class Worker:
         """The failure that suspends the destination; None if only this message, or this source address, failed."""
         if result.permanent or result.failure is None:
             return None
+        if result.failure.phase == Phase.DOT and not slot.destination.dot_lost():
+            return None
         if lease.active.meta.origin.tenant in self._own_pools and not slot.destination.failing:
             return None  # it may be the tenant's addresses that are refused: others' mail is tried
         [named] = self._egress.named(lease, [result.failure])
-        if named is not None and self._egress.may_use_other_address(lease, named):
+        if named is not None and (
+            verdict_of(named) is Verdict.FAILED or self._egress.may_use_other_address(lease, named)
+        ):
             return None
         return result.failure
 
@@ -251,6 +258,11 @@ class Worker:
         rules = self._rules[number]
         now_ms, priority = clock.now_ms(), requested_priority(active.meta, rules.settings.policy)
         known = self._egress.named(lease, attempts)
+        if len(known) > 1:
+            known, most = without_limited(known)
+            state = self._scheduler.state(lease.destination) if most else None
+            if state is not None:
+                state.learn_recipients_max(most, clock.monotonic_s())
         handling = self._egress.handling(lease, known)
         outcomes = [
             handled(

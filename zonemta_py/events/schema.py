@@ -214,7 +214,10 @@ class Lost(Struct, frozen=True, kw_only=True):
 
 
 class Uncertain(_OfRecipient, frozen=True, kw_only=True):
-    """A crash interrupted the transaction: the peer may have the message, and it will be sent again."""
+    """The peer may have the message, and it is or was sent again: a crash interrupted the transaction, or the reply to the final dot was lost.
+
+    ``deferred`` says the latter by a field. It is an event of its own where another host then had the message, or no attempt follows.
+    """
 
     name: ClassVar[str] = "uncertain"
 

@@ -262,7 +262,7 @@ class SharedUnreachableHosts(UnreachableHosts):
 
     def learn(self, status: protocol.HostStatus) -> None:
         """Record ``status`` without sending it."""
-        pair = AddressPair(status.source, status.ip)
+        pair = AddressPair(status.source, status.ip, status.port)
         if status.skip_s < 0:
             super().answered(pair)
         else:

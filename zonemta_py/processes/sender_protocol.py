@@ -75,13 +75,14 @@ class Cancel(Struct, frozen=True, array_like=True, tag=6):
 
 
 class HostStatus(Struct, frozen=True, array_like=True, tag=7):
-    """In both directions: a connection from ``source`` to ``ip`` timed out, or was answered (``skip_s`` -1).
+    """In both directions: a connection from ``source`` to a host timed out, or was answered (``skip_s`` -1).
 
     ``skip_s``: how long the address is skipped if this timeout counts.
     """
 
     source: str
     ip: str
+    port: int
     destination: str
     skip_s: float
 

@@ -89,7 +89,7 @@ class SenderPool:
 
     def share_status(self, status: protocol.HostStatus, source: "SenderChild | None" = None) -> None:
         """Record what the sender ``source`` found out about a host, and send it to the others."""
-        pair = AddressPair(status.source, status.ip)
+        pair = AddressPair(status.source, status.ip, status.port)
         if status.skip_s < 0:
             self._unreachable.answered(pair)
         else:

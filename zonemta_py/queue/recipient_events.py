@@ -14,6 +14,7 @@ from zonemta_py.events.schema import (
     Lapsed,
     Moved,
     Requeued,
+    Uncertain,
 )
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
@@ -69,18 +70,31 @@ def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> Non
         )
 
 
+def _lapsed(meta: Meta, outcome: Outcome, report: str, now_ms: int) -> Lapsed:
+    recipient, expires_ms = outcome.recipient, meta.options.expires_ms
+    fields = event_fields(meta, recipient.key, recipient.record, now_ms)
+    return Lapsed(**fields, expires_ms=expires_ms, reply=outcome.attempt.text, report=report)
+
+
+def _record_uncertain(batch: WriteBatch, meta: Meta, outcome: Outcome, now_ms: int) -> None:
+    """The event of a recipient that may have the message twice, or may have it although no server said so."""
+    recipient = outcome.recipient
+    fields = event_fields(meta, recipient.key, recipient.record, now_ms)
+    batch.record(Uncertain(**{**fields, "attempt": recipient.record.attempts + outcome.attempted}))
+
+
 def record_outcome(
     batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int, created_ms: int
 ) -> None:
     """The event of an outcome; a recipient that is deferred without an attempt has none."""
     recipient, attempt = outcome.recipient, outcome.attempt
     if outcome.kind is OutcomeKind.LAPSED:
-        own = event_fields(meta, recipient.key, recipient.record, now_ms)
-        expires_ms = meta.options.expires_ms
-        batch.record(Lapsed(**own, expires_ms=expires_ms, reply=attempt.text, report=report))
+        batch.record(_lapsed(meta, outcome, report, now_ms))
         return
     if not outcome.attempted and outcome.kind is OutcomeKind.DEFERRED:
         return
+    if attempt.uncertain and outcome.kind is not OutcomeKind.DEFERRED:
+        _record_uncertain(batch, meta, outcome, now_ms)
     fields: dict[str, Any] = {
         "time_ms": now_ms,
         "message": recipient.message,

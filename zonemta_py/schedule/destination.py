@@ -7,6 +7,7 @@ from zonemta_py.schedule.constraint import Binding, Limit
 
 LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
 SUSPENDED_MAX_S = 300.0
+DOTS_LOST = 2  # in a row, after which a destination is suspended
 RECIPIENTS_LIMIT_S = 600.0  # how long a learned limit of recipients applies
 
 
@@ -33,6 +34,7 @@ class Destination:
         "blocked",
         "blocked_since_s",
         "connections_max",
+        "dots_lost",
         "down_until_s",
         "failing",
         "failing_since_s",
@@ -58,6 +60,7 @@ class Destination:
         self.failures = 0  # since it last answered
         self.down_until_s = 0.0
         self.reason = ""
+        self.dots_lost = 0  # in a row: transactions without a reply to the final dot
         self._limit = 0  # 0: none is known
         self._limit_since_s = 0.0
         self._limit_until_s = 0.0
@@ -110,6 +113,11 @@ class Destination:
         self._limit = max(1, self.working)
         self._limit_since_s = now_s
         self._limit_until_s = now_s + LIMIT_S
+
+    def dot_lost(self) -> bool:
+        """No reply to a final dot was received. Returns whether the destination fails: once may be because of the message."""
+        self.dots_lost += 1
+        return self.dots_lost >= DOTS_LOST
 
     def learn_recipients_max(self, most: int, now_s: float) -> None:
         """The peer takes no more than ``most`` recipients in one transaction."""

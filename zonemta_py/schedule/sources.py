@@ -117,6 +117,13 @@ def preferred(pool: Sequence[PoolAddress], message: str, *names: str) -> list[Po
     return found
 
 
+def others(pool: Sequence[PoolAddress], message: str, name: str) -> list[PoolAddress]:
+    """The addresses of ``pool`` but ``name``, from the one behind it in the order of ``message``: so each gets its turn."""
+    found = ranked(pool, message)
+    at = next((n for n, entry in enumerate(found) if source_name(entry) == name), -1)
+    return [entry for entry in found[at + 1 :] + found[: at + 1] if source_name(entry) != name]
+
+
 def usable(
     pool: Sequence[PoolAddress], families: Collection[str], stopped: Collection[str] = ()
 ) -> list[PoolAddress]:

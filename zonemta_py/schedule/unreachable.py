@@ -21,10 +21,14 @@ LADDER_STEPS = 12
 
 
 class AddressPair(NamedTuple):
-    """Both ends of a connection; ``source`` is empty when the system chooses it."""
+    """Both ends of a connection; ``source`` is empty when the system chooses it.
+
+    A firewall may drop the packets to one port and not those to another one.
+    """
 
     source: str
     ip: str
+    port: int = 25
 
 
 def skip_times_s(retry: Retry) -> tuple[float, ...]:
@@ -116,6 +120,7 @@ class UnreachableHosts:
         return [
             {
                 "ip": pair.ip,
+                "port": pair.port,
                 "source": pair.source,
                 "timeouts": entry.timeouts,
                 "last_s": round(now_s - entry.last_s),

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from zonemta_py.core.patterns import PatternSet
-from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase
+from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase, ReplySubject
 from zonemta_py.smtp.reply_text import (
     SAID,
     SEARCHED_MAX,
@@ -97,6 +97,45 @@ NAMES = {
     _C.EXPIRED: Names("MessageExpired", "message-expired"),
     _C.OTHER: Names("Uncategorized", "other"),
 }
+
+_SUBJECTS = {
+    _C.BLOCKED: ReplySubject.ADDRESS,
+    _C.RATE_LIMITED: ReplySubject.SESSION,
+    _C.CONNECTION_LIMITED: ReplySubject.SESSION,
+    _C.GREYLISTED: ReplySubject.SESSION,
+    _C.TOO_MANY_RECIPIENTS: ReplySubject.DIALOGUE,
+    _C.PROTOCOL: ReplySubject.DIALOGUE,
+    _C.BAD_CONNECTION: ReplySubject.TLS,
+    _C.INVALID_SENDER: ReplySubject.SENDER,
+    _C.AUTHENTICATION: ReplySubject.SENDER,
+} | dict.fromkeys(
+    (_C.SPAM_CONTENT, _C.VIRUS, _C.ATTACHMENT, _C.TOO_LARGE, _C.CONTENT, _C.POLICY, _C.OTHER),
+    ReplySubject.MESSAGE,
+)  # fmt: skip
+_OF_COMMANDS = (503, 530)  # a sequence of commands; TLS or AUTH is needed first
+_OF_TLS = ("5.7.10", "5.7.11")  # RFC 5248: encryption is needed
+_OF_ARGUMENT = (501, 553)  # what the command names is not understood: RFC 5321 section 4.2.2
+
+
+def subject(phase: Phase, code: int, status: str, reply_class: str) -> ReplySubject:
+    """The part of a delivery that a reply of ``reply_class`` is about: the one rule, with ``classify.verdict``.
+
+    Classes of the recipient's server (such as ``server_error``) count as the mailbox: a 5xx of these is final.
+    """
+    if status in _OF_TLS:
+        return ReplySubject.TLS
+    if code in _OF_COMMANDS:
+        return ReplySubject.DIALOGUE
+    if reply_class == _C.PROTOCOL and code in _OF_ARGUMENT and phase in _ARGUMENTS:
+        return _ARGUMENTS[phase]
+    return (
+        _SUBJECTS.get(ReplyClass(reply_class), ReplySubject.MAILBOX)
+        if reply_class
+        else ReplySubject.MAILBOX
+    )
+
+
+_ARGUMENTS = {Phase.MAIL: ReplySubject.SENDER, Phase.RCPT: ReplySubject.MAILBOX}
 
 # Statuses of reasons of this relay, with the first digit 4 or 5.
 _LOCAL = {

@@ -26,20 +26,40 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
 
-def verdict(reply: Reply, phase: Phase) -> Verdict:
-    """The verdict on the recipients that ``reply`` is about.
+class ReplySubject(StrEnum):
+    """The part of a delivery that a reply is about."""
 
-    Only 2xx to the final dot means delivered. 5xx is final, with two exceptions: 552 to RCPT without an
-    enhanced status code or with 5.5.3, which servers send for "too many recipients"; and any reply at connect
-    time, where another source address or a later attempt may succeed.
+    MAILBOX = "mailbox"
+    MESSAGE = "message"
+    SENDER = "sender"
+    ADDRESS = "address"  # ours
+    SESSION = "session"
+    DIALOGUE = "dialogue"  # commands, and how many recipients they name
+    TLS = "TLS"
+
+
+OF_RECIPIENT = frozenset({ReplySubject.MAILBOX, ReplySubject.MESSAGE, ReplySubject.SENDER})
+NO_MAIL_HERE = 521  # the code of a host that takes no mail, ever: RFC 7504
+
+
+def verdict(reply: Reply, phase: Phase, about: ReplySubject) -> Verdict:
+    """The verdict on the recipients that ``reply`` is for.
+
+    Only 2xx to the final dot means delivered. 5xx is final if it is about the mailbox, the message or the sender; or
+    about our address, where no other one can be used (the caller knows). What is said of a session, of commands or of TLS
+    holds for that session only. Exceptions: 552 to RCPT without an enhanced status code or with 5.5.3, which servers send
+    for "too many recipients"; and replies at connect time, where a later attempt may succeed, but for 521.
     """
     if phase is Phase.DOT and 200 <= reply.code < 300:
         return Verdict.DELIVERED
+    is_of_recipient = about in OF_RECIPIENT
     if phase is Phase.CONNECT:
-        return Verdict.DEFERRED
+        is_final = reply.code == NO_MAIL_HERE and is_of_recipient
+        return Verdict.FAILED if is_final else Verdict.DEFERRED
     if reply.code == 552 and phase is Phase.RCPT and reply.status in ("", "5.5.3"):
         return Verdict.DEFERRED
-    return Verdict.FAILED if reply.permanent else Verdict.DEFERRED
+    is_final = reply.permanent and (is_of_recipient or about is ReplySubject.ADDRESS)
+    return Verdict.FAILED if is_final else Verdict.DEFERRED
 
 
 def limits_recipients(reply: Reply) -> bool:
@@ -48,9 +68,9 @@ def limits_recipients(reply: Reply) -> bool:
     Applies only when the peer has accepted other recipients of the transaction.
     Source: RFC 5321 section 4.5.3.1.10; RFC 3463 (X.5.3).
     """
-    if reply.code == 552:
-        return reply.status in ("", "5.5.3")
-    return 400 <= reply.code < 500 and reply.status == "4.5.3"
+    if reply.code == 552 and not reply.status:
+        return True
+    return reply.code >= 400 and reply.status in ("4.5.3", "5.5.3")
 
 
 def may_limit_recipients(reply: Reply) -> bool:
@@ -71,8 +91,14 @@ def is_closed(phase: Phase, reply: Reply) -> bool:
 
 
 def is_unserved(phase: Phase, reply: Reply) -> bool:
-    """Whether another host of the destination may take the message: it is not refused for good, nor sent."""
-    return is_closed(phase, reply) or (phase is Phase.MAIL and 400 <= reply.code < 500)
+    """Whether another host of the destination may take the message: it is not refused for good, nor taken.
+
+    A temporary refusal at any step, unless it is about a mailbox (RFC 3463, X.2.X), which no other host has; a session that
+    ends; no reply to the final dot, which is then uncertain.
+    """
+    if 400 <= reply.code < 500:
+        return phase is Phase.MAIL or not reply.status.startswith("4.2.")
+    return reply.code == 0 and reply.status == LOST
 
 
 def status_of(reply: Reply) -> str:

@@ -9,10 +9,12 @@ import errno
 import os
 import socket
 import ssl
+import warnings
+from base64 import b64encode
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import aiosmtplib
 
@@ -56,12 +58,24 @@ class SessionOptions:
     pipelining: bool = True
 
 
+_LEGACY_SERVERS = 0x4  # SSL_OP_LEGACY_SERVER_CONNECT; Python 3.12 has a name for it
+
+
 @cache
 def opportunistic_context() -> ssl.SSLContext:
-    """The context of sessions that take any certificate."""
+    """The context of sessions that take any certificate, and the best TLS that the peer can.
+
+    The alternative is clear text, so old versions, short keys and weak signatures are better than nothing. Both ends
+    still choose the best that they have in common (RFC 7435 section 4; Postfix's level ``may`` does the same).
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # create_default_context reads the authorities
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    with warnings.catch_warnings():  # ssl says that these versions are deprecated: they are
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = ssl.TLSVersion.TLSv1
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.options |= _LEGACY_SERVERS
     return context
 
 
@@ -76,6 +90,24 @@ def verifying_context(ca_file: Path | None) -> ssl.SSLContext:
 @lru_cache(maxsize=64)
 def _verifying(ca_file: Path | None, changed_ns: int) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=ca_file)
+
+
+class _Client(aiosmtplib.SMTP):
+    """With AUTH LOGIN as all servers take it: some refuse the name in the command."""
+
+    async def auth_login(
+        self, username: str | bytes, password: str | bytes, /, **options: Any
+    ) -> aiosmtplib.SMTPResponse:
+        """Send name and password, each as the answer to a question. Raises SMTPAuthenticationError."""
+        response = await self.execute_command(b"AUTH", b"LOGIN", **options)
+        for secret in (username, password):
+            if response.code != 334:
+                break
+            raw = secret.encode() if isinstance(secret, str) else secret
+            response = await self.execute_command(b64encode(raw), **options)
+        if response.code != 235:
+            raise aiosmtplib.SMTPAuthenticationError(response.code, response.message)
+        return response
 
 
 class SessionRefused(DestinationFailed):
@@ -108,7 +140,7 @@ async def open_session(
         context = _context(options)
     sock = await _connect(loop, target, options)
     implicit = options.tls == "implicit"
-    client = aiosmtplib.SMTP(
+    client = _Client(
         hostname=target.host if implicit else None,
         sock=sock,
         local_hostname=options.ehlo,

@@ -36,8 +36,9 @@ def unreachable(config_path: Path, clear: str | None, as_json: bool) -> None:
         else:
             state = f"skipped for {row['rests_s']} s" if row["rests_s"] else "still tried"
             from_source = f" from {row['source']}" if row["source"] else ""
+            at = f"{row['ip']} port {row['port']}" if row["port"] != 25 else row["ip"]
             click.echo(
-                f"{row['ip']}{from_source}  {row['timeouts']} timeouts in a row, the last {row['last_s']} s ago, {state}"
+                f"{at}{from_source}  {row['timeouts']} timeouts in a row, the last {row['last_s']} s ago, {state}"
             )
 
 

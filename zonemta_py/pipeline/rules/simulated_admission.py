@@ -23,7 +23,7 @@ from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNTIL_EVENT
 from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import BY_SYSTEM, preferred, ranked, source_name
+from zonemta_py.schedule.sources import BY_SYSTEM, others, preferred, ranked, source_name
 from zonemta_py.schedule.zone_gates import ZoneGates
 
 LOCAL = ""  # the provider of what is not sent by SMTP
@@ -193,7 +193,7 @@ class SimulatedAdmission:
         if not is_limited(route) or not sources or (slot.permit is FREE and route.pool == own_pool):
             return source_name(sources[0]) if sources else BY_SYSTEM
         if earlier.reply_class == BLOCKED and len(sources) > 1:
-            sources = [each for each in sources if source_name(each) != earlier.source]
+            sources = others(sources, message, earlier.source)
         kept = [
             each
             for each in sources
