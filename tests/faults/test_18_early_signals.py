@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import until_blocking
+from tests.kit.deadlines import scaled, until_blocking
 from tests.kit.relay import Stage, staged
 from zonemta_py.bench.process import CommandProcess, process_tree
 
@@ -59,7 +59,7 @@ async def test_a_stop_while_modules_are_imported(directory: Path, number: str) -
         await configured(stage, 0)
         relay = started(directory, f"os.kill(os.getpid(), signal.{number})")
         try:
-            assert relay.process.wait(60) == 0
+            assert relay.process.wait(scaled(60)) == 0
             assert "Traceback" not in (directory / "log").read_text()
         finally:
             relay.kill()

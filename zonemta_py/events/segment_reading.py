@@ -216,7 +216,7 @@ def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
-    """The records of every frame that can be read, also behind damage; a line in it that is none is left out."""
+    """The records of every frame that can be read, also behind damage; a line that is no record is left out."""
     for frame in whole_frames(data, path):
         for line in frame.lines.splitlines():
             with suppress(SegmentDamaged):

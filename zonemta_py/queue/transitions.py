@@ -37,10 +37,13 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
     """S0 or S1 → S2: the tail, both markers, the recipients, the event."""
     batch.kinds.append("accept")
     message, mark, meta = new.message, new.mark, new.meta
-    for number, chunk in enumerate(new.tail, mark.chunks - len(new.tail) + 1):
-        batch.put(keys.chunk_key(message, number), chunk)
-    batch.put(keys.mark_key(message), pack(mark))
-    batch.put_records([(keys.meta_key(message), meta), *[(r.key, r.record) for r in new.recipients]])
+    first = mark.chunks - len(new.tail) + 1
+    tail = [(keys.chunk_key(message, number), chunk) for number, chunk in enumerate(new.tail, first)]
+    mark_key, meta_key = keys.mark_key(message), keys.meta_key(message)
+    for key, chunk in tail:
+        batch.put(key, chunk)
+    batch.put(mark_key, pack(mark))
+    batch.put_records([(meta_key, meta), *[(r.key, r.record) for r in new.recipients]])
     _count(batch, meta, new.recipients, enter=True)
     for due in due_keys_of(new.recipients):
         batch.put(due, b"")
