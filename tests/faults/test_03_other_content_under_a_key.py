@@ -119,7 +119,7 @@ async def test_a_key_that_was_meant(directory: Path) -> None:
     """550 5.7.0, or 409 over HTTP, with the id of the other message; the same message, and nothing else, is a repeat."""
     async with staged(directory) as stage:
         sink = await stage.receiver("dest.example")
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True})
+        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True})
         async with relaying(config) as relay:
             one, two = message(b"", "Sale", "one", 1), message(b"", "Sale", "two", 2)
             first = (await sent(relay, KEY + one)).split()[5]

@@ -305,7 +305,8 @@ async def test_one_message_beside_others(directory: Path, processes: int) -> Non
     async with staged(directory) as stage:
         await stage.receiver("one.example")
         config = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True},
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True},
+            listeners=[{"address": "127.0.0.1:0", "options": {"unusable": "refuse"}}],
             processes={"receivers": processes, "senders": processes},
         )
         async with relaying(config) as relay:

@@ -47,7 +47,7 @@ async def test_carried_to_the_receiver(directory: Path, processes: dict[str, int
             await stage.receiver(domain, *(rules if domain == "docomo.example" else []))
         config = stage.config(
             zones={"second": {}}, routing=[{"recipient_domain": "docomo.example", "zone": "second"}],
-            admin={"address": "127.0.0.1:0", "mail": True}, processes=processes, listeners=[listener],
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True}, processes=processes, listeners=[listener],
         )  # fmt: skip
         async with relaying(config) as relay:
             await send(relay, ADDRESSES, sender="bounce..1@mail_host.example")

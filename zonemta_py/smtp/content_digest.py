@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from zonemta_py.smtp.encoded_words import decode
 from zonemta_py.smtp.headers import Field, HeaderTooLarge, field_value, scan
 
 DIGEST_BYTES = 16
@@ -23,11 +24,6 @@ HELD_MAX = 65_536  # bytes of text that are searched for the end of a word
 NEWLINES_AT_ONCE = 4096
 
 _BOUNDARY = re.compile(r'(?i)boundary\s*=\s*(?:"([^"]{1,200})"|([^\s;"]{1,200}))')
-_ENCODED_WORD = re.compile(r"=\?([^?\s*]{1,40})(?:\*[^?\s]{0,20})?\?([bBqQ])\?([^?\s]*)\?=")
-_BETWEEN_WORDS = re.compile(r"\?=\s+(?==\?)")
-_CHARSET = re.compile(
-    r"(?i)(?:utf-?8|us-ascii|iso-8859-\d{1,2}|windows-125\d)\Z"
-)  # each is decoded in linear time
 _CID = re.compile(rb"cid:[^\s\"'<>()\[\]]+")
 _ENDS_WORD = b" \n\t\"'<>"
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -53,7 +49,7 @@ class ContentDigest:
         for name, drop in ((b"from", '"'), (b"subject", "")):
             for field in fields:
                 if field.name == name:
-                    text = " ".join(_decoded_words(field_value(header, field)).split())
+                    text = " ".join(decode(field_value(header, field), lenient=True).split())
                     self._add(text.replace(drop, "") if drop else text)
             self._add("")
         self._delimiters: list[bytes] = []  # of the multiparts around, the outermost first
@@ -240,21 +236,3 @@ def _part_of(header: bytes, fields: Sequence[Field]) -> _Part:
         delimiter = b"--" + (found[1] or found[2]).rstrip().encode("utf-8", "surrogatepass")
     encoding = values.get(b"content-transfer-encoding", "").strip().lower()
     return _Part(media_type, encoding, values.get(b"content-disposition", ""), delimiter)
-
-
-def _decoded_words(text: str) -> str:
-    """``text`` with its encoded words decoded, as far as they are in a usual charset."""
-    if "=?" not in text:
-        return text
-    return _ENCODED_WORD.sub(_decoded_word, _BETWEEN_WORDS.sub("?=", text))
-
-
-def _decoded_word(word: re.Match[str]) -> str:
-    charset, kind, encoded = word.groups()
-    if not _CHARSET.match(charset) or not encoded.isascii():
-        return word[0]
-    try:
-        raw = a2b_base64(encoded) if kind in "bB" else a2b_qp(encoded, header=True)
-        return raw.decode(charset, "replace")
-    except (Error, LookupError):
-        return word[0]

@@ -7,7 +7,7 @@ Source: RFC 2047 sections 2, 4, 5 and 6.2; RFC 2231 section 5 (a language behind
 """
 
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from binascii import Error, a2b_qp
 
 WORD_MAX = 75  # characters of an encoded word
@@ -27,11 +27,11 @@ _ALIASES = {
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!*+-/")
 _Q = [chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in range(256)]
 _Q[0x20] = "_"
-_BEGIN, _END = "=?utf-8?q?", "?="
+_END = "?="
 
 
-def decode(text: str) -> str:
-    """``text`` with its encoded words decoded, wherever they are. Raises ValueError for one that has no meaning.
+def decode(text: str, *, lenient: bool = False) -> str:
+    """``text`` with its encoded words decoded, wherever they are. Raises ValueError for one that has no meaning; ``lenient``: it stays as it is.
 
     White space between two of them is not a part of the text, and a character may begin in one and end in the next.
     """
@@ -40,18 +40,28 @@ def decode(text: str) -> str:
     parts: list[str] = []
     held: list[bytes] = []  # the content of the last encoded words, which have one character set
     held_charset, at = "", 0
+
+    def end_word() -> None:
+        if held:
+            parts.append(b"".join(held).decode(held_charset, "replace" if lenient else "strict"))
+            held.clear()
+
     for word in _WORD.finditer(text):
-        between, charset = text[at : word.start()], _charset(word[1])
+        try:
+            charset, content = _charset(word[1]), _content(word[2], word[3], lenient=lenient)
+        except ValueError:
+            if not lenient:
+                raise
+            continue
+        between = text[at : word.start()]
         is_apart = not held_charset or bool(between.strip(" \t\r\n"))
-        if held and (is_apart or charset != held_charset):
-            parts.append(b"".join(held).decode(held_charset))
-            held = []
+        if is_apart or charset != held_charset:
+            end_word()
         if is_apart:
             parts.append(between)
-        held.append(_content(word[2], word[3]))
+        held.append(content)
         held_charset, at = charset, word.end()
-    if held:
-        parts.append(b"".join(held).decode(held_charset))
+    end_word()
     return "".join([*parts, text[at:]])
 
 
@@ -63,27 +73,47 @@ def _charset(name: str) -> str:
     return _ALIASES.get(lower, lower)
 
 
-def _content(encoding: str, text: str) -> bytes:
+def _content(encoding: str, text: str, *, lenient: bool) -> bytes:
     try:
         data = text.encode("ascii")
         if encoding in "qQ":
             return a2b_qp(data, header=True)
-        return b64decode(data, validate=True)
+        padding = b"=" * (-len(data) % 4) if lenient else b""
+        return b64decode(data + padding, validate=True)
     except (Error, UnicodeEncodeError) as exc:
         raise ValueError(f"an encoded word cannot be decoded: {exc}") from exc
 
 
+def words(text: str, *, in_base64: bool = False, most: int = WORD_MAX) -> list[str]:
+    """``text`` as encoded words of whole characters, each of at most ``most`` characters."""
+    begin = "=?utf-8?b?" if in_base64 else "=?utf-8?q?"
+    room = most - len(begin) - len(_END)
+    found: list[bytes] = []
+    word, size = b"", 0
+    for char in text:
+        data = char.encode("utf-8", "replace")
+        used = len(data) if in_base64 else sum(len(_Q[byte]) for byte in data)
+        if size + used > (room // 4 * 3 if in_base64 else room):
+            found.append(word)
+            word, size = b"", 0
+        word, size = word + data, size + used
+    coded = (b64encode(each).decode() if in_base64 else _in_q(each) for each in [*found, word])
+    return [f"{begin}{each}{_END}" for each in coded]
+
+
+def _in_q(data: bytes) -> str:
+    return "".join(_Q[byte] for byte in data)
+
+
+def is_readable_in_q(text: str) -> bool:
+    """Whether more than two thirds of the bytes of ``text`` stand for themselves in quoted-printable."""
+    data = text.encode("utf-8", "replace")
+    return 3 * sum(len(_Q[byte]) > 1 for byte in data) < len(data)
+
+
 def encode(text: str) -> str:
     """``text`` as one or more encoded words, which a line end and a space separate."""
-    words: list[str] = []
-    word = ""
-    for char in text:
-        part = "".join(_Q[byte] for byte in char.encode("utf-8", "replace"))
-        if len(_BEGIN) + len(word) + len(part) + len(_END) > WORD_MAX:
-            words.append(word)
-            word = ""
-        word += part
-    return "\r\n ".join(f"{_BEGIN}{each}{_END}" for each in [*words, word])
+    return "\r\n ".join(words(text))
 
 
 def encode_text(text: str) -> str:

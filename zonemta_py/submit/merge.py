@@ -14,7 +14,7 @@ from enum import Enum
 from math import inf
 from typing import Protocol
 
-from zonemta_py.smtp.field_writer import decoded_words
+from zonemta_py.smtp.encoded_words import decode
 from zonemta_py.smtp.headers import LINE_MAX, Field, HeaderTooLarge, scan
 from zonemta_py.submit.merge_bodies import BASE64, HTML, IDENTITY, QUOTED_PRINTABLE, TextBody, decoded
 from zonemta_py.submit.merge_headers import HeaderField, Row, Unreachable, has_field
@@ -219,7 +219,7 @@ class _Compiler:
                 continue
             self._refuse(raw.partition(b":")[0], "the name of a header field")
             value = _unfolded(header[field.value : field.end])
-            if not has_field(decoded_words(value)):
+            if not has_field(decode(value, lenient=True)):
                 continue
             name = raw.partition(b":")[0].rstrip().decode("ascii")
             try:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from zonemta_py.smtp.address import AddressError, normalise
-from zonemta_py.smtp.field_writer import decoded_words, flat, folded, parameter, phrase, text_value
+from zonemta_py.smtp.encoded_words import decode
+from zonemta_py.smtp.field_writer import flat, folded, parameter, phrase, text_value
 from zonemta_py.submit.merge_values import (
     MARK,
     MergeField,
@@ -101,7 +102,7 @@ class HeaderField:
     # ---- kinds
 
     def _text(self, value: str) -> Piece:
-        joined = self._joined(decoded_words(value))
+        joined = self._joined(decode(value, lenient=True))
         return lambda row: text_value(flat(joined(row)))
 
     def _plain(self, value: str) -> Piece:
@@ -126,10 +127,12 @@ class HeaderField:
                 tokens.append(token)
                 continue
             text = "".join(tokens)
-            if not has_field(decoded_words(text)):
+            if not has_field(decode(text, lenient=True)):
                 pieces.append(text)
             elif token == ":":
-                raise Unreachable(f"{_named(decoded_words(text))}: the name of a group in {self._name}")
+                raise Unreachable(
+                    f"{_named(decode(text, lenient=True))}: the name of a group in {self._name}"
+                )
             else:
                 pieces += [text[: len(text) - len(text.lstrip())], self._mailbox(tokens)]
             pieces.append(token)
@@ -137,7 +140,9 @@ class HeaderField:
         return _sequence(pieces)
 
     def _mailbox(self, tokens: list[str]) -> Piece:
-        comments = [token for token in tokens if token[0] == "(" and has_field(decoded_words(token))]
+        comments = [
+            token for token in tokens if token[0] == "(" and has_field(decode(token, lenient=True))
+        ]
         if comments:
             raise Unreachable(f"{_named(comments[0])}: a comment in {self._name}")
         brackets = [at for at, token in enumerate(tokens) if token[0] == "<"]
@@ -149,7 +154,7 @@ class HeaderField:
             return self._bare_mailbox("".join(tokens).strip())
         address = self._joined(tokens[brackets[0]][1:-1].strip())
         raw = "".join(tokens[: brackets[0]]).strip()
-        named = decoded_words("".join(map(_unquoted, tokens[: brackets[0]])).strip())
+        named = decode("".join(map(_unquoted, tokens[: brackets[0]])).strip(), lenient=True)
         if not has_field(named):
             before = f"{raw} " if raw else ""
             return lambda row: f"{before}<{_address(self._name, address(row))}>"
@@ -171,7 +176,7 @@ class HeaderField:
             value = flat(joined(row))
             name, bracket, address = value.rpartition("<")
             if is_column and bracket and address.endswith(">") and "<" not in name:
-                display = flat(decoded_words("".join(map(_unquoted, _TOKEN.findall(name)))))
+                display = flat(decode("".join(map(_unquoted, _TOKEN.findall(name))), lenient=True))
                 return f"{phrase(display)} <{_address(self._name, address[:-1])}>".lstrip()
             return _address(self._name, value)
 
@@ -228,15 +233,15 @@ class HeaderField:
             re.findall(r"(?:\"(?:[^\"\\]|\\.)*\"|\{\{[^{}]*\}\}|[^;])+", value)
         ):
             separator = ";" if number else ""
-            if not has_field(decoded_words(part)):
+            if not has_field(decode(part, lenient=True)):
                 parts.append(separator + part)
                 continue
             found = _PARAMETER.match(part)
             if found is None or found[1].lower() not in _MERGED_PARAMETERS:
                 raise Unreachable(
-                    f"{_named(decoded_words(part))}: {self._name} can have it in a file name only"
+                    f"{_named(decode(part, lenient=True))}: {self._name} can have it in a file name only"
                 )
-            joined = self._joined(decoded_words(_unquoted(found[2])))
+            joined = self._joined(decode(_unquoted(found[2]), lenient=True))
             parts.append(_parameter(separator, found[1], joined))
         return _sequence(parts)
 
