@@ -34,8 +34,20 @@ def ignore_ready(zone: str, destination: str, low_volume: bool) -> None:
     """The OnReady of a queue without delivery."""
 
 
+class _WindowsOfZones(dict[str, ReadyWindow]):
+    """By zone; one that is not there is made."""
+
+    def __init__(self, make: Callable[[str], ReadyWindow]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, zone: str) -> ReadyWindow:
+        window = self[zone] = self._make(zone)
+        return window
+
+
 class ReadyWindows:
-    """One ReadyWindow per zone, created when first needed."""
+    """One ReadyWindow per zone, created when first needed: ``zone(name)``."""
 
     def __init__(
         self,
@@ -50,17 +62,15 @@ class ReadyWindows:
         self._limit = limit
         self.destination_of = destination_of
         self.on_ready = on_ready
-        self._zones: dict[str, ReadyWindow] = {}
+        self._zones = _WindowsOfZones(self._make)
+        self.zone = self._zones.__getitem__  # a message asks for it a dozen times: no call of Python
         self._weights: dict[str, int] = {}
         self._pools: MailPools = ONE_POOL
         self.pending: Counter[tuple[str, str, str]] = Counter()  # places that commits under way write
 
-    def zone(self, zone: str) -> ReadyWindow:
-        """The window of ``zone``."""
-        window = self._zones.get(zone)
-        if window is None:
-            window = self._zones[zone] = ReadyWindow(zone, self._limit, self._weights)
-            window.use(self._pools)
+    def _make(self, zone: str) -> ReadyWindow:
+        window = ReadyWindow(zone, self._limit, self._weights)
+        window.use(self._pools)
         return window
 
     def set_weights(self, weights: Mapping[str, int]) -> None:
