@@ -32,12 +32,12 @@ def test_a_session_with_tls_ends_what_failed() -> None:
 def test_a_refusal_of_mail_in_a_used_session() -> None:
     """It is asked again in a new one, unless a new one had the same answer in the last hour."""
     peers, reply = Peers({}), Reply(554, "5.7.0", "no 1")
-    assert peers.refuses_session(AT, reply, 0.0, is_new=False)
-    assert not peers.refuses_session(AT, reply, 1.0, is_new=True)
-    assert not peers.refuses_session(AT, Reply(554, "5.7.0", "no 2"), 2.0, is_new=False)
-    assert peers.refuses_session(AT, Reply(503, "5.5.1", "what"), 2.0, is_new=False)
+    assert peers.refuses_session(AT, "s@a.example", reply, 0.0, is_new=False)
+    assert not peers.refuses_session(AT, "s@a.example", reply, 1.0, is_new=True)
+    assert not peers.refuses_session(AT, "s@a.example", Reply(554, "5.7.0", "no 2"), 2.0, is_new=False)
+    assert peers.refuses_session(AT, "s@a.example", Reply(503, "5.5.1", "what"), 2.0, is_new=False)
     assert peers.refuses_session(OTHER_PORT, reply, 2.0, is_new=False)
-    assert peers.refuses_session(AT, reply, 2.0 + BROKEN_S, is_new=False)
+    assert peers.refuses_session(AT, "s@a.example", reply, 2.0 + BROKEN_S, is_new=False)
 
 
 def test_pipelining_and_settings() -> None:

@@ -262,6 +262,37 @@ def test_the_time_for_a_session() -> None:
     scheduler.ready(found[FAILING].destination.name, 9999.0)
 
 
+def test_a_probe_without_mail_forgets_nothing() -> None:
+    """The third try has the time that the zone allows, although the second found no mail; so has one that is alone."""
+    scheduler = scheduler_of(connections=3)
+    scheduler.ready("alone", 0.0)
+    [slot] = started(scheduler)
+    assert slot.session_within_s == 0.0
+    scheduler.ready("late", 0.0)
+    scheduler.ended(slot, 0.0, has_mail=False)
+    for number in range(9):
+        scheduler.ready(f"d{number}", 0.0)
+    [first] = started(scheduler)
+    assert first.session_within_s == TRY_MIN_S
+    name = first.destination.name
+    for _ in range(2):
+        fail(scheduler, first)
+        for number in range(9):
+            scheduler.empty(f"d{number}")
+        scheduler.empty("late")
+        scheduler.ready(name, 30.0)
+        [probe] = started(scheduler, 30.0)
+        scheduler.ended(probe, 30.0, has_mail=False)  # its mail waits for its own time
+        assert scheduler.state(name) is None
+        for number in range(9):
+            scheduler.ready(f"d{number}", 300.0)
+        scheduler.ready(name, 300.0, urgent=True)
+        [first] = started(scheduler, 300.0)
+        assert first.destination.name == name
+    assert first.session_within_s == 0.0
+    scheduler.session_opened(first, 300.0)
+
+
 def test_a_few_have_the_time_that_the_zone_allows() -> None:
     """A quarter of the budget: hosts that greet late are not cut off while there is room."""
     scheduler = scheduler_of(connections=24)

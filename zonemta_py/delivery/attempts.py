@@ -100,13 +100,16 @@ def of_others(failure: Attempt) -> Attempt:
 def without_limited(attempts: Sequence[Attempt | None]) -> tuple[Sequence[Attempt | None], int]:
     """``attempts`` without those that were refused because the transaction has too many recipients, and how many it may have.
 
-    0: nothing says so. What is left out is sent in another transaction. If the peer took none, half as many are tried.
+    0: nothing says so. What is left out is sent in another transaction. If the peer took none, half as many are tried, unless
+    it refused them for now: that a server wants none at the moment is no limit.
     """
     tried = [each for each in attempts if each is not None]
     others = [each for each in tried if not _is_limit(each)]
     if len(others) == len(tried) or len(tried) == 1:
         return attempts, 0
     taken = sum(each.phase in _AFTER_RCPT for each in others)
+    if not taken and all(each.code < 500 for each in tried):
+        return attempts, 0
     left = [None if each is None or _is_limit(each) else each for each in attempts]
     return left, taken or max(1, len(tried) // 2)
 

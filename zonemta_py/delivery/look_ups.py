@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from zonemta_py.core.errors import AgentLost
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
@@ -67,6 +68,9 @@ class LookUps:
             del self._quick[task]
             self._slow.add(task)
             self._start_more()
+        else:
+            loop = asyncio.get_running_loop()
+            self._quick[task] = loop.call_later(self._quick_s, self._is_slow, task)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         timer = self._quick.pop(task, None)
@@ -83,9 +87,12 @@ class LookUps:
             log.warning("the MX hosts of %s were not found: %s", domain, exc)
         except Exception:
             log.exception("the MX hosts of %s were not found", domain)
-        self._learn(domain, answer)
-        for then in self._then.pop(domain):
-            then()
+        asked = self._then.pop(domain)
+        for call in (partial(self._learn, domain, answer), *asked):
+            try:
+                call()
+            except Exception:  # a defect of one zone must not keep the mail of the others
+                log.exception("a zone could not use the MX hosts of %s", domain)
 
     def close(self) -> None:
         """Nothing follows."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from zonemta_py.config.schema import PeerSettings
+from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.reply import Reply
 
 BROKEN_S = 3600.0  # how long an extension is not used with an address where it was broken
@@ -58,12 +59,14 @@ class Peers:
         self._broke(FAILED if is_first else "STARTTLS", address, now_s)
         return is_first
 
-    def refuses_session(self, address: Address, reply: Reply, now_s: float, *, is_new: bool) -> bool:
+    def refuses_session(
+        self, address: Address, sender: str, reply: Reply, now_s: float, *, is_new: bool
+    ) -> bool:
         """Whether ``reply`` to MAIL says no more than that the session has had enough: a new one may take the message.
 
-        Not if a new session (``is_new``) has had the same answer lately.
+        Not if a new session (``is_new``) has had the same answer lately, for a ``sender`` of the same domain.
         """
-        said = f"MAIL {reply.code} {reply.status}"
+        said = f"MAIL {domain_of(sender)} {reply.code} {reply.status}"
         if is_new:
             self._broke(said, address, now_s)
             return False

@@ -84,13 +84,13 @@ class RequestProgress:
 
         ``was_stale``: the peer had closed the idle session; without any answer there was no attempt, and the mail waits.
         """
-        if was_stale and not self._answered:
+        if was_stale and not self._answered and not self._uncertain:
             return DeliveryResult([], not_permitted=True)
         return self.result()
 
     def result(self, failure: DestinationFailed | None = None) -> DeliveryResult:
         """The end of the request; ``failure``: no session could be opened after an idle one was closed."""
-        if failure is not None and not self._answered:
+        if failure is not None and not self._answered and not self._uncertain:
             return no_session(self.request, failure, self.began_s, tried=True)
         last = self._attempts[-1]
         if self._answered or last is None or last.code not in (0, 421):

@@ -92,6 +92,8 @@ class SessionOpener:
 
     def in_turn(self, endpoints: Candidates) -> Candidates:
         """``endpoints``, those that gave no reply lately last."""
+        if not self.cut:
+            return endpoints
         since_s = clock.monotonic_s() - AVOIDED_S
         self.cut = {pair: cut_s for pair, cut_s in self.cut.items() if cut_s > since_s}
         return sorted(endpoints, key=lambda each: _addresses(each[0]) in self.cut)
@@ -102,27 +104,26 @@ class SessionOpener:
         request: DeliveryRequest,
         zone: Zone,
         failure: DestinationFailed | None = None,
+        best: Endpoint | None = None,
     ) -> tuple[SmtpSession, Endpoint]:
-        """Connect to the first endpoint that accepts a session; ``failure``: of the first one. Raises DestinationFailed.
+        """Connect to the first endpoint that accepts a session. Raises DestinationFailed.
 
-        Addresses that timed out lately are skipped; not those of a smarthost, if there are no others.
+        ``failure``: of a host that is not among them. ``best``: the most preferred host of the domain, if that is not
+        the first one. Addresses that timed out lately are skipped; not those of a smarthost, if there are no others.
         """
-        left = endpoints if failure is None else endpoints[1:]
-        resources = self._resources
-        unreachable, now_s = resources.unreachable, clock.monotonic_s()
-        reachable = [e for e in left if not unreachable.skipped_s(_addresses(e[0]), now_s)]
-        if not reachable and zone.smarthost:
-            reachable = list(left)
+        resources, now_s = self._resources, clock.monotonic_s()
+        reachable = self._reachable(endpoints, request, zone, now_s)
         order, connects = request.order, -1 if request.order is None else request.order.connects
-        if connects >= 0:  # a host that has just failed must not use up what is permitted
-            reachable.sort(
-                key=lambda pair: now_s - self._failed.get(_addresses(pair[0]), NEVER_S) < AVOIDED_S
-            )
-        within_s = request.session_within_s
+        within_s, least_preferred = request.session_within_s, len(endpoints)
         for tried, (endpoint, source) in enumerate(reachable):
             if tried == connects:
                 raise self._no_connects(reachable[tried:], failure, now_s)
             _check_time(within_s, now_s, failure)
+            if (
+                least_preferred < len(endpoints)
+                and endpoints.index((endpoint, source)) > least_preferred
+            ):
+                continue
             self._pool.trim(request.destination, *request.idle_limits)
             if order is not None:
                 await self._pool.together.trim(path_of(order), order.sessions_max)
@@ -135,9 +136,10 @@ class SessionOpener:
                 raise
             except LoopsBack as exc:
                 # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
-                if endpoint is endpoints[0][0]:
+                if endpoint is (best or endpoints[0][0]):
                     raise
-                raise failure or DestinationFailed(0, "4.4.1", exc.text) from exc
+                least_preferred = endpoints.index((endpoint, source))
+                failure = failure or DestinationFailed(0, "4.4.1", exc.text)
             except DestinationFailed as exc:
                 if failure is None or not _takes_no_mail(exc):
                     failure = exc  # that of a host which may take mail later counts more
@@ -145,11 +147,32 @@ class SessionOpener:
                 if trace is not None:
                     trace.note(exc.text)
             else:
-                unreachable.answered(_addresses(endpoint))
+                resources.unreachable.answered(_addresses(endpoint))
                 return session, endpoint
-        if failure is not None and _takes_no_mail(failure) and len(reachable) < len(left):
-            raise DestinationFailed(0, "4.4.1", all_unreachable([e for e in left if e not in reachable]))
-        raise failure or AllSkipped(endpoints)
+        raise self._none_opened(endpoints, reachable, failure)
+
+    def _reachable(
+        self, endpoints: Candidates, request: DeliveryRequest, zone: Zone, now_s: float
+    ) -> Candidates:
+        """The endpoints that may be tried, in the order of the attempts."""
+        unreachable = self._resources.unreachable
+        reachable = [e for e in endpoints if not unreachable.skipped_s(_addresses(e[0]), now_s)]
+        if not reachable and zone.smarthost:
+            reachable = list(endpoints)
+        if request.session_within_s or (request.order is not None and request.order.connects >= 0):
+            # A host that has just failed must not use up what is permitted.
+            reachable.sort(
+                key=lambda pair: now_s - self._failed.get(_addresses(pair[0]), NEVER_S) < AVOIDED_S
+            )
+        return self.in_turn(reachable)
+
+    def _none_opened(
+        self, endpoints: Candidates, reachable: Candidates, failure: DestinationFailed | None
+    ) -> DestinationFailed:
+        if failure is not None and _takes_no_mail(failure) and len(reachable) < len(endpoints):
+            skipped = [pair for pair in endpoints if pair not in reachable]
+            return DestinationFailed(0, "4.4.1", all_unreachable(skipped))
+        return failure or AllSkipped(endpoints)
 
     def _no_connects(
         self, left: Candidates, failure: DestinationFailed | None, now_s: float
@@ -158,8 +181,8 @@ class SessionOpener:
         tried = (
             now_s - self._failed.get(_addresses(endpoint), NEVER_S) < AVOIDED_S for endpoint, _ in left
         )
-        if failure is not None and not _takes_no_mail(failure) and all(tried):
-            return failure
+        if failure is not None and all(tried):
+            return _temporary(failure)
         return NotPermitted(tried=failure is not None)
 
     def _failed_to_open(
@@ -221,7 +244,12 @@ def _takes_no_mail(failure: DestinationFailed) -> bool:
 def _check_time(within_s: float, since_s: float, failure: DestinationFailed | None) -> None:
     """Raises ``failure`` when hosts have been tried since ``since_s`` for twice the time that each has."""
     if within_s and failure is not None and clock.monotonic_s() - since_s >= 2 * within_s:
-        raise failure
+        raise _temporary(failure)
+
+
+def _temporary(failure: DestinationFailed) -> DestinationFailed:
+    """``failure`` of some of the hosts of a domain: that one takes no mail says nothing of the others."""
+    return DestinationFailed(0, "4.4.1", failure.text) if _takes_no_mail(failure) else failure
 
 
 async def _within(

@@ -157,7 +157,8 @@ class SmtpAgent:
         first, refuses_session = result.answers[0] if result.answers else None, False
         if first is not None and first[0] is Phase.MAIL and first[1].code >= 400:
             peers, at, now_s = self._resources.peers, (endpoint.ip, endpoint.port), clock.monotonic_s()
-            refuses_session = peers.refuses_session(at, first[1], now_s, is_new=session.messages == 1)
+            sender, is_new = form.request.sender, session.messages == 1
+            refuses_session = peers.refuses_session(at, sender, first[1], now_s, is_new=is_new)
             if not session.secure and not peers.may_encrypt(endpoint.host, at, now_s, repeats=False):
                 session.usable = (
                     False  # it may be refused because TLS failed, which the next one tries again
@@ -183,25 +184,27 @@ class SmtpAgent:
 
         So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
         """
-        if self._opener.cut:
-            endpoints = self._opener.in_turn(endpoints)
-        first = endpoints[0][0]
+        in_turn = self._opener.in_turn(endpoints)
+        first = in_turn[0][0]
         session = self.pool.take(first)
         if session is not None:
             return session, first, True
         failure: DestinationFailed | None = None
         if self._may_add(first, request):
             try:
-                return (*await self._opener.open(endpoints[:1], request, zone), False)
-            except LoopsBack:
-                raise
+                return (*await self._opener.open(in_turn[:1], request, zone), False)
+            except LoopsBack as exc:
+                if first is endpoints[0][0]:
+                    raise
+                failure = DestinationFailed(0, "4.4.1", exc.text)
             except DestinationFailed as exc:
                 failure = exc
-        for endpoint, _ in endpoints[1:]:
+        for endpoint, _ in in_turn[1:]:
             session = self.pool.take(endpoint)
             if session is not None:
                 return session, endpoint, True
-        return (*await self._opener.open(endpoints, request, zone, failure), False)
+        left = endpoints if failure is None else [pair for pair in endpoints if pair[0] is not first]
+        return (*await self._opener.open(left, request, zone, failure, best=endpoints[0][0]), False)
 
     def _may_add(self, endpoint: Endpoint, request: DeliveryRequest) -> bool:
         """Whether a session with ``endpoint`` is worth more than an idle one with another host."""

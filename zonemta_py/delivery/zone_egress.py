@@ -67,7 +67,9 @@ class ZoneEgress:
         is_new = destination not in self._looked_up
         if route is None or (is_new and self.routes.must_look_up(destination)):
             self._zone_gates.give_up_turns(destination)
-            egress.look_ups.add(destination, self._resolve, lambda: self._on_look_up(destination))
+            if destination not in self._looking_up:
+                self._looking_up.add(destination)
+                egress.look_ups.add(destination, self._resolve, lambda: self._on_look_up(destination))
             return None
         found = self._admitted(destination, route)
         if found is not None:

@@ -71,7 +71,9 @@ class SenderProcess:
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
             case protocol.Deliver():
-                self._start(self._deliver(frame))
+                context = LinkContext(self.link, frame.number, frame.body)
+                self._requests[frame.number] = context  # at once: its Cancel may be the next frame
+                self._start(self._deliver(frame, context))
             case protocol.Resolve():
                 self._start(self._resolve(frame))
             case protocol.Trim():
@@ -156,8 +158,7 @@ class SenderProcess:
     ) -> None:
         self.link.send(protocol.IdleSessions(zone, destination, idle, path, idle_there))
 
-    async def _deliver(self, frame: protocol.Deliver) -> None:
-        context = self._requests[frame.number] = LinkContext(self.link, frame.number, frame.body)
+    async def _deliver(self, frame: protocol.Deliver, context: "LinkContext") -> None:
         result, problem, idle, there = None, "", 0, 0
         try:
             agent = self._agents[frame.zone]

@@ -303,8 +303,10 @@ class Relay:
             admin, sessions_of = self.admin, self._intake.prepare
             tokens_of = admin.prepare if admin is not None else None
             present = PresentConfig(self._config, self._delivery.egress.files, self._hooks)
-            new = await asyncio.to_thread(prepare, source, present, sessions_of, tokens_of)
-            self._check_running()
+            try:
+                new = await asyncio.to_thread(prepare, source, present, sessions_of, tokens_of)
+            finally:
+                self._check_running()
             check_reloadable(self._config, new.config, self._queue.zones_with_mail())
             self._delivery.check(new.config)
             self._use(new)

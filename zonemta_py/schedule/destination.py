@@ -38,7 +38,6 @@ class Destination:
         "down_until_s",
         "failing",
         "failing_since_s",
-        "failures",
         "has_newcomer",
         "name",
         "reason",
@@ -57,7 +56,6 @@ class Destination:
         self.blocked_since_s = 0.0
         self.failing = False
         self.failing_since_s = 0.0
-        self.failures = 0  # since it last answered
         self.down_until_s = 0.0
         self.reason = ""
         self.dots_lost = 0  # in a row: transactions without a reply to the final dot
@@ -139,12 +137,10 @@ class Destination:
         if not self.failing:
             self.failing_since_s = now_s
         self.failing = True
-        self.failures += 1
         self.down_until_s = max(self.down_until_s, until_s)
         self.reason = reason
 
     def answered(self) -> None:
         """A session was opened: the destination is not suspended any more."""
         self.failing = False
-        self.failures = 0
         self.reason = ""

@@ -136,7 +136,7 @@ class Rings:
         if ring is KNOWN or ring is URGENT or failures > 1:
             return 0.0
         waiting = len(self._waiting[NEW]) + len(self._waiting[FAILING]) - 1  # without its own
-        if self.trying + waiting <= self.trying_max // 4:
+        if self.trying + waiting <= max(1, self.trying_max // 4):
             return 0.0
         if failures:
             return PROBE_S

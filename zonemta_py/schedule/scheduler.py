@@ -49,6 +49,8 @@ class Scheduler:
         self._destinations: dict[str, Destination] = {}
         self._rings = Rings()
         self._known: OrderedDict[str, float] = OrderedDict()  # when a session last opened, oldest first
+        # How often no session was opened since: a probe that finds no mail must not shorten the next try.
+        self._failures: OrderedDict[str, int] = OrderedDict()
         self.configure(zone, now_s)
 
     def configure(self, zone: Zone, now_s: float) -> None:
@@ -144,7 +146,7 @@ class Scheduler:
     def _start(
         self, destination: Destination, ring: Ring, admitted: Admitted, now_s: float
     ) -> WorkerSlot:
-        within_s = self._rings.session_within_s(ring, destination.failures)
+        within_s = self._rings.session_within_s(ring, self._failures.get(destination.name, 0))
         destination.active += 1
         destination.starting += 1
         destination.has_newcomer = True
@@ -191,6 +193,10 @@ class Scheduler:
         wait_s = 0.0 if self.bucket is None else self.bucket.reserve(now_s)
         if not slot.established:
             slot.established = True
+            slot.session_within_s = (
+                0.0  # the next session of this worker keeps no one waiting for its place
+            )
+            self._failures.pop(destination.name, None)
             self._rings.starting[slot.ring] -= 1
             destination.starting -= 1
             self._remember(destination.name, now_s)
@@ -256,6 +262,9 @@ class Scheduler:
         """No session could be opened: suspend the destination. Returns when it may be probed."""
         destination.failed(now_s + min(delay_s, SUSPENDED_MAX_S), now_s, reason)
         self._known.pop(destination.name, None)
+        self._failures[destination.name] = self._failures.pop(destination.name, 0) + 1
+        if len(self._failures) > KNOWN_MAX:
+            self._failures.popitem(last=False)
         self.empty(destination.name)
         return destination.down_until_s
 
