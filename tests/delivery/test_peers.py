@@ -36,7 +36,7 @@ def test_a_refusal_of_mail_in_a_used_session() -> None:
     assert not peers.refuses_session(AT, "s@a.example", reply, 1.0, is_new=True)
     assert not peers.refuses_session(AT, "s@a.example", Reply(554, "5.7.0", "no 2"), 2.0, is_new=False)
     assert peers.refuses_session(AT, "s@a.example", Reply(503, "5.5.1", "what"), 2.0, is_new=False)
-    assert peers.refuses_session(OTHER_PORT, reply, 2.0, is_new=False)
+    assert peers.refuses_session(OTHER_PORT, "s@a.example", reply, 2.0, is_new=False)
     assert peers.refuses_session(AT, "s@a.example", reply, 2.0 + BROKEN_S, is_new=False)
 
 

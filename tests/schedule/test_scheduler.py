@@ -268,7 +268,7 @@ def test_a_probe_without_mail_forgets_nothing() -> None:
     scheduler.ready("alone", 0.0)
     [slot] = started(scheduler)
     assert slot.session_within_s == 0.0
-    scheduler.ready("late", 0.0)
+    scheduler.leased(slot, 0.0, more=False)
     scheduler.ended(slot, 0.0, has_mail=False)
     for number in range(9):
         scheduler.ready(f"d{number}", 0.0)
@@ -279,14 +279,13 @@ def test_a_probe_without_mail_forgets_nothing() -> None:
         fail(scheduler, first)
         for number in range(9):
             scheduler.empty(f"d{number}")
-        scheduler.empty("late")
         scheduler.ready(name, 30.0)
         [probe] = started(scheduler, 30.0)
         scheduler.ended(probe, 30.0, has_mail=False)  # its mail waits for its own time
         assert scheduler.state(name) is None
         for number in range(9):
             scheduler.ready(f"d{number}", 300.0)
-        scheduler.ready(name, 300.0, urgent=True)
+        scheduler.ready(name, 300.0)
         [first] = started(scheduler, 300.0)
         assert first.destination.name == name
     assert first.session_within_s == 0.0

@@ -87,8 +87,8 @@ class LookUps:
             log.warning("the MX hosts of %s were not found: %s", domain, exc)
         except Exception:
             log.exception("the MX hosts of %s were not found", domain)
-        asked = self._then.pop(domain)
-        for call in (partial(self._learn, domain, answer), *asked):
+        calls: list[Callable[[], None]] = [partial(self._learn, domain, answer), *self._then.pop(domain)]
+        for call in calls:
             try:
                 call()
             except Exception:  # a defect of one zone must not keep the mail of the others

@@ -224,10 +224,7 @@ class MessageEgress:
 
     def _has_free_address(self, lease: Lease, recipient: QueuedRecipient) -> bool:
         """Whether there is an address that was not refused, after one was: those of a pool are tried one after the other."""
-        record, addresses = recipient.record, self._addresses(lease)
-        if len(addresses) < 2 or self._class_of(record) != ReplyClass.BLOCKED:
-            return len(addresses) > 1
-        return record.attempts + 1 < len(addresses)
+        return recipient.record.blocked + 1 < len(self._addresses(lease))
 
     def begin(self, slot: WorkerSlot, opened: int) -> None:
         """The message of the worker is sent now, in a session that is new if ``opened``."""

@@ -26,6 +26,7 @@ from zonemta_py.queue.format.records import (
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome
 from zonemta_py.queue.recipient_events import event_fields, record_accepted, record_outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.smtp.classification import ReplyClass
 
 _KINDS = {
     OutcomeKind.DELIVERED: "deliver", OutcomeKind.DEFERRED: "defer", OutcomeKind.BOUNCED: "bounce", OutcomeKind.EXPIRED: "bounce",
@@ -179,6 +180,7 @@ def deferred(outcome: Outcome, now_ms: int) -> RecipientRecord:
         text=attempt.text,
         source=attempt.source_ip or record.source,  # without a session, that of the attempt before
         reply_class=attempt.reply_class,
+        blocked=record.blocked + (attempt.code >= 500 and attempt.reply_class == ReplyClass.BLOCKED),
     )
 
 

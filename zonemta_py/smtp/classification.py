@@ -112,7 +112,10 @@ _SUBJECTS = {
     (_C.SPAM_CONTENT, _C.VIRUS, _C.ATTACHMENT, _C.TOO_LARGE, _C.CONTENT, _C.POLICY, _C.OTHER),
     ReplySubject.MESSAGE,
 )  # fmt: skip
-_OF_CONNECTIONS = (_C.RATE_LIMITED, _C.CONNECTION_LIMITED, _C.GREYLISTED, _C.BAD_CONNECTION, _C.PROTOCOL)
+# In a greeting not about our address; an empty class is of a reply that was not classified.
+_OF_GREETINGS = (
+    "", _C.BAD_DOMAIN, _C.RATE_LIMITED, _C.CONNECTION_LIMITED, _C.GREYLISTED, _C.BAD_CONNECTION, _C.PROTOCOL,
+)  # fmt: skip
 _OF_COMMANDS = (503, 530)  # a sequence of commands; TLS or AUTH is needed first
 _OF_TLS = ("5.7.10", "5.7.11")  # RFC 5248: encryption is needed
 _OF_ARGUMENT = (501, 553)  # what the command names is not understood: RFC 5321 section 4.2.2
@@ -124,7 +127,7 @@ def subject(phase: Phase, code: int, status: str, reply_class: str) -> ReplySubj
     Classes of the recipient's server (such as ``server_error``) count as the mailbox: a 5xx of these is final. A greeting
     knows no sender and no message: if it does not say that the host takes no mail at all, it is about our address.
     """
-    if phase is Phase.CONNECT and reply_class != _C.BAD_DOMAIN and reply_class not in _OF_CONNECTIONS:
+    if phase is Phase.CONNECT and reply_class not in _OF_GREETINGS:
         return ReplySubject.ADDRESS
     if status in _OF_TLS:
         return ReplySubject.TLS

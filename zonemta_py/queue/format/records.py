@@ -142,7 +142,7 @@ class RecipientRecord(NamedTuple):
     tenant, or without a user the domain of the sender; the last URGENT_LANE or NONURGENT_LANE, if it has that priority.
     ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received. ``source``: from which address the
     last attempt was made; ``reply_class``: the class of its reply. ``held_by``: the tenant that holds it by a token of its
-    own, which may release it; empty for every other reason.
+    own, which may release it; empty for every other reason. ``blocked``: how many attempts were refused for good because of our address.
     """
 
     version: int
@@ -161,6 +161,7 @@ class RecipientRecord(NamedTuple):
     source: str = ""  # since version 6
     reply_class: str = ""  # since version 7
     held_by: str = ""  # since version 8
+    blocked: int = 0  # since version 8
 
     @property
     def submitter(self) -> str:
