@@ -1,5 +1,6 @@
 """15. What the first MX host does not take the next one gets at once; a peer that cuts after the dot is left alone."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,79 @@ async def test_a_peer_that_cuts_after_the_dot(directory: Path, processes: dict[s
     assert [each["recipient"] for each in uncertain if each["domain"] == "b.example"] == [
         "poison@b.example"
     ]
+
+
+@in_processes
+async def test_this_relay_behind_a_host_that_cuts(directory: Path, processes: dict[str, int]) -> None:
+    """The second MX host is this relay: mail waits for the first one, which has its turn last for a while, and is not returned as a loop."""
+    async with staged(directory) as stage:
+        first = await stage.receiver(
+            "one.a.example", Rule(Step.DOT, recipient="x@*", drop=True, times=1)
+        )
+        await stage.receiver("two.a.example", hostname="relay.example")
+        records = dict(stage.names.records)
+        records["a.example"] = {"MX": ["10 mx.one.a.example.", "20 mx.two.a.example."]}
+        stage.names.records = records
+        async with relaying(stage.config(processes=processes)) as relay:
+            for count, name in enumerate("xy", 1):
+                await send(relay, [f"{name}@a.example"])
+                await until(lambda count=count: first.tally.sessions >= count, "a session")
+            await received(first, 2)
+    assert logged_events(directory, "bounced") == []
+
+
+class ClosingHost:
+    """Takes a message in its first session, then answers 421 to y and cuts at the dot; its second session never begins."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.sessions += 1
+        number = self.sessions
+        if number != 2:
+            writer.write(b"220 mx\r\n")
+            await self._answer(reader, writer, number)
+        writer.close()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+    ) -> None:
+        recipients = b""
+        while line := await reader.readline():
+            verb, reply = line[:4].upper(), b"250 ok"
+            if verb == b"MAIL":
+                recipients = b""
+            elif verb == b"RCPT" and number == 1 and b"y@" in line:
+                reply = b"421 4.7.0 not this one now"
+            elif verb == b"RCPT":
+                recipients += line
+            elif verb == b"DATA":
+                writer.write(b"354 go\r\n")
+                await reader.readuntil(b"\r\n.\r\n")
+                if number == 1 and b"x@" in recipients:
+                    return
+            elif verb == b"EHLO":
+                reply = b"250-mx\r\n250 PIPELINING"
+            elif verb == b"QUIT":
+                return
+            writer.write(reply + b"\r\n")
+
+
+@in_processes
+async def test_a_cut_behind_a_refusal_of_the_session(directory: Path, processes: dict[str, int]) -> None:
+    """421 to one recipient in a session that was used, then a cut at the dot, and no new session: the other one is uncertain."""
+    host = ClosingHost()
+    async with staged(directory) as stage:
+        server = await asyncio.start_server(host.serve, "127.0.1.1", stage.port)
+        stage.names.records = {
+            "a.example": {"MX": ["10 mx.a.example."]}, "mx.a.example": {"A": ["127.0.1.1"]},
+        }  # fmt: skip
+        async with relaying(stage.config(processes=processes)) as relay:
+            for recipients in (["first@a.example"], ["x@a.example", "y@a.example"]):
+                await send(relay, recipients)
+                await until(lambda: everything(relay.queue.store) == [], "an empty queue")
+        server.close()
+    assert host.sessions > 2
+    deferred = {each["recipient"]: each["uncertain"] for each in logged_events(directory, "deferred")}
+    assert deferred == {"x@a.example": True, "y@a.example": False}
