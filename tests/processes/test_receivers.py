@@ -110,8 +110,8 @@ async def test_envid_keys(directory: Path) -> None:
             assert (await other.command("RCPT TO:<x@a.example>")).startswith("250")
             assert (await other.command("DATA")).startswith("354")
             await other.send(b"\r\nhello\r\n.\r\n")
-            message = (await other.reply()).rpartition(" ")[2]
-            assert await other.command(mail) == f"250 2.1.0 Ok, duplicate of {message}"
+            assert (await other.reply()).startswith("250")
+            assert await other.command(mail) == "250 2.1.0 Ok"
             other.close()
             await received(sink, 1)
 

@@ -140,10 +140,8 @@ class HttpConnections:
             return True
         counts = Counter(each.network for each in self._open.values())
         spare = [each for each in self._open.values() if not each.is_busy]
-        # Of those who have most, one that has sent no request so far; of several the oldest.
-        victim = max(
-            spare, key=lambda each: (counts[each.network], each.timer is not None), default=None
-        )
+        # Of those who have most the oldest: an answered one may linger, a new one has its request under way.
+        victim = max(spare, key=lambda each: counts[each.network], default=None)
         if victim is None:
             return False
         del self._open[victim.protocol]

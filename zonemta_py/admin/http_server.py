@@ -308,8 +308,9 @@ def refusal_of_local(request: web.Request, names: Collection[str]) -> str:
     It has to come to a loopback address or a Unix socket, without a proxy, and to name a loopback address or one of
     ``names`` as its host. The name of the relay is not among them: it is what clients of a proxy call.
     """
-    ends = ("sockname", "peername")
-    addresses = [request.transport.get_extra_info(end) if request.transport else None for end in ends]
+    if request.transport is None:
+        return "the connection has ended"
+    addresses = [request.transport.get_extra_info(end) for end in ("sockname", "peername")]
     if not all(_is_loopback(each[0]) for each in addresses if isinstance(each, tuple)):
         return "the request does not come from this machine"
     for field in request.headers:

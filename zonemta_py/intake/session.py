@@ -133,11 +133,11 @@ class Session(SecureConnection):
             self._reply("250 2.1.0 Ok")
 
     def _mail_looked_up(self, lookup: KeyLookup) -> None:
-        """Reply to MAIL with what is known of its submission key."""
+        """Reply to MAIL, unless its submission key is in use."""
         if lookup.busy or lookup.failure is not None:
             self._reset_transaction()
             raise Refused(UNDER_WAY if lookup.busy else UNWRITABLE)
-        self._reply("250 2.1.0 Ok" + (f", duplicate of {lookup.known.message}" if lookup.known else ""))
+        self._reply("250 2.1.0 Ok")  # whether it is a repeat, its recipients and its content say
 
     def _envid_key(self) -> str:
         """The submission key in ENVID; empty without one."""

@@ -64,12 +64,17 @@ class Users:
         return self._hashes.get(name, "")
 
 
+NO_MEMORY = "Memory allocation error"  # of the C library, as text only
+
+
 def _matches(hashed: str, password: str) -> bool:
     match = _SCRYPT.match(hashed)
     if match is None:
         try:
             return _argon2.verify(hashed, password)
-        except (VerificationError, InvalidHashError):
+        except (VerificationError, InvalidHashError) as exc:
+            if str(exc) == NO_MEMORY:
+                raise  # it says nothing of the password
             return False
     salt, key = (base64.b64decode(part + "=" * (-len(part) % 4)) for part in match.groups()[3:])
     made = hashlib.scrypt(

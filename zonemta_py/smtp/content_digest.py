@@ -24,7 +24,7 @@ HELD_MAX = 65_536  # bytes of text that are searched for the end of a word
 NEWLINES_AT_ONCE = 4096
 
 _BOUNDARY = re.compile(r'(?i)boundary\s*=\s*(?:"([^"]{1,200})"|([^\s;"]{1,200}))')
-_CID = re.compile(rb"cid:[^\s\"'<>()\[\]]+")
+_CID = re.compile(rb"(?<![A-Za-z0-9])cid:[^\s\"'<>()\[\]]+")
 _ENDS_WORD = b" \n\t\"'<>"
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _NOT_BASE64 = bytes(set(range(256)) - set(_BASE64))
@@ -49,7 +49,9 @@ class ContentDigest:
         for name, drop in ((b"from", '"'), (b"subject", "")):
             for field in fields:
                 if field.name == name:
-                    text = " ".join(decode(field_value(header, field), lenient=True).split())
+                    raw = header[field.value : field.end].replace(b"\r\n", b"")
+                    value = raw.decode("utf-8", "surrogateescape")  # bytes of other encodings stay apart
+                    text = " ".join(decode(value, lenient=True).split())
                     self._add(text.replace(drop, "") if drop else text)
             self._add("")
         self._delimiters: list[bytes] = []  # of the multiparts around, the outermost first

@@ -103,6 +103,8 @@ def note_written(directory: Path) -> bool:
     logs = _logs(directory)
     if not logs or int(logs[-1].stem) == _written_log(directory):
         return False
+    if not logs[-1].stat().st_size:  # begun behind the write by a compaction: it may stay empty
+        return False
     replace_text(directory / WRITTEN, f"{int(logs[-1].stem)}\n", 0o600)
     return True
 

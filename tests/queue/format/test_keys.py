@@ -37,6 +37,7 @@ from zonemta_py.queue.format.records import (
     read_recipient_record,
     read_submitted,
 )
+from zonemta_py.queue.upkeep.recovery import FORMAT_VERSION
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ID = "019a1b2c3d4e000001abcdef"
@@ -106,6 +107,7 @@ def test_records_are_frozen() -> None:
                 "192.0.2.9",
                 "blocked",
                 "acme",
+                2,
             ),
             read_recipient_record,
         ),
@@ -138,6 +140,11 @@ def test_records_are_frozen() -> None:
     )
     for line, (record, read) in zip((GOLDEN / "records.hex").read_text().split(), records, strict=True):
         assert read(bytes.fromhex(line)) == record
+
+
+def test_the_format_of_the_queue_changes_with_its_records() -> None:
+    """An earlier version must refuse the queue: it would take newer records for damage, and its repair would remove them."""
+    assert (FORMAT, FORMAT_VERSION) == (8, b"6"), "raise both"
 
 
 def test_version_1_is_read() -> None:

@@ -1,5 +1,6 @@
 """The Spark session of a job, quiet and in UTC, and the Java that runs it: JAVA_HOME, else the one in PATH."""
 
+import logging
 import os
 import re
 import shutil
@@ -91,6 +92,9 @@ def open_session(
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
     _set_log_settings()
+    logging.getLogger("py4j").setLevel(
+        logging.CRITICAL
+    )  # a Java that has ended is an error of ours, in one line
     for name in CONTEXT_LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
     builder = SparkSession.builder.appName("zonemta").master(master)

@@ -20,9 +20,11 @@ from zonemta_py.queue.upkeep.inspect import known_seq
 from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
 from zonemta_py.storage.interface import Access, Store
 
-FORMAT_VERSION = b"5"
+FORMAT_VERSION = (
+    b"6"  # with each change of ``records.FORMAT``: an earlier version would take new records for damage
+)
 IMPORTING = b"importing"  # instead of a version, during `queue import`
-FORMATS = (None, b"1", b"2", b"3", b"4", FORMAT_VERSION)
+FORMATS = (None, b"1", b"2", b"3", b"4", b"5", FORMAT_VERSION)
 
 log = logging.getLogger(__name__)
 
