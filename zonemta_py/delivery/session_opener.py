@@ -92,8 +92,6 @@ class SessionOpener:
 
     def in_turn(self, endpoints: Candidates) -> Candidates:
         """``endpoints``, those that gave no reply lately last."""
-        if not self.cut:
-            return endpoints
         since_s = clock.monotonic_s() - AVOIDED_S
         self.cut = {pair: cut_s for pair, cut_s in self.cut.items() if cut_s > since_s}
         return sorted(endpoints, key=lambda each: _addresses(each[0]) in self.cut)
@@ -164,7 +162,7 @@ class SessionOpener:
             reachable.sort(
                 key=lambda pair: now_s - self._failed.get(_addresses(pair[0]), NEVER_S) < AVOIDED_S
             )
-        return self.in_turn(reachable)
+        return self.in_turn(reachable) if self.cut else reachable
 
     def _none_opened(
         self, endpoints: Candidates, reachable: Candidates, failure: DestinationFailed | None

@@ -184,7 +184,7 @@ class SmtpAgent:
 
         So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
         """
-        in_turn = self._opener.in_turn(endpoints)
+        in_turn = self._opener.in_turn(endpoints) if self._opener.cut else endpoints
         first = in_turn[0][0]
         session = self.pool.take(first)
         if session is not None:
