@@ -52,7 +52,7 @@ async def test_a_line_of_an_mbox_file(directory: Path, processes: int) -> None:
     async with staged(directory) as stage:
         sinks = [await stage.receiver(f"{name}.example") for name in ("one", "two", "three")]
         config = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True},
+            admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True},
             dkim={"keys": [{"domain": "acme.example", "selector": "s", "key_file": "key.pem"}]},
             processes={"receivers": processes, "senders": processes},
         )
@@ -75,7 +75,7 @@ async def test_a_header_that_ends_early(directory: Path) -> None:
     """It is refused if what follows is not for the recipients, else it is the body as before."""
     async with staged(directory) as stage:
         sink = await stage.receiver("one.example")
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True})
+        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True, "mail_without_token": True})
         async with relaying(config) as relay:
             for message in EARLY:
                 with pytest.raises(smtplib.SMTPDataError, match="behind it would be shown"):
