@@ -8,6 +8,8 @@ from zonemta_py.smtp.reply import make_reply
 
 NOT_OF_THE_RECIPIENT = """\
 553 5.1.8 Sender address rejected: Domain not found
+550 5.1.8 cannot find your domain
+553 5.1.8 MX for news.example points to localhost
 553 5.1.8 <news@sender.example>: Domain of sender address news@sender.example does not exist
 550 5.1.0 <news@sender.example>: Sender address rejected: User unknown in relay recipient table
 550 5.1.0 <news@sender.example>: Sender address rejected: undeliverable address: host mx.sender.example said: 550 5.1.1 User unknown

@@ -194,6 +194,7 @@ def test_header_fields(field: str, value: str, expected: object) -> None:
         ('<a href="https://x.example/?t=%7B%7Bv%7D%7D">x</a>', "a=b", '<a href="https://x.example/?t=a%3Db">x</a>'),
         ("<p class={{v}}>", "a b>", "<p class=a&#32;b&#62;>"),
         ("<!-- {{v}} -->", "--> <b>", "<!-- --&gt; &lt;b&gt; -->"),
+        ('<p style="color:{{v}}">', "red;\"}", '<p style="color:red\\3b \\22 \\7d ">'),
         ("<style>a{color:{{v}}}</style>", "red;}</style>", "<style>a{color:red\\3b \\7d \\3c \\2f style\\3e }</style>"),
         ('<script type="application/ld+json">{"n":"{{v}}"}</script>', '</script>"', None),
         ("{{first\n&nbsp;v}}", "x", "x"),

@@ -40,6 +40,7 @@ KEPT = 10  # every tenth connection is for health, metrics and new clients, ever
 FORWARDING_FIELD = re.compile(
     r"via|forwarded|x-(?:forwarded|original|envoy|azure)(?:-.+)?|x-(?:real|client|cluster-client|proxyuser|coming-from)(?:-ip)?"
     r"|x-(?:host|varnish|remote-(?:addr|ip))|client-ip|true-client-ip|cf-.+|fastly-.+|fly-.+"
+    r"|cdn-loop|x-appengine-user-ip|x-amzn-trace-id|forwarded-for"
 )
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d{0,5}))?")
 

@@ -14,7 +14,7 @@ FIELDS_MAX = 2000  # a block of tiny fields would take fifty times its size in m
 PARAMETERS_MAX = 2000  # bytes of a field with parameters
 NESTED_MAX = 100  # parts with parts in a message
 
-_MAILBOX_LINES = re.compile(rb"(?:>*From (?![ \t]*:)[^\n]*(?:\n|\Z))+")
+_MAILBOX_LINES = re.compile(rb"(?:>*(?i:From)[ \t](?![ \t]*:)[^\n]*(?:\n|\Z))+")
 _STRUCTURE = re.compile(
     rb"^(?:content-(?:type|disposition)|mime-version)[ \t]*:([^\n]*(?:\n[ \t][^\n]*)*)",
     re.IGNORECASE | re.MULTILINE,

@@ -238,6 +238,8 @@ def _attribute_writers(key: str, value: str) -> Iterator[Write | None]:
     while at >= 0:
         if key.startswith("on"):
             yield None
+        elif key == "style":
+            yield _as_css
         elif key in _URL_ATTRIBUTES:
             yield _HTML_URLS[url_writer(unescape(text[:at])), is_quoted]
         else:
