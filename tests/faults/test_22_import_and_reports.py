@@ -42,7 +42,7 @@ def test_rules_of_an_unknown_domain_are_not_those_of_all(
     assert {tuple(each["provider"]) for each in rules} == {("b_example",)}
 
 
-@pytest.mark.parametrize("table", ['provider."none"', '"tool"', '"x.internal"', '"under_score.example"'])
+@pytest.mark.parametrize("table", ['provider."none"', '"tool"', '"x.internal"', '"-bad.example"'])
 def test_rules_of_kumomta_have_a_provider(tmp_path: Path, table: str) -> None:
     path = tmp_path / "shaping.toml"
     path.write_text(
