@@ -31,6 +31,7 @@ class Session:
     """What an attempt records of a session."""
 
     secure = True
+    lost_tls = False
 
     def __init__(self, kind: type[SmtpSession]) -> None:
         self.delivers = kind.delivers

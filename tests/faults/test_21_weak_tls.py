@@ -18,6 +18,7 @@ qTXct0ZRTU9Kun+GF9tZ6hFd23bphe6M5sEoXVGFDos0x11XsDdy8OSCAE7Oygf8
 4PaYwvtu0BclhNHm6ex8obYQ6ps9tYfrxXX4rgU4eHp87Lm+dkF/AgEC
 -----END DH PARAMETERS-----
 """
+MUST = "530 5.7.0 Must issue a STARTTLS command first"
 PROCESSES = [{"receivers": 0, "senders": 0}, {"receivers": 2, "senders": 2}]
 
 
@@ -76,10 +77,10 @@ async def test_clear_text_is_the_last(directory: Path, processes: dict[str, int]
     cert.private_key_and_cert_chain_pem.write_to_path(directory / "cert.pem")
     context = server_context(directory / "cert.pem", directory / "cert.pem")
     async with staged(directory) as stage:
-        once = await stage.receiver("once.example", kind=TlsSink, context=context, cuts=1, requires=True)
+        once = await stage.receiver("once.example", kind=TlsSink, context=context, cuts=1, requires=MUST)
         never = await stage.receiver("never.example", kind=TlsSink, cuts=1000)
         twice = await stage.receiver(
-            "twice.example", kind=TlsSink, context=context, cuts=2, requires=True
+            "twice.example", kind=TlsSink, context=context, cuts=2, requires="550 5.7.1 TLS required"
         )
         async with relaying(stage.config(processes=processes)) as relay:
             for domain, sink in stage.sinks.items():

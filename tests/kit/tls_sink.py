@@ -14,8 +14,8 @@ TLS_EXTENSIONS = (*EXTENSIONS, "STARTTLS")
 class TlsSink(Sink):
     """A receiver with STARTTLS.
 
-    ``context``: its certificate. ``cuts``: how many handshakes it ends before they begin. ``requires``: it takes mail
-    in TLS only. ``login``: AUTH, by LOGIN without an initial response only. ``envelopes`` and ``passwords`` have whether they came by TLS.
+    ``context``: its certificate. ``cuts``: how many handshakes it ends before they begin. ``requires``: its reply to MAIL
+    outside of TLS, if it takes none there. ``login``: AUTH, by LOGIN without an initial response only. ``envelopes`` and ``passwords`` have whether they came by TLS.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class TlsSink(Sink):
         *arguments: Any,
         context: ssl.SSLContext | None = None,
         cuts: int = 0,
-        requires: bool = False,
+        requires: str = "",
         login: bool = False,
         **options: Any,
     ) -> None:
@@ -70,7 +70,7 @@ class TlsSession(SinkSession):
         elif verb == "MAIL":
             sink.envelopes.append((line.partition(">")[0].partition("<")[2], self._secure))
             if sink.requires and not self._secure:
-                self._reply("530 5.7.0 Must issue a STARTTLS command first")
+                self._reply(sink.requires)
             else:
                 super()._command(line)
         else:

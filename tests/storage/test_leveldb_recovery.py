@@ -55,6 +55,32 @@ def spoil(path: Path, at: int, value: bytes = b"\x99\x98\x97") -> None:
     path.write_bytes(data[:at] + value + data[at + len(value) :])
 
 
+@pytest.mark.parametrize("tail", [bytes(3), bytes(64), b"\x00\x01\x02\x03\x40\x00\x01abc"])
+def test_a_manifest_with_a_torn_end(database: Path, tail: bytes) -> None:
+    """LevelDB accepts it; a lost log is noticed all the same."""
+    (path,) = live_logs(database)
+    (manifest,) = database.glob("MANIFEST-*")
+    manifest.write_bytes(manifest.read_bytes() + tail)
+    assert live_logs(database) == [path]
+    path.write_bytes(b"")
+    with pytest.raises(QueueCorrupt, match="is empty"):
+        LevelDB(database)
+
+
+def test_a_log_that_a_compaction_has_begun(directory: Path) -> None:
+    """Behind the last write, so it stays empty: nothing is lost."""
+    opened = LevelDB(directory / "db")
+    put(opened, (keys.META_FORMAT, b"6"))
+    batch = opened.batch([(b"z", b"1")], sync=True)
+    batch.write()
+    opened.compact()
+    opened._sync_names()
+    opened.close()
+    again = LevelDB(directory / "db")
+    assert again.get(b"z") == b"1"
+    again.close()
+
+
 def test_the_newest_log_is_noted(database: Path) -> None:
     (path,) = live_logs(database)
     assert (database / WRITTEN).read_text() == f"{int(path.stem)}\n"

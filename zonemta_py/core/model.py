@@ -33,7 +33,7 @@ class Attempt(Struct, frozen=True, array_like=True):
     ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``text`` is
     then ours. ``reply_class``: one of ``smtp.classification.ReplyClass``, empty before it is classified and for
     a success. ``provider``: whose hosts these are, see ``schedule.providers``. ``uncertain``: the final dot was sent, or the message handed over, and no reply received. ``dsn``: the peer takes over the
-    duty to report (RFC 3461). ``final``: success means delivery and not relaying.
+    duty to report (RFC 3461). ``final``: success means delivery and not relaying. ``lost_tls``: the session was in clear text because TLS failed.
     """
 
     phase: str
@@ -50,6 +50,7 @@ class Attempt(Struct, frozen=True, array_like=True):
     final: bool = False
     reply_class: str = ""
     provider: str = ""
+    lost_tls: bool = False
 
 
 class OutcomeKind(StrEnum):

@@ -42,6 +42,7 @@ def attempts_of(
                 uncertain=result.uncertain and phase is Phase.DOT and not reply.code,
                 dsn=session.offers("dsn"),
                 final=session.delivers,
+                lost_tls=session.lost_tls,
             )
         attempts.append(by_answer[answer])
     return attempts

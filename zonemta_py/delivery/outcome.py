@@ -128,9 +128,10 @@ def verdict_of(attempt: Attempt) -> Verdict:
     code, status = attempt.code, attempt.status
     if code:
         phase = Phase(attempt.phase)
-        about = (
-            subject(phase, code, status, attempt.reply_class) if code >= 500 else ReplySubject.MAILBOX
-        )
+        about = ReplySubject.MAILBOX
+        if code >= 500:
+            lost_tls = attempt.lost_tls
+            about = subject(phase, code, status, attempt.reply_class, lost_tls=lost_tls)
         return verdict(Reply(code, status, attempt.text), phase, about)
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
 

@@ -211,6 +211,7 @@ class SessionOpener:
             endpoint.port and peers.may_encrypt(endpoint.host, at, now_s, repeats=repeats)
         ):
             tls = "off"
+        lost_tls = tls == "off" and peers.settings(endpoint.host, endpoint.ip).starttls
         options = SessionOptions(
             ehlo, endpoint.source, tls, zone.timeouts, login, zone.transport == "lmtp", zone.tls_ca_file,
             detects_loop=not zone.smarthost,
@@ -227,10 +228,12 @@ class SessionOpener:
                 log.info("%s; the next connection is %s TLS", exc.text, "with" if again else "without")
                 if not repeats:
                     raise NotPermitted(tried=True) from exc
-                options = options if again else dataclasses.replace(options, tls="off")
+                if not again:
+                    options, lost_tls = dataclasses.replace(options, tls="off"), True
             else:
                 if session.secure:
                     peers.encrypted(at)
+                session.lost_tls = lost_tls and may_be_clear
                 return session
 
 

@@ -117,11 +117,22 @@ _OF_GREETINGS = (
     "", _C.BAD_DOMAIN, _C.RATE_LIMITED, _C.CONNECTION_LIMITED, _C.GREYLISTED, _C.BAD_CONNECTION, _C.PROTOCOL,
 )  # fmt: skip
 _OF_COMMANDS = (503, 530)  # a sequence of commands; TLS or AUTH is needed first
+# In a session that lost its TLS a refusal by policy may ask for it, whatever its words and its code.
+_MAY_BE_OF_TLS = (
+    _C.POLICY,
+    _C.AUTHENTICATION,
+    _C.RELAY_DENIED,
+    _C.PROTOCOL,
+    _C.BAD_CONNECTION,
+    _C.OTHER,
+)
 _OF_TLS = ("5.7.10", "5.7.11")  # RFC 5248: encryption is needed
 _OF_ARGUMENT = (501, 553)  # what the command names is not understood: RFC 5321 section 4.2.2
 
 
-def subject(phase: Phase, code: int, status: str, reply_class: str) -> ReplySubject:
+def subject(
+    phase: Phase, code: int, status: str, reply_class: str, *, lost_tls: bool = False
+) -> ReplySubject:
     """The part of a delivery that a reply of ``reply_class`` is about: the one rule, with ``classify.verdict``.
 
     Classes of the recipient's server (such as ``server_error``) count as the mailbox: a 5xx of these is final. A greeting
@@ -129,7 +140,7 @@ def subject(phase: Phase, code: int, status: str, reply_class: str) -> ReplySubj
     """
     if phase is Phase.CONNECT and reply_class not in _OF_GREETINGS:
         return ReplySubject.ADDRESS
-    if status in _OF_TLS:
+    if status in _OF_TLS or (lost_tls and reply_class in _MAY_BE_OF_TLS):
         return ReplySubject.TLS
     if code in _OF_COMMANDS:
         return ReplySubject.DIALOGUE

@@ -298,7 +298,10 @@ def written(groups: Iterable[Group]) -> Iterator[bytes]:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The data of all groups of a file in this format, such as a MANIFEST, which has no batches. Raises ValueError for a damaged one."""
+    """The data of all groups of a file in this format, such as a MANIFEST, which has no batches. Raises ValueError for a damaged one.
+
+    A torn end, zeros or a part of a group, ends it, as for LevelDB.
+    """
     position, parts = 0, list[bytes]()
     while position < len(data):
         left = BLOCK_BYTES - position % BLOCK_BYTES
@@ -307,6 +310,8 @@ def records(data: bytes) -> Iterator[bytes]:
             continue
         found = _fragment_at(data, position, left, correct=False)
         if found is None:
+            if _is_torn(data, position):
+                return
             raise ValueError(f"damaged at byte {position}")
         kind, part, _ = found
         position += _HEAD.size + len(part)
@@ -314,6 +319,15 @@ def records(data: bytes) -> Iterator[bytes]:
         if kind in (FULL, LAST):
             yield b"".join(parts)
             parts = []
+
+
+def _is_torn(data: bytes, position: int) -> bool:
+    """Whether only zeros follow, or the file ends in the middle of a fragment."""
+    rest = len(data) - position
+    if rest < _HEAD.size or not data[position:].strip(b"\0"):
+        return True
+    _, length, kind = _HEAD.unpack_from(data, position)
+    return bool(FULL <= kind <= LAST and _HEAD.size + length > rest)
 
 
 def loose_data(data: bytes, damage: DamagedBytes) -> bytes:

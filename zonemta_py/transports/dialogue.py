@@ -18,7 +18,8 @@ JOINED_MAX = 16_384  # bytes: above it a copy costs more than a list of buffers
 
 
 class Dialogue(asyncio.Protocol):
-    """Writes commands and reads replies. ``usable``: another transaction may follow on this connection.
+    """Writes commands and reads replies. ``usable``: another transaction may follow on this connection. ``lost_tls``: it is in clear text
+    because TLS failed.
 
     ``trace``: of the present transaction, if it is traced.
     """
@@ -42,6 +43,7 @@ class Dialogue(asyncio.Protocol):
         self._deadline = clock.Deadline(loop, self._timed_out)
         self._replies_owed = 0  # limit of replies that are not awaited yet
         self.usable = True
+        self.lost_tls = False
         self.trace: SessionTrace | None = None
         self.messages = 0
         self.secure = transport.get_extra_info("sslcontext") is not None
