@@ -1,10 +1,10 @@
-"""Trusted networks."""
+"""Trusted networks, and the places of known clients."""
 
 from ipaddress import ip_network
 
 import pytest
 
-from zonemta_py.intake.admission import is_trusted
+from zonemta_py.intake.admission import SessionLimits, Stranger, is_trusted
 
 NETWORKS = [ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")]
 
@@ -23,3 +23,32 @@ def test_trusted_networks(client_ip: str, trusted: bool) -> None:
 
 def test_no_network_is_trusted() -> None:
     assert not is_trusted("127.0.0.1", [])
+
+
+class Client:
+    """A session as the places see it."""
+
+    busy = False
+
+    def give_up(self) -> None:
+        """It loses its place."""
+
+    close_if_idle = abort = give_up
+
+
+def test_a_proxy_takes_no_place_of_a_known_client() -> None:
+    """Before it names its client it may have a free place, or that of a stranger."""
+    ended: list[object] = []
+    limits = SessionLimits(ended.append)
+    known = [Client() for _ in range(7)]
+    for number, each in enumerate(known):
+        assert limits.admit_known(each, (("address", str(number % 2)),), 8) == ""
+    stranger = Client()
+    assert limits.admit_stranger(stranger, Stranger("192.0.2.0", False, 0.0), 8) == ""
+    assert limits.admit_known(stranger, (("address", "9"),), 8) == "", "it has a place"
+    assert len(limits) == 8
+    assert limits.admit_known(Client(), (), 8) == ""
+    assert ended == [stranger]
+    assert limits.admit_known(Client(), (), 8).startswith("421")
+    assert len(limits) == 8
+    assert all(each in limits for each in known)

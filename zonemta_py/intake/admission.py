@@ -87,14 +87,17 @@ class SessionLimits:
         return session in self._known or session in self._strangers
 
     def admit_known(self, session: OpenSession, owners: Owners, places: int) -> str:
-        """Give a place to a client that is known, once; returns why it gets none, as a reply, or an empty text."""
-        if session in self._known:
+        """Give a place to a client that is known, once; returns why it gets none, as a reply, or an empty text.
+
+        Without ``owners``, as a proxy that has not named its client yet, it gets no place of a known one.
+        """
+        if session in self:
             return ""
         refusal = self._excess(owners, places)
         if refusal:
             return refusal
         if len(self._known) + len(self._strangers) >= places:
-            victim = self._first_stranger() or self._idle_of_most(owners)
+            victim = self._first_stranger() or (self._idle_of_most(owners) if owners else None)
             if victim is None:
                 return TOO_MANY
             self._take_from(victim)
@@ -126,7 +129,7 @@ class SessionLimits:
         refusal = self._excess(owners, places)
         if session in self and not refusal:
             self.remove(session)
-            self.admit_known(session, owners, places)
+            return self.admit_known(session, owners, places)
         return refusal
 
     def remove(self, session: OpenSession) -> None:
