@@ -51,10 +51,10 @@ async def test_a_limit_on_recipients(directory: Path, reply: str, senders: int) 
 async def test_a_full_mailbox_is_no_limit(directory: Path, full: str) -> None:
     """The others are delivered together, it is deferred, and the next message has all its recipients at once.
 
-    The last recipient is asked again alone, which says that it is the mailbox.
+    There is one host: another one would be asked for the mailbox. The last recipient is asked again alone, which says that it is the mailbox.
     """
     script = f"one rcpt recipient={full}@* 452 mailbox full"
-    async with peers(directory, script, **ONE_ATTEMPT) as made:
+    async with peers(directory, script, hosts=["one"], **ONE_ATTEMPT) as made:
         await made.send(*RECIPIENTS[:8])
         await made.send(*RECIPIENTS[20:30])
         await made.sent_to("one", 17)
