@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,16 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, new_recipient_record, pack_record
+from zonemta_py.queue.format.records import (
+    FORMAT,
+    RecipientRecord,
+    new_recipient_record,
+    pack_record,
+)
 from zonemta_py.storage import filesystem as files
+from zonemta_py.storage import filesystem_layout
 from zonemta_py.storage.filesystem import FilesystemStore
+from zonemta_py.storage.filesystem_layout import read_recipient, write_recipient
 from zonemta_py.storage.interface import Access
 
 STORE = "filesystem"
@@ -250,3 +258,18 @@ async def test_a_changed_address_is_found(directory: Path) -> None:
         waiting = list(queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING)))
         assert [keys.parse_recipient(key)[2] for key in waiting] == ["b@dead.example"]
         assert any("checksum" in text for text in queue.store.check())
+
+
+def test_the_sum_of_a_record_with_fewer_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of an earlier version is read by one whose record has one more field; a changed one is found."""
+    key = keys.waiting_key("default", "0" * 24, "a@x.example")
+    metadata, schedule = write_recipient(
+        key, new_recipient_record(3, "x.example", "lane"), "s@x.example"
+    )
+    names = [*RecipientRecord._fields, "added"]
+    later = namedtuple("later", names, defaults=("",))
+    monkeypatch.setattr(filesystem_layout, "RecipientRecord", later)
+    found, record = read_recipient("0" * 24, metadata, schedule)
+    assert (found, record.recipient_index, record[-1]) == (key, 3, "")
+    with pytest.raises(QueueCorrupt, match="checksum"):
+        read_recipient("0" * 24, metadata.replace(b"a@x", b"b@x"), schedule)

@@ -13,7 +13,7 @@ The four directories and the relative links are Kannader's; its names are UUIDs,
 ``due/`` and ``spill/`` follow from the schedules and are in memory only.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -34,6 +34,7 @@ from zonemta_py.storage.interface import Op
 
 DERIVED = (keys.DUE, keys.SPILL)
 MARKERS = {b"#": "accepted", b"*": "envelope"}
+_DUE, _LAST = (RecipientRecord._fields.index(name) for name in ("due_ms", "last_ms"))
 
 RecipientId = tuple[str, int]  # message, index of the recipient
 ValueOf = Callable[[bytes], bytes | None]
@@ -175,7 +176,7 @@ def read_recipient(message: str, metadata: bytes, schedule: bytes) -> tuple[byte
         deferred = own["state"] == "deferred"
         record = RecipientRecord(*own["record"])
         if (
-            own.get("crc", crc := _sum(message, envelope["to"], record)) != crc
+            own.get("crc", crc := _sum(message, envelope["to"], own["record"])) != crc
         ):  # an earlier version wrote none
             raise QueueCorrupt("its recipient and its checksum differ")
         record = record._replace(
@@ -187,9 +188,14 @@ def read_recipient(message: str, metadata: bytes, schedule: bytes) -> tuple[byte
         raise QueueCorrupt(f"{exc!r}") from exc
 
 
-def _sum(message: str, address: str, record: RecipientRecord) -> int:
-    """The CRC-32 of what may not change in a recipient; its times are in the schedule, which other programs may change."""
-    return crc32(to_json((message, address, record._replace(due_ms=0, last_ms=0))))
+def _sum(message: str, address: str, record: Sequence[Any]) -> int:
+    """The CRC-32 of what may not change in a recipient; its times are in the schedule, which other programs may change.
+
+    ``record`` as it is in the file: that of an earlier version has fewer fields.
+    """
+    fields = list(record)
+    fields[_DUE], fields[_LAST] = 0, 0
+    return crc32(to_json((message, address, fields)))
 
 
 def _iso(ms: int) -> str:
