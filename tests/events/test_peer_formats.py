@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from zonemta_py.events.peer_formats import (
     powermta_rows,
     without_repeats,
 )
-from zonemta_py.events.segment_reading import sealed_segments
+from zonemta_py.events.retention import Extent, write_extent
+from zonemta_py.events.segment_reading import by_number, sealed_segments
 from zonemta_py.events.segments import Segment
 from zonemta_py.sink.script import Rule, Step
 
@@ -179,3 +181,20 @@ def test_a_damaged_segment_is_named_and_the_others_are_exported(tmp_path: Path) 
         "--events", events, "--format", "powermta", "--from", "2026-02-02", "--to", "2026-02-01"
     )
     assert (empty.exit_code, "--to is not later than --from" in empty.stderr) == (2, True)
+
+
+def test_a_gap_in_front_of_the_range_is_not_named(tmp_path: Path) -> None:
+    """As for ``history``: of three segments, a day apart each, events are missing in front of the second."""
+    events = tmp_path / "events"
+    events.mkdir()
+    for seq, previous, day in ((1, 0, 24), (9, 8, 25), (10, 9, 27)):
+        segment = Segment(events, "abcdef", seq, previous)
+        segment.append(to_json(ATTEMPT | {"seq": seq}) + b"\n", seq)
+        segment.seal(round(datetime(2026, 11, day, tzinfo=UTC).timestamp() * 1000))
+    for since, code in (("2026-11-24", 1), ("2026-11-27", 0), ("2026-11-29", 0)):
+        shown = exported("--events", events, "--format", "kumomta", "--from", since)
+        assert (shown.exit_code, "are missing" in shown.stderr) == (code, bool(code)), since
+    write_extent(events, "abcdef", Extent(0, 10))
+    assert exported("--events", events, "--format", "kumomta", "--from", "2026-11-29").exit_code == 0
+    by_number(sealed_segments(events))[-1].unlink()  # the end of the log is missing
+    assert exported("--events", events, "--format", "kumomta", "--from", "2026-11-29").exit_code == 1

@@ -17,7 +17,8 @@ from zonemta_py.cli.progress import progress_bar
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.files import replaced
 from zonemta_py.core.text import escaped, escaped_json
-from zonemta_py.events.log import gaps, read_log
+from zonemta_py.events.history import missing_events
+from zonemta_py.events.log import read_log
 from zonemta_py.events.peer_formats import (
     EVENTS,
     POWERMTA_COLUMNS,
@@ -84,7 +85,7 @@ def export(
     write: Callable[[Records, TextIO], None] = _write_csv if format_ == "powermta" else _write_lines
     with _opened(output) as file:
         write(found, file)
-    damage += gaps(directory, {})
+    damage += missing_events(directory, from_ms or 0, {})
     for text in damage:
         click.echo(escaped(f"event log: {text}"), err=True)
     if damage:

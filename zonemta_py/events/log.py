@@ -96,18 +96,24 @@ def _merged(choose: Callable[[int, int], int], parts: Iterable[Mapping[str, int]
 
 
 def _add_parts(found: Found, directory: Path, first_hour: str, parts_of: Parts) -> set[str]:
-    """Add the trailers of all segments in one directory; returns the nodes of which older ones were left out."""
+    """Add the trailers of all segments in one directory; returns the nodes of which older ones were left out.
+
+    Not the newest sealed one of a node: the log ends with it.
+    """
     with opened_unsealed(directory) as unsealed:
         for path, data in unsealed:
             name = read_name(path)
             found[name.node] += ((run.trailer, path) for run in runs_of(data, path, name))
     begun: set[str] = set()
     older: set[str] = set()
-    for path in by_number(sealed_segments(directory)):
+    paths = by_number(sealed_segments(directory))
+    newest = {read_name(path).node: path for path in paths}
+    for path in paths:
         node = read_name(path).node
         if node not in begun and str(path.parent.relative_to(directory)) < first_hour:
             older.add(node)
-            continue
+            if path != newest[node]:
+                continue
         begun.add(node)
         with suppress(FileNotFoundError):  # removed by ``events.keep`` meanwhile
             found[node] += ((each, path) for each in parts_of(path))
