@@ -179,6 +179,29 @@ async def test_requests_without_end(directory: Path) -> None:
         assert await http.status("/api/v1/summary", "read") == 200
 
 
+async def test_a_client_that_waits_keeps_its_place(directory: Path) -> None:
+    """Requests that were answered before the end of their bodies, each of another network, are closed first."""
+    request = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\na"
+    async with serving(directory) as http, AsyncExitStack() as stack:
+
+        async def answered(number: int) -> None:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", http.port, local_addr=(f"127.0.{number}.1", 0)
+            )
+            stack.callback(writer.close)
+            writer.write(request)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+
+        for number in range(1, HTTP_CONNECTIONS_MAX):
+            await answered(number)
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        stack.callback(writer.close)
+        for number in range(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX + 20):
+            await answered(number)
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
 async def test_tails_of_a_tenant(directory: Path) -> None:
     """They leave some to other tenants, to readers and to the operator, over HTTP and on the control socket."""
     async with serving(directory) as http, AsyncExitStack() as stack:

@@ -28,6 +28,7 @@ from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 
 BACKLOG = 128
+LINGERING_S = 1.0  # for the rest of a request that was answered before its end
 KEEP_ALIVE_S = 15.0  # from a response to the whole header of the next request
 API = "/api/"  # where errors are JSON
 SHORTEST_S = 0.1  # that a request has to finish
@@ -95,6 +96,7 @@ class HttpServer:
             logger=_aiohttp_log,
             shutdown_timeout=SHORTEST_S,
             keepalive_timeout=KEEP_ALIVE_S,
+            lingering_time=LINGERING_S,
             auto_decompress=False,  # a body that is compressed is refused
         )
         self._connections = HttpConnections(HTTP_CONNECTIONS_MAX, self._new_protocol)
