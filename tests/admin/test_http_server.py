@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 import trustme
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from tests.kit.deadlines import scaled, until
 from zonemta_py.admin import http_server
@@ -99,6 +100,38 @@ async def test_an_internal_error_is_not_shown() -> None:
         assert status == 500
         assert "secret" not in text
         assert (await status_of(server, "GET", "/misread"))[0] == 400
+
+
+async def test_a_connection_that_ends_before_its_body_is_read(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its handler begins, too: it is lost, and there is nothing to say in the log."""
+    failures: list[BaseException] = []
+    data_received = RequestHandler.data_received
+
+    def received(self: RequestHandler, data: bytes) -> None:
+        data_received(self, data)
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def read(request: web.Request, token: Token | None) -> web.StreamResponse:
+        try:
+            await request.post()
+        except BaseException as exc:
+            failures.append(exc)
+            raise
+        return web.Response()
+
+    monkeypatch.setattr(RequestHandler, "data_received", received)
+    async with serving(routes=[HttpRoute("POST", "/form", read, Role.READ, is_open=True)]) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+        writer.write(
+            b"POST /form HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+            b"Content-Length: 9\r\n\r\na"
+        )
+        await until(lambda: bool(failures), "the end of the request")
+        writer.close()
+    assert not caplog.records
 
 
 async def test_a_wrong_token_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.kit.deadlines import scaled
 from tests.kit.relay import http_port, relaying, staged
+from zonemta_py.admin.http_server import refusal_of_local
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.relay.preflight import warnings
@@ -94,6 +97,29 @@ async def test_tokens_end_the_exemption_of_mail(directory: Path) -> None:
             assert await status(port, "POST /mail") == 401
             assert await status(port, "POST /mail", "Authorization: Bearer secret") == 204
             assert await status(port, "GET /metrics") == 200
+
+
+def test_a_connection_that_has_ended_is_of_no_machine() -> None:
+    request: Any = SimpleNamespace(transport=None)
+    assert refusal_of_local(request, {"localhost"}) == "the connection has ended"
+
+
+@pytest.mark.parametrize(
+    ("address", "refused"),
+    [
+        ("0.0.0.0:8125", True), ("192.0.2.1:8125", True), ("[127.0.0.1:8125, '[::]:8126']", True),
+        ("localhost:8125", False), ("[127.0.0.1:8125, 'unix:/run/zonemta/http.sock']", False),
+    ],
+)  # fmt: skip
+def test_mail_without_token_is_for_addresses_of_this_machine(
+    tmp_path: Path, address: str, refused: bool
+) -> None:
+    text = f"admin: {{address: {address}, mail: true, mail_without_token: true, tokens_file: t}}"
+    if not refused:
+        parse_config(text, tmp_path / "z.yaml")
+        return
+    with pytest.raises(ConfigError, match=r"admin\.mail_without_token: other hosts can reach"):
+        parse_config(text, tmp_path / "z.yaml")
 
 
 def test_mail_without_tokens_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from argon2.exceptions import VerificationError
 
 from tests.kit.deadlines import eventually, until
 from tests.kit.listener import listening
@@ -19,6 +20,7 @@ from tests.kit.smtp_client import RawClient
 from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules
 from zonemta_py.core import clock
 from zonemta_py.intake import authentication
+from zonemta_py.intake import users as users_module
 from zonemta_py.intake.admission import (
     STRESS_S,
     TOO_MANY,
@@ -28,8 +30,8 @@ from zonemta_py.intake.admission import (
     SessionLimits,
     Stranger,
 )
-from zonemta_py.intake.authentication import BLOCKED, STILL_WRONG, WRONG, PasswordChecks
-from zonemta_py.intake.users import Users
+from zonemta_py.intake.authentication import BLOCKED, BUSY, STILL_WRONG, WRONG, PasswordChecks
+from zonemta_py.intake.users import Users, hash_password
 from zonemta_py.queue import logins
 from zonemta_py.queue.logins import FAILURES_MAX, RecentLogins, WrongPasswords
 from zonemta_py.relay.relay import Relay
@@ -415,9 +417,43 @@ async def test_the_same_wrong_password_counts_once() -> None:
     checks, users = PasswordChecks(0, wrong), Slow("ann", "ben")
     assert await asked(checks, users, "ann", "old", "192.0.2.1") == WRONG
     for _ in range(3 * FAILURES_MAX):
-        assert await asked(checks, users, "ann", "old", "192.0.2.1") == STILL_WRONG
-    assert (wrong.count("192.0.2.1"), users.computed) == (1, 1)
+        again = await asked(checks, users, "ann", "old", "198.51.100.1")
+        assert again == WRONG, "a client learns nothing of others"
+        assert again is STILL_WRONG
+    assert (wrong.count("192.0.2.1"), wrong.count("198.51.100.1"), users.computed) == (1, 0, 1)
     assert await asked(checks, users, "ben", "right", "192.0.2.1") == ""
+    checks.close()
+
+
+async def test_a_wrong_password_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is sent."""
+    checks, users = PasswordChecks(0), Slow("ann")
+    began_s = clock.monotonic_s()
+    assert await asked(checks, users, "ann", "old", "192.0.2.1") is WRONG
+    for part, reply in ((0.6, STILL_WRONG), (1.1, WRONG)):
+        now_s = began_s + part * authentication.REMEMBERED_S
+        monkeypatch.setattr(clock, "monotonic_s", lambda now_s=now_s: now_s)
+        assert await asked(checks, users, "ann", "old", "192.0.2.1") is reply
+    checks.close()
+
+
+@pytest.mark.parametrize("text", users_module.NOT_COMPUTED)
+async def test_without_memory_nothing_is_known_of_a_password(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """It is not remembered as wrong, and does not count."""
+    wrong = WrongPasswords()
+    checks, users = PasswordChecks(0, wrong), Users({"ann": hash_password("right")})
+
+    class Failing:
+        def verify(self, hashed: str, password: str) -> bool:
+            raise VerificationError(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(users_module, "_argon2", Failing())
+        assert await asked(checks, users, "ann", "right", "192.0.2.1") == BUSY
+    assert await asked(checks, users, "ann", "right", "192.0.2.1") == ""
+    assert wrong.count("192.0.2.1") == 0
     checks.close()
 
 

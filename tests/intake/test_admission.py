@@ -52,3 +52,16 @@ def test_a_proxy_takes_no_place_of_a_known_client() -> None:
     assert limits.admit_known(Client(), (), 8).startswith("421")
     assert len(limits) == 8
     assert all(each in limits for each in known)
+
+
+def test_a_login_that_gets_no_place_is_refused() -> None:
+    """As after a reload with fewer places: it does not stay uncounted."""
+    limits = SessionLimits(lambda session: None)
+    for number in range(4):
+        busy = Client()
+        busy.busy = True
+        assert limits.admit_known(busy, (("address", str(number)),), 8) == ""
+    stranger = Client()
+    assert limits.admit_stranger(stranger, Stranger("192.0.2.0", False, 0.0), 8) == ""
+    assert limits.know(stranger, (("user", "ann"),), 4).startswith("421")
+    assert stranger not in limits

@@ -138,6 +138,19 @@ async def test_guesses_at_once(tmp_path: Path, right: bool) -> None:
             assert set(codes) <= {"535", "454", "421"}
 
 
+async def test_a_password_that_is_wrong_again_is_only_counted(tmp_path: Path) -> None:
+    """With the same reply; the event log has the first one, and the first of the minute of those that follow."""
+    async with (
+        listening(tmp_path, with_users(tmp_path)) as relay,
+        await RawClient.connect(relay.address.port) as client,
+    ):
+        await client.ehlo()
+        replies = [await client.command(plain("wrong")) for _ in range(3)]
+        assert set(replies) == {"535 5.7.8 Authentication credentials invalid"}
+        context = relay.listener.context
+        assert [each.count for each in context.rejections._counted.values() if each is not None] == [1]
+
+
 async def test_a_login_that_is_not_valid_any_more(tmp_path: Path) -> None:
     """A user who was disabled, or has another password, sends nothing more in a session that is open."""
     async with (

@@ -107,6 +107,48 @@ def test_one_body_in_two_encodings(pair: tuple[bytes, bytes]) -> None:
 
 
 MULTIPART = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n"
+HTML = b"Content-Type: text/html\r\n\r\n"
+PDF = MULTIPART + b"--b\r\nContent-Type: application/pdf; "
+BASE64 = b"Content-Transfer-Encoding: base64\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"Subject: \xf0\xd2\xc9\xd7\xc5\xd4\r\n\r\nx", b"Subject: \xf3\xd4\xcf\xd0\xc1\xca\r\n\r\nx"),
+        (b"From: \xe4 <a@a.example>\r\n\r\nx", b"From: \xf6 <a@a.example>\r\n\r\nx"),
+        (HTML + b"<p>Your code is cid:4711</p>", HTML + b"<p>Your code is cid:9999</p>"),
+        (HTML + b'<a href="https://x.example/?acid:4711">', HTML + b'<a href="https://x.example/?acid:9999">'),
+        (HTML + b"cid:4711", HTML + b"cid:9999"),
+        (b"Content-Type: text/plain; charset=koi8-r\r\n\r\n\xc1", b"Content-Type: text/plain; charset=latin1\r\n\r\n\xc1"),
+        (b"Content-Type: text/plain; charset=koi8-r\r\n\r\n\xc1", b"Content-Type: text/plain\r\n\r\n\xc1"),
+        (PDF + b"name=a.pdf\r\n\r\nA\r\n--b--", PDF + b"name=b.pdf\r\n\r\nA\r\n--b--"),
+        (PDF + b"name*0=a; name*1=b\r\n\r\nA\r\n--b--", PDF + b"name*0=a; name*1=c\r\n\r\nA\r\n--b--"),
+        (PDF + b'x=y;\r\n name="\xe4"\r\n\r\nA\r\n--b--', PDF + b'x=y;\r\n name="\xf6"\r\n\r\nA\r\n--b--'),
+        (BASE64 + b"YQ==\r\nYg==", BASE64 + b"YQYg"),
+    ],
+)  # fmt: skip
+def test_other_content(one: bytes, other: bytes) -> None:
+    assert digest(one) != digest(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"<img src='cid:%d@a'>", b'<img src="cid:%d@a">', b"<img src=cid:%d@a>", b"<p style='background:url(cid:%d@a)'>"],
+)  # fmt: skip
+def test_references_do_not_count(text: bytes) -> None:
+    """Wherever the message is cut."""
+    body = b"<p>hello</p>\r\n" + text
+    one, other = HTML + body % 1, HTML + body % 22
+    for cut in range(len(body)):
+        assert digest(one, SENDER, cut) == digest(other)
+
+
+@pytest.mark.parametrize("charset", [b"us-ascii", b'"UTF-8"', b"Utf-8"])
+def test_usual_character_sets_do_not_count(charset: bytes) -> None:
+    assert digest(b"Content-Type: text/plain; charset=" + charset + b"\r\n\r\nx") == digest(
+        b"A: b\r\n\r\nx"
+    )
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,9 @@ class HttpServer:
             return await route.handler(request, token)
         except (web.HTTPException, web.RequestPayloadError, ConnectionError):
             raise
-        except Exception:
+        except Exception as exc:
+            if isinstance(exc, RuntimeError) and request.transport is None:
+                raise ConnectionResetError("closed before its body was read") from exc  # of aiohttp
             log.exception("a request from %s failed: %s", request.remote, request.path)
             return problem(500, "internal error; see the log of the relay")
         finally:

@@ -138,6 +138,11 @@ def _admin(admin: Admin, complain: Complain) -> None:
     if open_to_others and admin.token_file is None and admin.tokens_file is None:
         where = ", ".join(map(str, open_to_others))
         complain("admin.tokens_file", f"other hosts can reach {where}: tokens are required")
+    if open_to_others and admin.mail_without_token:
+        complain(
+            "admin.mail_without_token",
+            f"other hosts can reach {open_to_others[0]}: every admin.address has to be a loopback address or a Unix socket",
+        )
     if (admin.tls.certificate_file is None) != (admin.tls.key_file is None):
         complain("admin.tls", "certificate_file and key_file are both needed")
     if admin.mail and not admin.address:

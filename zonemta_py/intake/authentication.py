@@ -29,9 +29,17 @@ FAILURE_DELAY_S = 1.0
 BUSY = "454 4.7.0 Too many password checks at the moment, try again later"
 BLOCKED = "421 4.7.0 Too many wrong passwords from your address, try again later"
 WRONG = "535 5.7.8 Authentication credentials invalid"
-STILL_WRONG = "535 5.7.8 Authentication credentials are still invalid"  # as often as they are sent
 
 log = logging.getLogger(__name__)
+
+
+class RepeatedRefusal(str):
+    """The same words as the first time, so that a client learns nothing of others who were wrong; it is only counted."""
+
+    __slots__ = ()
+
+
+STILL_WRONG = RepeatedRefusal(WRONG)  # as often as it is sent
 
 Done = Callable[[str], None]
 
@@ -71,7 +79,7 @@ class PasswordChecks:
             return loop.call_soon(done, "").cancel
         if self._counted_as(network, name) is None:
             return loop.call_soon(done, BLOCKED).cancel
-        if self._known_wrong.uses(digest):
+        if self._known_wrong.has(digest):
             return loop.call_later(self._failure_delay_s, done, STILL_WRONG).cancel
         check = self._checks.get(digest)
         if check is None:
@@ -217,17 +225,20 @@ class _Turns:
 
 
 class _Remembered:
-    """Digests of passwords that were checked, for REMEMBERED_S after their last use."""
+    """Digests of passwords that were checked, for REMEMBERED_S after the check, or after their last use."""
 
     def __init__(self) -> None:
         self._until_s: OrderedDict[bytes, float] = (
             OrderedDict()
         )  # monotonic; the least recently used first
 
+    def has(self, digest: bytes) -> bool:
+        """Whether a digest is remembered."""
+        return self._until_s.get(digest, 0.0) > clock.monotonic_s()
+
     def uses(self, digest: bytes) -> bool:
-        """Whether a digest is remembered; then it is for another time."""
-        now_s = clock.monotonic_s()
-        if self._until_s.get(digest, 0.0) <= now_s:
+        """The same; then it is for another time."""
+        if not self.has(digest):
             return False
         self.add(digest)
         return True

@@ -11,7 +11,7 @@ from zonemta_py.core.errors import NotAccepted
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.accept_result import UNDER_WAY, UNWRITABLE
 from zonemta_py.intake.admission import NO_SPACE
-from zonemta_py.intake.authentication import WRONG
+from zonemta_py.intake.authentication import WRONG, RepeatedRefusal
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.mail_limits import MailLimits
@@ -63,7 +63,7 @@ class Session(SecureConnection):
             user=user or self._user, tenant=self._tenant, command=command, sender=self._sender or "", recipient="",
             code=int(reply[:3]), reply=reply[4:],
         )  # fmt: skip
-        if reply == WRONG:  # their number is limited; each has its name in the event log
+        if reply == WRONG and not isinstance(reply, RepeatedRefusal):  # their number is limited
             context.rejections.add_password(event)
         else:
             is_known = bool(self._user) or context.trusts(self._client_ip)

@@ -64,7 +64,7 @@ class Users:
         return self._hashes.get(name, "")
 
 
-NO_MEMORY = "Memory allocation error"  # of the C library, as text only
+NOT_COMPUTED = ("Memory allocation error", "Threading failure")  # of the C library, as text only
 
 
 def _matches(hashed: str, password: str) -> bool:
@@ -73,7 +73,7 @@ def _matches(hashed: str, password: str) -> bool:
         try:
             return _argon2.verify(hashed, password)
         except (VerificationError, InvalidHashError) as exc:
-            if str(exc) == NO_MEMORY:
+            if str(exc) in NOT_COMPUTED:
                 raise  # it says nothing of the password
             return False
     salt, key = (base64.b64decode(part + "=" * (-len(part) % 4)) for part in match.groups()[3:])

@@ -6,13 +6,13 @@ not understood is hashed as it is. Source: RFC 2045 to 2047.
 """
 
 import re
-from binascii import Error, a2b_base64, a2b_qp
+from binascii import Error, a2b_base64, a2b_qp, b2a_base64
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 from zonemta_py.smtp.encoded_words import decode
-from zonemta_py.smtp.headers import Field, HeaderTooLarge, field_value, scan
+from zonemta_py.smtp.headers import Field, HeaderTooLarge, scan
 
 DIGEST_BYTES = 16
 DEPTH_MAX = 10  # of multiparts; a deeper one is hashed as it is
@@ -24,17 +24,23 @@ HELD_MAX = 65_536  # bytes of text that are searched for the end of a word
 NEWLINES_AT_ONCE = 4096
 
 _BOUNDARY = re.compile(r'(?i)boundary\s*=\s*(?:"([^"]{1,200})"|([^\s;"]{1,200}))')
-_CID = re.compile(rb"(?<![A-Za-z0-9])cid:[^\s\"'<>()\[\]]+")
+_PARAMETER = re.compile(r'(?i)[;\s](charset|name(?:\*\d*)*)\s*=\s*(?:"([^"]*)"|([^\s;"]*))')
+_USUAL_CHARSETS = ("", "us-ascii", "utf-8")
+_CID = re.compile(rb"(?<=[\"'(=])cid:[^\s\"'<>()\[\]]+")  # where a reference begins
 _ENDS_WORD = b" \n\t\"'<>"
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-_NOT_BASE64 = bytes(set(range(256)) - set(_BASE64))
+_NOT_BASE64 = bytes(set(range(256)) - set(_BASE64 + b"="))
 _USUAL_IN_BASE64 = _BASE64 + b"= \t\r\n"
 
 
 class _Part(NamedTuple):
-    """What a part is, by its header. ``delimiter``: of its parts, empty for one that has none."""
+    """What a part is, by its header. ``parameters``: its name, and its character set unless it is usual.
+
+    ``delimiter``: of its parts, empty for one that has none.
+    """
 
     media_type: str
+    parameters: str
     encoding: str
     disposition: str
     delimiter: bytes
@@ -49,9 +55,7 @@ class ContentDigest:
         for name, drop in ((b"from", '"'), (b"subject", "")):
             for field in fields:
                 if field.name == name:
-                    raw = header[field.value : field.end].replace(b"\r\n", b"")
-                    value = raw.decode("utf-8", "surrogateescape")  # bytes of other encodings stay apart
-                    text = " ".join(decode(value, lenient=True).split())
+                    text = " ".join(decode(_value(header, field), lenient=True).split())
                     self._add(text.replace(drop, "") if drop else text)
             self._add("")
         self._delimiters: list[bytes] = []  # of the multiparts around, the outermost first
@@ -139,7 +143,7 @@ class ContentDigest:
     def _begin(self, part: _Part) -> None:
         """A header has ended, and what it describes begins."""
         self._in_header = False
-        self._add(part.media_type)
+        self._add(part.media_type + part.parameters)
         self._add(part.disposition)
         if part.delimiter and len(self._delimiters) < DEPTH_MAX:
             self._delimiters.append(part.delimiter)
@@ -179,11 +183,7 @@ class _Leaf:
         """It is complete."""
         rest, self._encoded = self._encoded, b""
         if self._encoding == "base64":
-            try:
-                rest = a2b_base64(rest + b"=" * (-len(rest) % 4))
-            except Error:  # one character alone
-                pass
-            self._write(rest)
+            self._write(_last_of_base64(rest))
         elif rest:
             self._write(a2b_qp(rest))
         if self._is_html:
@@ -199,9 +199,16 @@ class _Leaf:
             self._junk = self._junk or blake2b(digest_size=DIGEST_BYTES)
             self._junk.update(junk)
         data = self._encoded + data.translate(None, _NOT_BASE64)
-        cut = len(data) - len(data) % 4
+        decoded = b""
+        if b"=" in data:  # it ends what is before it, and more may follow
+            *ended, data = data.split(b"=")
+            decoded = b"".join(
+                a2b_base64(each[: len(each) & ~3]) + _last_of_base64(each[len(each) & ~3 :])
+                for each in ended
+            )
+        cut = len(data) & ~3
         self._encoded = data[cut:]
-        return a2b_base64(data[:cut])
+        return decoded + a2b_base64(data[:cut])
 
     def _write(self, data: bytes) -> None:
         """Hash decoded bytes; references to Content-IDs, which are made anew with the message, without them."""
@@ -209,8 +216,9 @@ class _Leaf:
             data = data.replace(b"\r", b"")
         if self._is_html:
             data = self._text + data
-            cut = max(data.rfind(end) for end in _ENDS_WORD) + 1
-            if not cut and len(data) > HELD_MAX:
+            # What ends a word is held with the next one: a reference begins behind it.
+            cut = max(0, *(data.rfind(end) for end in _ENDS_WORD))
+            if len(data) - cut > HELD_MAX:
                 cut = len(data)
             data, self._text = data[:cut], data[cut:]
             if b"cid:" in data:
@@ -229,12 +237,34 @@ class _Leaf:
         self._newlines = len(data) - len(text)
 
 
+def _last_of_base64(text: bytes) -> bytes:
+    """The bytes of less than four characters; ``text`` itself if it is malformed."""
+    try:
+        decoded = a2b_base64(text + b"=" * (-len(text) % 4))
+    except Error:  # one character alone
+        return text
+    return decoded if b2a_base64(decoded, newline=False).rstrip(b"=") == text else text
+
+
+def _value(header: bytes, field: Field) -> str:
+    """The unfolded, trimmed value of a field; bytes that are not UTF-8 stay apart."""
+    raw = header[field.value : field.end]
+    return raw.replace(b"\r\n", b"").decode("utf-8", "surrogateescape").strip()
+
+
 def _part_of(header: bytes, fields: Sequence[Field]) -> _Part:
-    values = {field.name: field_value(header, field)[:FIELD_MAX] for field in reversed(fields)}
+    values = {field.name: _value(header, field)[:FIELD_MAX] for field in reversed(fields)}
     content_type = values.get(b"content-type", "text/plain")
     media_type = content_type.partition(";")[0].strip().lower()
     delimiter = b""
     if media_type.startswith("multipart/") and (found := _BOUNDARY.search(content_type)):
-        delimiter = b"--" + (found[1] or found[2]).rstrip().encode("utf-8", "surrogatepass")
+        delimiter = b"--" + (found[1] or found[2]).rstrip().encode("utf-8", "surrogateescape")
     encoding = values.get(b"content-transfer-encoding", "").strip().lower()
-    return _Part(media_type, encoding, values.get(b"content-disposition", ""), delimiter)
+    parameters = ""
+    for name, quoted, plain in _PARAMETER.findall(content_type):
+        value = quoted or plain
+        if name.lower() != "charset":
+            parameters += f";{name.lower()}={value}"
+        elif value.lower() not in _USUAL_CHARSETS:
+            parameters += f";charset={value.lower()}"
+    return _Part(media_type, parameters, encoding, values.get(b"content-disposition", ""), delimiter)
