@@ -148,9 +148,9 @@ async def test_silent_connections(directory: Path, tls: bool) -> None:
                 stack, HTTP_CONNECTIONS_MAX, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
             )
             assert await http.answers() == ALL
-        assert (
-            len(http._connections()) <= HTTP_CONNECTIONS_MAX if hasattr(http, "_connections") else True
-        )
+        assert http.relay.admin is not None
+        assert http.relay.admin.server is not None
+        assert 0 < len(http.relay.admin.server._connections._open) <= HTTP_CONNECTIONS_MAX
 
 
 async def test_requests_without_end(directory: Path) -> None:

@@ -186,3 +186,36 @@ def test_a_socket_is_private_from_the_beginning(directory: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE((directory / "http.sock").stat().st_mode) == 0o600
     sock.close()
+
+
+@as_root
+@pytest.mark.parametrize("name", ["q/db", "q/segments", "ev/date=2026-11-28/hour=15"])
+def test_links_to_directories(directory: Path, name: str) -> None:
+    """What a link of another user leads to is neither closed nor written to; a link of this user is followed."""
+    victim = directory / "etc"
+    victim.mkdir(mode=0o755)
+    victim.chmod(0o755)
+    first, second, *_ = Path(name).parts
+    (directory / first).mkdir()
+    link = directory / first / second
+    link.symlink_to(victim)
+    os.chown(link, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(PermissionError, match=r"it is a symbolic link of \w+: remove it"):
+        private_directory(directory / name)
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o755
+    assert not list(victim.iterdir())
+    os.chown(link, 0, 0, follow_symlinks=False)
+    private_directory(directory / name)
+    assert (directory / name).is_dir()
+
+
+@as_root
+def test_a_queue_behind_a_link_of_another_user(directory: Path) -> None:
+    """It could be exchanged at any time."""
+    settings = queue_settings(directory / "link", "leveldb")
+    (directory / "queue").mkdir()
+    (directory / "link").symlink_to(directory / "queue")
+    os.chown(directory / "link", OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(LocalError, match="it is a symbolic link of"):
+        open_store(settings)
+    assert not list((directory / "queue").iterdir())

@@ -33,6 +33,7 @@ def private_directory(path: Path) -> None:
 
     An existing directory that others may enter is reported and closed to them. Raises OSError, also for one of another owner.
     """
+    _check_links(path)
     missing = []
     parent = path
     while not parent.exists():
@@ -56,6 +57,7 @@ def check_owner(path: Path) -> None:
 
     The other user could replace every file in it, and what this process makes there the other one could not use.
     """
+    _check_links(path)
     owner, user = path.stat().st_uid, os.geteuid()
     if owner not in (user, 0):
         raise PermissionError(
@@ -63,6 +65,17 @@ def check_owner(path: Path) -> None:
             f"it belongs to {_user(owner)}, and this process runs as {_user(user)}: run it as {_user(owner)}, or chown the directory",
             os.fspath(path),
         )
+
+
+def _check_links(path: Path) -> None:
+    """Raises PermissionError for a symbolic link on the way to ``path`` that another user than this one and root has made.
+
+    It could lead anywhere, and the directory behind it would be closed and written to.
+    """
+    for each in (path, *path.absolute().parents):
+        if each.is_symlink() and (owner := each.lstat().st_uid) not in (os.geteuid(), 0):
+            text = f"it is a symbolic link of {_user(owner)}: remove it, or make it as {_user(os.geteuid())}"
+            raise PermissionError(errno.EPERM, text, os.fspath(each))
 
 
 def _user(uid: int) -> str:
