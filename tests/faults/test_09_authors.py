@@ -1,6 +1,7 @@
 """09. Who is the author of a message: the rule of senders, the signature and every receiver read the same."""
 
 import asyncio
+import inspect
 import json
 import os
 import random
@@ -44,26 +45,38 @@ def utils(value: str) -> list[str]:
     return [address for _, address in getaddresses([value])]
 
 
+def tolerant(value: str) -> list[str]:
+    """As ``getaddresses`` read before it was strict: versions of Python that are in use do."""
+    options = {"strict": False} if "strict" in inspect.signature(getaddresses).parameters else {}
+    return [address for _, address in getaddresses([value], **options)]
+
+
 def decoded_first(value: str) -> list[str]:
     return utils(str(make_header(decode_header(value))))
 
 
-READERS: tuple[Callable[[str], list[str]], ...] = (registry, utils, decoded_first)
+def tolerant_decoded_first(value: str) -> list[str]:
+    return tolerant(str(make_header(decode_header(value))))
+
+
+READERS: tuple[Callable[[str], list[str]], ...] = (registry, utils, tolerant, decoded_first, tolerant_decoded_first)
 
 
 def domains(addresses: Iterable[str]) -> set[str]:
-    """The domains of what a reader returns, as IDNA has them; without an ``@`` it has found no author.
+    """The domains of what a reader returns, as IDNA has them; without a local part and a domain it is no author.
 
     Quotes around an address in a name are kept by some, which makes no other domain of it.
     """
-    return {_domain(each.rpartition("@")[2].strip(" '")) for each in addresses if "@" in each}
+    parts = [each.rpartition("@") for each in addresses]
+    return {name for local, _, domain in parts if local.strip(" '") and (name := _domain(domain.strip(" '")))}
 
 
 def _domain(text: str) -> str:
+    """It is empty for what no domain can be, unless the other domain is in it."""
     try:
         return normalise_domain(text)
     except AddressError:
-        return text
+        return text if OTHER in text else ""
 
 
 def ours(value: str) -> set[str] | None:
