@@ -46,6 +46,20 @@ FOREIGN_HOSTS = (
 TEXT = b"Subject: x\r\n\r\nhello\r\n"
 
 
+async def status_of(port: int | Path, *lines: str, body: bytes = b"") -> int:
+    """The status of the answer to a request; ``port`` may be a Unix socket."""
+    opened = (
+        asyncio.open_unix_connection(port)
+        if isinstance(port, Path)
+        else asyncio.open_connection("127.0.0.1", port)
+    )
+    reader, writer = await opened
+    writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+    answer = await asyncio.wait_for(reader.read(), scaled(20))
+    writer.close()
+    return int(answer.split()[1])
+
+
 async def status(port: int, request: str, *fields: str, host: str = "127.0.0.1") -> int:
     """The status of the answer to ``request``, which is a message if it is a POST."""
     lines = [f"{request} HTTP/1.1", f"Host: {host}", "Connection: close", *fields]
@@ -55,11 +69,7 @@ async def status(port: int, request: str, *fields: str, host: str = "127.0.0.1")
         to = encode_address("u@d.example")
         lines += ["Content-Type: message/rfc822", f"X-Envelope-Sender: {encode_address('s@a.example')}"]
         lines += [f"X-Envelope-Recipient: {to}", f"Content-Length: {len(body)}"]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-    answer = await asyncio.wait_for(reader.read(), scaled(20))
-    writer.close()
-    return int(answer.split()[1])
+    return await status_of(port, *lines, body=body)
 
 
 async def test_a_proxy_on_this_machine(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -85,6 +95,34 @@ async def test_a_proxy_on_this_machine(directory: Path, caplog: pytest.LogCaptur
             for request in OPEN:
                 assert await status(port, request, *FORWARDED, bearer, host="ops.example") in (200, 204)
     assert "it has the field Forwarded" in caplog.text
+
+
+async def test_requests_without_host_and_with_whole_urls(directory: Path) -> None:
+    """HTTP/1.0 has no Host; a whole URL names its host, also that of a Unix socket or an IPv6 address."""
+    socket = directory / "admin.sock"
+    async with staged(directory) as stage:
+        config = stage.config(admin={"address": ["127.0.0.1:0", f"unix:{socket}"]})
+        async with relaying(config) as relay:
+            for port in (http_port(relay), socket):
+                for path in ("/readyz", "/metrics"):
+                    assert await status_of(port, f"GET {path} HTTP/1.0") == 200, (port, path)
+                for host in OWN_HOSTS:
+                    line = f"GET http://{host}/readyz HTTP/1.0"
+                    assert await status_of(port, line) == 200, (port, host)
+                    fields = (f"Host: {host}", "Connection: close")
+                    assert await status_of(port, line.replace("1.0", "1.1"), *fields) == 200, (
+                        port,
+                        host,
+                    )
+                for host in (*FOREIGN_HOSTS, "127.0.0.1@evil.example", "[::1]@evil.example"):
+                    line = f"GET http://{host}/readyz HTTP/1.0"
+                    assert await status_of(port, line) in (400, 401, 403), (port, host)
+                    assert await status_of(port, line, "Host: localhost") in (400, 401, 403), (
+                        port,
+                        host,
+                    )
+                assert await status_of(port, "GET /readyz HTTP/1.0", "Host: evil.example") == 403
+                assert await status_of(port, "GET /readyz HTTP/1.0", "Via: 1.0 edge") == 401
 
 
 async def test_tokens_end_the_exemption_of_mail(directory: Path) -> None:

@@ -44,6 +44,7 @@ FORWARDING_FIELD = re.compile(
     r"|cdn-loop|x-appengine-user-ip|x-amzn-trace-id|forwarded-for"
 )
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::(\d{0,5}))?")
+_WHOLE_URL = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 
 Handler = Callable[[web.Request, Token | None], Awaitable[web.StreamResponse]]
 
@@ -294,9 +295,13 @@ def problem(status: int, text: str, headers: Mapping[str, str] | None = None) ->
 
 
 def hosts_of(request: web.Request) -> set[str]:
-    """The hosts that a request names, in lower case: in Host fields, and in its target if that is a whole URL."""
-    named = [*request.headers.getall("Host", []), request.host]
-    return {host_and_port(text)[0] for text in named}
+    """The hosts that a request names, in lower case: in Host fields, and in its target if that is a whole URL.
+
+    None is named by a request of HTTP/1.0 without Host: a browser, which could be led here, always sends one.
+    """
+    named = request.headers.getall("Host", [])
+    target = _WHOLE_URL.match(request.raw_path)
+    return {host_and_port(text)[0] for text in ([*named, target[1]] if target else named)}
 
 
 def host_and_port(text: str) -> tuple[str, str]:
