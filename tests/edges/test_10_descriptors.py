@@ -4,6 +4,7 @@ import asyncio
 import resource
 import socket
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import aiohttp
@@ -83,6 +84,9 @@ def test_what_a_configuration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needed <= 1024
     less = replace(config, admin=Admin(address=()))
     assert descriptors_needed(less) == needed - 100
+    behind = replace(config.listeners[0], proxies=(ip_network("192.0.2.0/24"),))
+    more = config.listeners[0].max_sessions
+    assert descriptors_needed(replace(config, listeners=(behind,))) == needed + more
     listeners = (replace(config.listeners[0], max_sessions=1000),)
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 1024))
     check_descriptors(config)

@@ -15,6 +15,7 @@ from argon2.exceptions import VerificationError
 
 from tests.kit.deadlines import eventually, until
 from tests.kit.listener import listening
+from tests.kit.proxy import proxy_header
 from tests.kit.relay import relaying, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules
@@ -191,9 +192,13 @@ class Clients(AsyncExitStack):
 
     async def connect(self, source: str) -> tuple[str, RawClient]:
         """The greeting, or what comes instead, and the client."""
-        client = await RawClient.connect(self._port, greeting=False, source=source)
-        await self.enter_async_context(client)
+        client = await self.open(source)
         return await client.reply(), client
+
+    async def open(self, source: str) -> RawClient:
+        """One that is not greeted yet."""
+        client = await RawClient.connect(self._port, greeting=False, source=source)
+        return await self.enter_async_context(client)
 
     async def login(self, user: str, source: str = "127.0.0.1") -> tuple[str, RawClient]:
         """The reply to AUTH, or that instead of the greeting."""
@@ -276,6 +281,31 @@ async def test_one_user_leaves_room_for_the_others(directory: Path, receivers: i
                 await client.command("MAIL FROM:<s@acme.example>")
             assert len(await clients.logins("ben", 1)) == 1, "a colleague"
             assert len(await clients.logins("cat", 1)) == 1, "another tenant"
+
+
+@pytest.mark.parametrize("receivers", [0, 2])
+async def test_a_proxy_takes_no_place_before_its_header(directory: Path, receivers: int) -> None:
+    """Silent connections of it, and those of a stranger behind it, end no session of other strangers."""
+    async with staged(directory) as stage:
+        listener = with_users(directory, max_sessions=32, proxies=["127.0.8.0/24"])
+        processes = {"receivers": receivers, "senders": 0}
+        config = stage.config(listeners=[listener], tenants=TENANTS, processes=processes)
+        async with relaying(config) as relay, Clients(relay) as clients:
+            strangers = [await clients.connect(f"127.0.0.{2 + number // 3}") for number in range(12)]
+            assert all(greeting.startswith("220") for greeting, _ in strangers)
+            silent = [await clients.open("127.0.8.1") for _ in range(70)]
+            for client in silent[-20:]:
+                await client.send(proxy_header("203.0.113.9", 1))
+            named = [await client.reply() for client in silent[-20:]]
+            assert {reply[:3] for reply in named} <= {"220", "421"}
+            assert [reply[:3] for reply in named].count("220") <= 8, "a quarter, as of any address"
+            for _, client in strangers:
+                assert (await client.command("NOOP")).startswith("250")
+            ann = await clients.open("127.0.8.1")
+            await ann.send(proxy_header("198.51.100.7", 1))
+            assert (await ann.reply()).startswith("220")
+            await ann.ehlo()
+            assert (await ann.command(auth("ann"))).startswith("235")
 
 
 @pytest.mark.parametrize("mode", ["plain", "implicit"])

@@ -36,8 +36,8 @@ class Client:
     close_if_idle = abort = give_up
 
 
-def test_a_proxy_takes_no_place_of_a_known_client() -> None:
-    """Before it names its client it may have a free place, or that of a stranger."""
+def test_a_connection_of_a_proxy_has_no_place_before_its_header() -> None:
+    """It takes none from a client; of more than there are places the oldest ends."""
     ended: list[object] = []
     limits = SessionLimits(ended.append)
     known = [Client() for _ in range(7)]
@@ -46,12 +46,20 @@ def test_a_proxy_takes_no_place_of_a_known_client() -> None:
     stranger = Client()
     assert limits.admit_stranger(stranger, Stranger("192.0.2.0", False, 0.0), 8) == ""
     assert limits.admit_known(stranger, (("address", "9"),), 8) == "", "it has a place"
+    silent = [Client() for _ in range(10)]
+    for each in silent:
+        limits.admit_unnamed(each, 8)
+    assert ended == silent[:2]
     assert len(limits) == 8
-    assert limits.admit_known(Client(), (), 8) == ""
-    assert ended == [stranger]
-    assert limits.admit_known(Client(), (), 8).startswith("421")
-    assert len(limits) == 8
-    assert all(each in limits for each in known)
+    assert len(limits.sessions) == 16
+    assert all(each in limits for each in [*known, stranger])
+    assert not any(each in limits for each in silent)
+    limits.remove(silent[9])
+    assert limits.admit_known(silent[9], (("address", "9"),), 8) == ""
+    assert ended == [*silent[:2], stranger], "a known client takes its place"
+    for each in [*known, *silent]:
+        limits.remove(each)
+    assert limits.sessions == []
 
 
 def test_a_login_that_gets_no_place_is_refused() -> None:

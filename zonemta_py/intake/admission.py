@@ -12,6 +12,9 @@ no one else needs it:
   share each and one to k + 1 (the dynamic thresholds of Choudhury and Hahne, "Dynamic queue length thresholds for
   shared-memory packet switches", 1998). When nothing is left, a client whose owner has less gets the place of an idle
   session of the owner who has most.
+
+A connection of a proxy has no place before its PROXY header names the client: it belongs to the proxy, and neither a
+silent one nor that of a stranger takes anything from a client.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -63,7 +66,7 @@ def is_trusted(client_ip: str, networks: Sequence[Network]) -> bool:
 
 
 class SessionLimits:
-    """The sessions of a listener, of which each has a place. ``end`` ends one that loses it.
+    """The sessions of a listener, and who has its places. ``end`` ends one that loses its place.
 
     Strangers have no more than a quarter of the places from one network and leave an eighth to the others.
     """
@@ -74,30 +77,29 @@ class SessionLimits:
         self._strangers: dict[OpenSession, Stranger] = {}  # the oldest first
         self._owned: dict[tuple[str, str], int] = {}
         self._by_network: dict[str, int] = {}  # of strangers
+        self._unnamed: dict[OpenSession, None] = {}  # of proxies, without a place; the oldest first
 
     @property
     def sessions(self) -> Collection[OpenSession]:
-        """Those that have a place."""
-        return [*self._known, *self._strangers]
+        """All that are open: those that have a place, and those of proxies that have named no client yet."""
+        return [*self._known, *self._strangers, *self._unnamed]
 
     def __len__(self) -> int:
+        """Return how many places are taken."""
         return len(self._known) + len(self._strangers)
 
     def __contains__(self, session: OpenSession) -> bool:
         return session in self._known or session in self._strangers
 
     def admit_known(self, session: OpenSession, owners: Owners, places: int) -> str:
-        """Give a place to a client that is known, once; returns why it gets none, as a reply, or an empty text.
-
-        Without ``owners``, as a proxy that has not named its client yet, it gets no place of a known one.
-        """
+        """Give a place to a client that is known, once; returns why it gets none, as a reply, or an empty text."""
         if session in self:
             return ""
         refusal = self._excess(owners, places)
         if refusal:
             return refusal
         if len(self._known) + len(self._strangers) >= places:
-            victim = self._first_stranger() or (self._idle_of_most(owners) if owners else None)
+            victim = self._first_stranger() or self._idle_of_most(owners)
             if victim is None:
                 return TOO_MANY
             self._take_from(victim)
@@ -124,6 +126,12 @@ class SessionLimits:
         self._by_network[client.network] = self._by_network.get(client.network, 0) + 1
         return ""
 
+    def admit_unnamed(self, session: OpenSession, places: int) -> None:
+        """Keep a connection of a proxy until its client is known; of more than ``places`` the oldest ends."""
+        if len(self._unnamed) >= places:
+            self._take_from(next(iter(self._unnamed)))
+        self._unnamed[session] = None
+
     def know(self, session: OpenSession, owners: Owners, places: int) -> str:
         """The client of ``session`` has authenticated; returns why it may not stay, as a reply, or an empty text."""
         refusal = self._excess(owners, places)
@@ -142,6 +150,8 @@ class SessionLimits:
         stranger = self._strangers.pop(session, None)
         if stranger is not None:
             _decrement(self._by_network, stranger.network)
+            return
+        self._unnamed.pop(session, None)
 
     def _excess(self, owners: Owners, places: int) -> str:
         """Why an owner may have no further session, as a reply; empty if it may."""

@@ -82,7 +82,7 @@ class Connection(ClientTransport, ABC):
         if self._state is CLOSED:  # the relay stopped during the TLS handshake
             self.abort()
             return
-        refusal = self._context.admit(self, self._client_ip)
+        refusal = self._context.admit(self, self._client_ip, is_named=self.proxied_ip is not None)
         if refusal:
             self._reply(refusal)
             self._end()
@@ -332,9 +332,9 @@ class Connection(ClientTransport, ABC):
         del self._unread[: header.size]
         if header.client_ip is not None:
             self._client_ip, self._last_trace = header.client_ip, None
-            self._context.ended(self)  # the proxy was counted as trusted
-            if refusal := self._context.admit(self, self._client_ip):
-                raise CloseConnection(refusal)
+        self._context.ended(self)  # as one of the proxy
+        if refusal := self._context.admit(self, self._client_ip, is_named=True):
+            raise CloseConnection(refusal)
         self._enter(COMMAND)
         if self._context.rules.limits.has_open_sessions:
             self._claim_and_greet()

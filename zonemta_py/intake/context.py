@@ -97,23 +97,34 @@ class ListenerContext:
         """The sessions that are open."""
         return self._limits.sessions
 
-    def admit(self, session: OpenSession, client_ip: str) -> str:
-        """Count a session, once; returns why it is refused, as a reply, or an empty text."""
+    def admit(self, session: OpenSession, client_ip: str, *, is_named: bool = False) -> str:
+        """Count a session, once; returns why it is refused, as a reply, or an empty text.
+
+        ``is_named``: a proxy has said whose it is; before that it has no place.
+        """
         if self.stopping:
             return TOO_MANY
         limits, places = self._limits, self.settings.max_sessions
         owners = self._trusted.get(client_ip)
-        if owners is None and self.is_proxy(client_ip):
-            owners = ()
-        elif owners is None and self.trusts(client_ip):
-            if len(self._trusted) >= TRUSTED_MAX:
-                self._trusted.clear()
-            owners = self._trusted[client_ip] = self._owners("", client_ip)
+        if owners is None:
+            is_proxy = self.is_proxy(client_ip)
+            if is_proxy and not is_named:
+                limits.admit_unnamed(session, places)
+                return ""
+            if self.trusts(client_ip):
+                owners = self._owners("", client_ip)
+                if not is_proxy:
+                    self._keep_trusted(client_ip, owners)
         if owners is not None:
             return limits.admit_known(session, owners, places)
         network = network_of(client_ip)
         is_familiar = self.queue.recent_logins.is_familiar(network)
         return limits.admit_stranger(session, Stranger(network, is_familiar, monotonic_s()), places)
+
+    def _keep_trusted(self, client_ip: str, owners: Owners) -> None:
+        if len(self._trusted) >= TRUSTED_MAX:
+            self._trusted.clear()
+        self._trusted[client_ip] = owners
 
     def authenticated(self, session: OpenSession, user: str, client_ip: str) -> str:
         """The client of ``session`` is ``user``; returns why it may not stay, as a reply, or an empty text."""

@@ -72,8 +72,8 @@ class Listener:
                 async with asyncio.timeout(limit_s):
                     named = await self._read_proxy_header(accepted)
                 client_ip = session.proxied_ip = peer_ip if named is None else named
-                context.ended(session)  # the proxy was counted as trusted
-                if refusal := context.admit(session, client_ip):
+                context.ended(session)  # as one of the proxy
+                if refusal := context.admit(session, client_ip, is_named=True):
                     raise ConnectionError(refusal)
             await context.loop.connect_accepted_socket(
                 lambda: session, accepted, ssl=context.implicit_context,

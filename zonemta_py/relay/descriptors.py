@@ -26,7 +26,9 @@ def descriptors_needed(config: Config, hooks: Hooks = NO_HOOKS) -> int:
     receivers, senders = process_counts(config, cores(), hooks)
     needed = RESERVE
     if receivers == 0:
-        needed += sum(listener.max_sessions for listener in config.listeners)
+        needed += sum(  # as many connections of proxies have no place yet
+            listener.max_sessions * (2 if listener.proxies else 1) for listener in config.listeners
+        )
     if senders == 0:
         needed += sum(zone.connections for zone in config.zones.values())
     return needed + (HTTP_CONNECTIONS_MAX if config.admin.address else 0)
