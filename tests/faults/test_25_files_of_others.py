@@ -17,11 +17,11 @@ from zonemta_py.admin.tokens import MADE_NAME, load_tokens
 from zonemta_py.cli.main import main
 from zonemta_py.config.load import load_config
 from zonemta_py.core.errors import ConfigError, LocalError
-from zonemta_py.core.files import is_own_file, private_directory, replace_text
+from zonemta_py.core.files import exposed_parent, is_own_file, private_directory, replace_text
 from zonemta_py.events.index import NAME, add_to_index
 from zonemta_py.events.segments import write_synced
 from zonemta_py.queue.upkeep.transfer import export_queue
-from zonemta_py.relay.preflight import verify
+from zonemta_py.relay.preflight import verify, warnings
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.open import PID_FILE, locked_files, open_store
 from zonemta_py.transports.maildir import MaildirTransport
@@ -219,3 +219,35 @@ def test_a_queue_behind_a_link_of_another_user(directory: Path) -> None:
     with pytest.raises(LocalError, match="it is a symbolic link of"):
         open_store(settings)
     assert not list((directory / "queue").iterdir())
+
+
+@pytest.mark.parametrize("key", ["queue", "events"])
+def test_directories_above_that_others_can_write(directory: Path, key: str) -> None:
+    """They can exchange the directory with its ``relay.pid`` and ``admin.token``: a warning at the start and of ``check``."""
+    spool = directory / "spool"
+    (spool / "deep").mkdir(parents=True)
+    text = f"hostname: relay.example\nadmin: {{address: null}}\n{key}: {{directory: spool/deep/{key}}}\n"
+    (directory / "z.yaml").write_text(text)
+
+    def said() -> list[str]:
+        config = load_config(directory / "z.yaml")
+        return [each for each in warnings(config, "relay.example") if "can replace" in each]
+
+    assert said() == []
+    for mode, expected in ((0o777, 1), (0o1777, 0), (0o757, 1), (0o755, 0)):
+        spool.chmod(mode)
+        found = said()
+        assert len(found) == expected, oct(mode)
+        assert all(f"{key}.directory: every user may write {spool} (mode " in each for each in found)
+    if os.geteuid() != 0:
+        return
+    os.chown(spool, OTHER, OTHER)
+    [found_one] = said()
+    assert f"{key}.directory: {spool} belongs to " in found_one
+    result = CliRunner().invoke(main, ["check", "-c", str(directory / "z.yaml")])
+    assert "so another user can replace" in result.output
+    link = directory / "link"
+    os.chown(spool, 0, 0)
+    link.symlink_to(spool / "deep")
+    spool.chmod(0o777)
+    assert exposed_parent(link / "queue").startswith("every user may write"), "what the link leads to"

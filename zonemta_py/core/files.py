@@ -78,6 +78,29 @@ def _check_links(path: Path) -> None:
             raise PermissionError(errno.EPERM, text, os.fspath(each))
 
 
+def exposed_parent(path: Path) -> str:
+    """Why another user than this one and root can replace ``path``: that of the first such directory above it, or empty.
+
+    It is one of the other user, or one that everyone may write and that has no sticky bit: who may write a directory may
+    rename what is in it. Directories that cannot be seen are left out. The rule of OpenSSH's ``safe_path``, but for
+    groups, which may have this user as their only member.
+    """
+    path = path.absolute()
+    above = [*path.parents]
+    with suppress(OSError, RuntimeError):  # of links that lead to each other
+        above += path.resolve().parents
+    for each in above:
+        try:
+            found = each.stat()
+        except OSError:
+            continue
+        if found.st_uid not in (os.geteuid(), 0):
+            return f"{each} belongs to {_user(found.st_uid)}"
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return f"every user may write {each} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
 def _user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name

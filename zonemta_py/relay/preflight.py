@@ -30,7 +30,7 @@ from zonemta_py.intake.context import make_tls_context
 from zonemta_py.intake.users import load_users
 from zonemta_py.relay.certificates import certificate_warnings
 from zonemta_py.relay.descriptors import check_descriptors
-from zonemta_py.relay.secret_files import secret_warnings
+from zonemta_py.relay.secret_files import directory_warnings, secret_warnings
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
 from zonemta_py.smtp.address import with_parents
@@ -125,6 +125,7 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
         )
     yield from _unsigned_tenants(config)
     yield from secret_warnings(config)
+    yield from directory_warnings(config)
     yield from certificate_warnings(config, clock.utc(clock.now_ms()))
     if config.warmup.file is not None:
         with suppress(ConfigError):  # a reload has used the file; it may be gone by now

@@ -1,10 +1,11 @@
-"""Warnings about keys and passwords that every user of this machine can read."""
+"""Warnings about keys and passwords that every user of this machine can read, and about directories that others can replace."""
 
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from zonemta_py.config.schema import Config
+from zonemta_py.core.files import exposed_parent
 
 SHOWN = 5  # files with a warning of their own
 
@@ -25,6 +26,17 @@ def secret_warnings(config: Config) -> Iterator[str]:
             yield f"{key}: every user of this machine can read {path}: chmod 600, or 640 for the group of the relay"
     if found > SHOWN:
         yield f"every user of this machine can read {found - SHOWN} more files with keys or passwords: chmod 600 them"
+
+
+def directory_warnings(config: Config) -> Iterator[str]:
+    """A warning for queue and event log below a directory of another user; ``relay.pid`` and ``admin.token`` are in the queue's."""
+    for key, path in (("queue", config.queue.directory), ("events", config.events.directory)):
+        why = exposed_parent(path)
+        if why:
+            yield (
+                f"{key}.directory: {why}, so another user can replace {path}: let the directories above it belong to root "
+                "or to the user of the relay, and have no mode o+w (or a sticky bit)"
+            )
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, Path | None]]:
