@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.core.codec import from_json, to_json
-from zonemta_py.core.text import escaped, escaped_json, one_line, without_secrets
+from zonemta_py.core.text import (
+    arguments_without_secrets,
+    escaped,
+    escaped_json,
+    one_line,
+    url_as_name,
+    without_secrets,
+)
 
 HOSTILE = "a\x1b[2J\x9b2J\u202eb\u2066c\x7f\u2028\U000e0001\ud800é"
 
@@ -51,3 +58,33 @@ def test_a_row_is_the_same_for_a_parser(text: str) -> None:
 )  # fmt: skip
 def test_secrets_of_urls(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("zones.bulk", "zones.bulk"), ("https://h", "https://h"), ("zones.https://h:8080", "zones.https://h:8080"),
+        ("queue.https://u:secret@h/secret?token=secret#secret.x", "queue.https://h…"), ("https://h?secret here", "https://h…"),
+        ("https://u:pass/secret@h/", "https://…"), ("https://u:a@secret@h", "https://h"),
+    ],
+)  # fmt: skip
+def test_urls_in_the_place_of_a_name(text: str, shown: str) -> None:
+    assert url_as_name(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--token=hunter2", "-f", "{sender}"], ["--token=[secret]", "-f", "{sender}"]),
+        (["password=hunter2 hunter2"], ["password=[secret]"]), (["DB_PASSWORD=hunter2"], ["DB_PASSWORD=[secret]"]),
+        (["-H", "Authorization: Bearer hunter2"], ["-H", "Authorization: [secret]"]),
+        (["-H", "X-Api-Key:hunter2"], ["-H", "X-Api-Key:[secret]"]), (["--api-key", "hunter2", "x"], ["--api-key", "[secret]", "x"]),
+        (["-password", "https://h/?a=hunter2"], ["-password", "[secret]"]), (["--TOKEN"], ["--TOKEN"]),
+        (["sh", "-c", "curl --token hunter2 -d x; y"], ["sh", "-c", "curl --token [secret]"]),
+        (["--to=https://u:hunter2@h/in?k=hunter2"], ["--to=https://h/in?k=[secret]"]),
+        (["--password-file=/etc/p", "--token_file", "/etc/t"], ["--password-file=/etc/p", "--token_file", "/etc/t"]),
+        (["deliver", "-d", "{user}", "a=b", "--key=k"], ["deliver", "-d", "{user}", "a=b", "--key=k"]), ([], []),
+    ],
+)  # fmt: skip
+def test_secrets_of_commands(arguments: list[str], shown: list[str]) -> None:
+    assert arguments_without_secrets(arguments) == tuple(shown)

@@ -29,7 +29,7 @@ URL = "https://user:hunter2@hook.example/in?token=hunter2&to=x#hunter2"
 CONFIG = f"""
 zones:
   default: {{transport: http, http: {{url: '{URL}'}}}}
-  other: {{transport: pipe, pipe: {{command: [send, '--to={URL}']}}}}
+  other: {{transport: pipe, pipe: {{command: [send, '--to={URL}', --token, hunter2, 'Authorization: Bearer hunter2']}}}}
 intake: {{scan: {{rspamd: 'http://rspamd.example/?password=hunter2'}}}}
 queue: {{redis: {{url: 'redis://:hunter2@h/0?password=hunter2'}}, s3: {{bucket: b, notices: 'https://sqs.example/q?sig=hunter2'}}}}
 """
@@ -63,10 +63,22 @@ def test_config_show(directory: Path, options: list[str]) -> None:
         "intake: {scan: {rspamd: 'ftp://h/?token=hunter2'}}",
         "queue: {redis: {url: 'http://h?token=hunter2'}}",
         "log: {level: 'https://h/?token=hunter2'}",
+        f"'{URL}': 1",
+        f"queue: {{'{URL}': 1}}",
+        f"{{'{URL}': 1, '{URL}': 1}}",
+        f"tenants: {{'{URL}': {{}}}}",
+        f"pools: {{'{URL}': [{{address: x}}]}}",
     ],
 )
 def test_an_error_of_a_configuration(directory: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="://") as failed:
+        parse_config(text, directory / "z.yaml")
+    assert "hunter2" not in str(failed.value)
+
+
+def test_a_command_with_a_placeholder_that_there_is_not(directory: Path) -> None:
+    text = "zones: {default: {transport: pipe, pipe: {command: [send, '--password=hunter2{x}']}}}"
+    with pytest.raises(ConfigError, match=r"found '--password=\[secret\]'; placeholders") as failed:
         parse_config(text, directory / "z.yaml")
     assert "hunter2" not in str(failed.value)
 

@@ -46,7 +46,8 @@ def show(config_path: Path, zone: str | None, domain: str | None, as_json: bool)
     """Print every key with its value: from the file, inherited from zones.default, or the default.
 
     With --domain: what applies to mail for one domain, with the item of `destinations` that says so.
-    Secrets in URLs (a name and password, the values of a query) are left out. Exits 2 when the configuration cannot be used.
+    Secrets in URLs (a name and password, the values of a query) and in pipe.command (what follows a name such as password)
+    are left out; other arguments and the paths of URLs are shown. Exits 2 when the configuration cannot be used.
 
     \b
     Examples:

@@ -2,23 +2,25 @@
 
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 from zonemta_py.config.units import AUTO, ByteRate, Keep, Percent, ProcessCount, Rate, Seconds, Size
-from zonemta_py.core.text import without_secrets
+from zonemta_py.core.text import arguments_without_secrets, without_secrets
 
 _UNITS_S = (("w", 604800.0), ("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))
 _UNITS_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def plain_values(value: Any, kind: Any = None) -> Any:
-    """``value``, of the type ``kind``, as mappings, lists, texts and numbers. Secrets in URLs are left out."""
+    """``value``, of the type ``kind``, as mappings, lists, texts and numbers. Secrets in URLs and commands are left out."""
     if is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value))
         shown = (each for each in fields(value) if not each.metadata.get("hidden"))
         return {
-            each.name.rstrip("_"): plain_values(getattr(value, each.name), hints[each.name])
+            each.name.rstrip("_"): plain_values(
+                _public(each, getattr(value, each.name)), hints[each.name]
+            )
             for each in shown
         }
     if isinstance(value, Mapping):
@@ -33,6 +35,10 @@ def plain_values(value: Any, kind: Any = None) -> Any:
         return value
     kinds = [each for each in typing.get_args(kind) if each is not type(None)]
     return _scalar(value, kinds[0] if kinds else kind)
+
+
+def _public(field: Field[Any], value: Any) -> Any:
+    return arguments_without_secrets(value) if field.metadata.get("arguments") else value
 
 
 def rate_text(rate: Rate) -> str:

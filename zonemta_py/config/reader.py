@@ -20,7 +20,7 @@ from zonemta_py.config.endpoints import AdminAddress, Smarthost
 from zonemta_py.config.scalars import read_scalar, shown
 from zonemta_py.config.units import Rate, Word
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.text import without_secrets
+from zonemta_py.core.text import url_as_name, without_secrets
 
 NULL, STR, MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
 
@@ -70,7 +70,8 @@ class Reader:
         for new, old in self._old_names.items():
             if key == new or key.startswith(f"{new}."):
                 key = old + key[len(new) :]
-        raise ConfigError(f"{self.path}:{line}: {key or 'the document'}: {without_secrets(text)}")
+        where = url_as_name(key) or "the document"
+        raise ConfigError(f"{self.path}:{line}: {where}: {without_secrets(text)}")
 
     def read(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
         """The value of ``node`` as a ``kind``; keys that a mapping lacks come from ``base``. Raises ConfigError."""

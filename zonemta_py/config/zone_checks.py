@@ -6,6 +6,7 @@ from typing import NoReturn
 from zonemta_py.config.endpoints import EXPECTED_URL, HTTP, is_url
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
+from zonemta_py.core.text import arguments_without_secrets
 from zonemta_py.smtp.address import AddressError, normalise_domain, strict
 
 RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
@@ -121,7 +122,7 @@ def _pattern(text: str, words: tuple[str, ...], key: str, complain: Complain) ->
         allowed = ", ".join(f"{{{word}}}" for word in words)
         complain(
             key,
-            f"found '{text}'; placeholders: {allowed}; a literal brace is doubled",
+            f"found '{arguments_without_secrets([text])[0]}'; placeholders: {allowed}; a literal brace is doubled",
         )
 
 

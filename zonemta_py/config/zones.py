@@ -32,7 +32,7 @@ class MaildirSettings:
 class PipeSettings:
     """``transport: pipe``: a command or a preset, not both."""
 
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=(), metadata={"arguments": True})
     preset: str = choice("none", "maildrop", "dovecot")
     timeout: Seconds = Seconds(5 * MINUTE)
     temporary: tuple[ExitCode, ...] = tuple(map(ExitCode, (1, 71, 73, 74, 75, 78, 100, 111, 126, 127)))

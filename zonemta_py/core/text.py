@@ -6,6 +6,7 @@ and code points that have no meaning. ``escaped`` is for people, ``escaped_json`
 """
 
 import re
+from collections.abc import Iterable
 
 SECRET = "[secret]"
 
@@ -13,6 +14,14 @@ _URL = re.compile(
     r"""([A-Za-z][A-Za-z0-9+.\-]*://)([^/?#\s'"]*)([^?#\s'"]*)(?:\?([^#\s'"]*))?(#[^\s'"]*)?"""
 )
 _QUERY_VALUE = re.compile(r"=[^&;]*")
+_URL_TO_END = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)([^/?#]*)(.*)", re.DOTALL)
+# A name such as api_key or Authorization, but of no file, and what is between it and its value.
+_SECRET_NAME = (
+    r"(?:token|passw|passphrase|secret|credential|authorization|cookie|(?:api|access|private|auth)[_-]?key)"
+    r"(?![\w.-]*(?:file|path|dir)\b)[\w.-]*"
+)
+_NAMED_SECRET = re.compile(rf"({_SECRET_NAME}(?:\s*[=:]|\s)\s*)\S.*", re.IGNORECASE | re.DOTALL)
+_OPTION_OF_SECRET = re.compile(rf"-[\w.-]*{_SECRET_NAME}", re.IGNORECASE)
 
 
 def escaped(text: str, keep: str = "") -> str:
@@ -64,3 +73,29 @@ def _public_url(url: re.Match[str]) -> str:
     if not query:
         return shown
     return f"{shown}?{_QUERY_VALUE.sub('=' + SECRET, query) if '=' in query else SECRET}"
+
+
+def url_as_name(text: str) -> str:
+    """``text`` with the scheme and host of a URL in it, and nothing that comes after: no one has meant it as a name."""
+    return _URL_TO_END.sub(_origin, text) if "://" in text else text
+
+
+def _origin(url: re.Match[str]) -> str:
+    scheme, authority, rest = url.groups()
+    # An @ behind the host: a password with a slash in it, which no URL has.
+    return (
+        f"{scheme}…" if "@" in rest else f"{scheme}{authority.rpartition('@')[2]}{'…' if rest else ''}"
+    )
+
+
+def arguments_without_secrets(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The arguments of a command without what follows a name such as ``password`` in them, or is given after ``--password``.
+
+    The rest of such an argument is left out: it may be a command line of its own. URLs are as ``without_secrets`` has them.
+    """
+    shown: list[str] = []
+    is_secret = False
+    for each in arguments:
+        shown.append(SECRET if is_secret else _NAMED_SECRET.sub(rf"\1{SECRET}", without_secrets(each)))
+        is_secret = bool(_OPTION_OF_SECRET.fullmatch(each))
+    return tuple(shown)
