@@ -113,7 +113,7 @@ ALL = dict.fromkeys(("livez", "readyz", "metrics", "api", "page"), 200)
 
 
 @asynccontextmanager
-async def serving(directory: Path, *, tls: bool = False) -> AsyncIterator[Http]:
+async def serving(directory: Path, *, tls: bool = False, **settings: Any) -> AsyncIterator[Http]:
     """A relay with tokens of two tenants, of a reader and of the operator."""
     tokens = {
         name: add_token(directory / "tokens", name, role, tenant)
@@ -130,15 +130,18 @@ async def serving(directory: Path, *, tls: bool = False) -> AsyncIterator[Http]:
     tenants = {name: {"users": [name], "domains": [f"{name}.example"]} for name in ("acme", "beta")}
     async with (
         staged(directory) as stage,
-        relaying(stage.config(admin=admin, tenants=tenants)) as relay,
+        relaying(stage.config(admin=admin, tenants=tenants, **settings)) as relay,
     ):
         yield Http(relay, tokens, context)
 
 
-@pytest.mark.parametrize("tls", [False, True])
-async def test_silent_connections(directory: Path, tls: bool) -> None:
+@pytest.mark.parametrize(
+    ("tls", "count"), [(False, 0), (True, 0), (False, 2)], ids=["0/0", "tls-0/0", "2/2"]
+)
+async def test_silent_connections(directory: Path, tls: bool, count: int) -> None:
     """As many as there may be, and more: each new client gets in, and the oldest silent one is closed."""
-    async with serving(directory, tls=tls) as http, AsyncExitStack() as stack:
+    processes = {"receivers": count, "senders": count}
+    async with serving(directory, tls=tls, processes=processes) as http, AsyncExitStack() as stack:
         await http.silent(stack, 2 * HTTP_CONNECTIONS_MAX)
         assert await http.answers() == ALL
         if not tls:
@@ -202,9 +205,11 @@ async def test_a_client_that_waits_keeps_its_place(directory: Path) -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
-async def test_tails_of_a_tenant(directory: Path) -> None:
+@pytest.mark.parametrize("count", [0, 2], ids=["0/0", "2/2"])
+async def test_tails_of_a_tenant(directory: Path, count: int) -> None:
     """They leave some to other tenants, to readers and to the operator, over HTTP and on the control socket."""
-    async with serving(directory) as http, AsyncExitStack() as stack:
+    processes = {"receivers": count, "senders": count}
+    async with serving(directory, processes=processes) as http, AsyncExitStack() as stack:
         client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{http.port}"))
 
         async def watch(token: str, tries: int) -> int:

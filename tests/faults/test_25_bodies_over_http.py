@@ -70,12 +70,14 @@ class Client:
         return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def test_bodies_and_fields(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("count", [0, 2], ids=["0/0", "2/2"])
+async def test_bodies_and_fields(directory: Path, caplog: pytest.LogCaptureFixture, count: int) -> None:
     """Compressed ones are refused before they are read, however they are; others are not what they should be."""
     async with staged(directory) as stage:
         await stage.receiver("d.example")
         admin = {"address": "127.0.0.1:0", "mail": True, "mail_without_token": True}
-        async with relaying(stage.config(admin=admin)) as relay:
+        processes = {"receivers": count, "senders": count}
+        async with relaying(stage.config(admin=admin, processes=processes)) as relay:
             token = (directory / "queue" / "admin.token").read_text().strip()
             client = Client(http_port(relay), token)
             for path in PATHS:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.kit.queue import accept, events, opened, problems
-from tests.kit.relay import ONE_PROCESS, http_port, relaying, staged
+from tests.kit.relay import http_port, relaying, staged
 from zonemta_py.admin.mail_requests import HoldRequest, MailRequest, ReleaseRequest
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
@@ -98,7 +98,8 @@ async def test_after_a_start(directory: Path) -> None:
         assert await done(queue, ReleaseRequest(other), "acme") == 1
 
 
-async def test_the_null_sender(directory: Path) -> None:
+@pytest.mark.parametrize("count", [0, 2], ids=["0/0", "2/2"])
+async def test_the_null_sender(directory: Path, count: int) -> None:
     """Refused as over SMTP, except from the tenant's own hosts; a program of the relay, and the operator, may use it."""
     tokens = {
         name: add_token(directory / "tokens", name, Role.SEND, name if name in TENANTS else "")
@@ -107,7 +108,8 @@ async def test_the_null_sender(directory: Path) -> None:
     async with staged(directory) as stage:
         await stage.receiver("a.example")
         config = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True, "tokens_file": "tokens"}, processes=ONE_PROCESS,
+            admin={"address": "127.0.0.1:0", "mail": True, "tokens_file": "tokens"},
+            processes={"receivers": count, "senders": count},
             tenants={
                 name: {"domains": [f"{name}.example"], "networks": [network], "users": [name]}
                 for name, network in TENANTS.items()
