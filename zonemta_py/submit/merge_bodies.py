@@ -7,6 +7,7 @@ import re
 from base64 import b64decode, b64encode
 from binascii import Error, a2b_qp
 from collections.abc import Sequence
+from functools import lru_cache
 
 from zonemta_py.submit.merge_headers import Number, Row, Unreachable
 from zonemta_py.submit.merge_values import (
@@ -75,7 +76,7 @@ class TextBody:
     def render(self, row: Row) -> bytes:
         """The encoded text for a recipient. Raises UnusableValue."""
         charset, errors = self._charset, self._errors
-        values = [write(row[number]).encode(charset, errors) for number, write in self._slots]
+        values = [_in_charset(write(row[number]), charset, errors) for number, write in self._slots]
         if self._encoding == QUOTED_PRINTABLE:
             return self._in_lines(values)
         data = [self._literals[0]]
@@ -96,6 +97,28 @@ class TextBody:
                 out.append(piece)
                 column = _column(column, piece)
         return b"".join(out)
+
+
+def _in_charset(text: str, charset: str, errors: str) -> bytes:
+    """``text`` encoded; a character that a reader of ``charset`` would see as another is one that it lacks.
+
+    Codecs of East Asian character sets write some characters as similar ones: Shift_JIS a yen sign as a backslash.
+    """
+    data = text.encode(charset, errors)
+    if data.decode(charset, "replace") == text:
+        return data
+    kept = (
+        each
+        if _survives(each, charset)
+        else each.encode("ascii", errors).decode()  # a reference, or "?"
+        for each in text
+    )
+    return "".join(kept).encode(charset, errors)
+
+
+@lru_cache(maxsize=4096)
+def _survives(char: str, charset: str) -> bool:
+    return char.encode(charset, "ignore").decode(charset, "replace") == char
 
 
 def _writers(pieces: list[str | MergeField], kind: str) -> list[Write | None]:
