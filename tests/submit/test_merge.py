@@ -91,9 +91,7 @@ def letter_of(plain: tuple[str, str], html: tuple[str, str], *, nested: bool) ->
 
 @settings(max_examples=80, deadline=None)
 @given(VALUES, VALUES, CODINGS, CODINGS, st.booleans())
-@example(
-    "¥100‾", "", ("utf-8", "8bit"), ("shift_jis", "base64"), nested=False
-)  # as a backslash in Shift_JIS
+@example("¥100‾", "", ("utf-8", "8bit"), ("shift_jis", "base64"), False)  # as a backslash in Shift_JIS
 def test_another_reader_finds_the_values(
     name: str, token: str, plain: tuple[str, str], html: tuple[str, str], nested: bool
 ) -> None:
