@@ -6,7 +6,8 @@ from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.core.model import Attempt
 from zonemta_py.pipeline.rules.reasons import HARD, FailedReply, reason_of
 from zonemta_py.queue.outcome import classify_attempts
-from zonemta_py.smtp.classification import ReplyClass
+from zonemta_py.smtp.classification import ReplyClass, subject
+from zonemta_py.smtp.classify import Phase, Verdict, verdict
 from zonemta_py.smtp.reply import make_reply
 
 NOT_OF_THE_RECIPIENT = """\
@@ -118,6 +119,40 @@ def test_which_replies_are_about_the_recipient(phase: str) -> None:
         if found != given or (found in HARD) != (text in OF_THE_RECIPIENT):
             wrong.append(f"{found}: {text}")
     assert wrong == []
+
+
+GREYLISTED = """\
+550 greylisted
+550 5.7.1 Greylisting in effect, please come back later
+554 5.7.1 <bob@dest.example>: Recipient address rejected: Greylisted, see http://postgrey.schweikert.ch/help/x.html
+550 5.7.1 greylisting, try again later
+550 You have been grey-listed, try again in 5 minutes""".splitlines()
+TEMPORARY = """\
+550 Sorry, temporarily rejected
+550 5.1.1 temporarily rejected, try again later
+550 Recipient temporarily rejected
+554 Message refused temporarily
+550 temporarily rejected due to the moon
+550 Try again later""".splitlines()
+NOT_GREYLISTED = """\
+550 mail from you is not greylisted
+550 User unknown (greylisting is not the reason)
+550 5.1.1 User unknown, greylisting failed
+550 Blacklisted, not greylisted""".splitlines()
+
+
+@pytest.mark.parametrize("phase", [Phase.RCPT, Phase.DATA, Phase.DOT])
+def test_a_5xx_for_the_moment(phase: Phase) -> None:
+    """Greylisting is tried again; what else is said to be temporary is final, and lists no recipient."""
+    classifier, found = make_classifier(None), dict[str, tuple[Verdict, bool]]()
+    for text in (*GREYLISTED, *TEMPORARY, *NOT_GREYLISTED):
+        reply = make_reply(int(text[:3]), text[4:])
+        reply_class = classifier.classify(phase, reply.code, reply.status, reply.text)
+        about = subject(phase, reply.code, reply.status, reply_class)
+        found[text] = verdict(reply, phase, about), reply_class == ReplyClass.GREYLISTED
+        assert reply_class not in HARD or text in NOT_GREYLISTED, text
+    assert {found[each] for each in GREYLISTED} == {(Verdict.DEFERRED, True)}
+    assert {found[each] for each in (*TEMPORARY, *NOT_GREYLISTED)} == {(Verdict.FAILED, False)}
 
 
 SENDER = "news@sender.example"
