@@ -234,6 +234,8 @@ class SessionOpener:
                 if session.secure:
                     peers.encrypted(at)
                 session.lost_tls = lost_tls and may_be_clear
+                if peers.withdraws:
+                    session.withdraw(peers.withdrawn(at, now_s))
                 return session
 
 
