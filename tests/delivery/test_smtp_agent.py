@@ -461,6 +461,32 @@ async def test_a_connection_that_opened_no_session_counts_though_other_hosts_are
         assert codes(result) == [250]
 
 
+@pytest.mark.parametrize("second", ["this relay", "nothing", "another"])
+async def test_an_attempt_that_begins_with_the_next_host(directory: Path, second: str) -> None:
+    """It gets the connection, though the first host has an idle session; if it opens none, the first one has its turn again."""
+    one = EgressOrder("big", None, None, 1, 0, "both", (-1, -1))
+    async with sending(directory) as made:
+        if second != "nothing":
+            hostname = "relay.example" if second == "this relay" else "b.example"
+            await made.stage.receiver("b.example", hostname=hostname)
+        made.stage.names.records = {
+            "mx.b.example": {"A": ["127.0.1.2"]},
+            **made.stage.names.records,
+            "two.example": {"MX": ["10 mx.a.example.", "20 mx.b.example."]},
+        }
+        assert codes(await made.deliver("x@two.example", order=one)) == [250]
+        result = await made.deliver("x@two.example", order=one, turn=1)
+        if second == "another":
+            assert codes(result) == [250]
+            result = await made.deliver("x@two.example", order=one, turn=2)
+        else:
+            assert (result.not_permitted, result.tried) == (True, True)
+            result = await made.deliver("x@two.example", order=one, turn=1)
+        assert codes(result) == [250]
+        first = made.stage.sinks["a.example"]
+        assert (len(first.messages), first.tally.sessions) == (2, 1), "in the session that was idle"
+
+
 async def test_a_connection_on_which_starttls_failed_counts(directory: Path) -> None:
     """An order that permits one connection is not given another one: the next order tries TLS again, then one does without.
 

@@ -24,6 +24,7 @@ from zonemta_py.delivery.session_opener import (
     NotPermitted,
     SessionOpener,
     SmtpResources,
+    beginning_with,
     session_trace,
 )
 from zonemta_py.delivery.session_pool import QUIT_S, SessionPool, path_of
@@ -224,7 +225,11 @@ class SmtpAgent:
 
         So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
         """
-        in_turn = self._opener.in_turn(endpoints) if self._opener.cut else endpoints
+        best = endpoints[0][0]
+        has_turn = request.turn > 0 and any(each.host != best.host for each, _ in endpoints)
+        in_turn = beginning_with(endpoints, request.turn) if has_turn else endpoints
+        if self._opener.cut:
+            in_turn = self._opener.in_turn(in_turn)
         first = in_turn[0][0]
         session = self.pool.take(first)
         if session is not None:
@@ -234,17 +239,21 @@ class SmtpAgent:
             try:
                 return (*await self._opener.open(in_turn[:1], request, zone), False)
             except LoopsBack as exc:
-                if first is endpoints[0][0]:
+                if first is best:
                     raise
                 failure = DestinationFailed(0, "4.4.1", exc.text)
             except DestinationFailed as exc:
                 failure = exc
-        for endpoint, _ in in_turn[1:]:
+        if has_turn and request.order is not None and request.order.connects > 0:  # it may be opened
+            others = in_turn[1:] if self._opener.failed_lately(first) else ()
+        else:
+            others = in_turn[1:]
+        for endpoint, _ in others:
             session = self.pool.take(endpoint)
             if session is not None:
                 return session, endpoint, True
         left = endpoints if failure is None else [pair for pair in endpoints if pair[0] is not first]
-        return (*await self._opener.open(left, request, zone, failure, best=endpoints[0][0]), False)
+        return (*await self._opener.open(left, request, zone, failure, best=best), False)
 
     def _may_add(self, endpoint: Endpoint, request: DeliveryRequest) -> bool:
         """Whether a session with ``endpoint`` is worth more than an idle one with another host."""
