@@ -34,6 +34,8 @@ from zonemta_py.delivery.transaction import MessageForm, MessageForms
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.nameserver import SERVFAIL, Records
 from zonemta_py.sink.script import Rule, Step
+from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_session import SinkSession
 from zonemta_py.smtp.classify import Verdict
 from zonemta_py.transports.pipelining import DsnOptions, SmtpSession
 
@@ -156,6 +158,112 @@ async def test_what_the_peer_cannot_accept(
         assert (attempt.phase, attempt.code, attempt.status) == ("mail", 0, status)
         assert made.stage.sinks["a.example"].messages == []
         assert made.pool.count("a.example") == 1
+
+
+class _Picky(Sink):
+    """It refuses commands with a parameter that it offers. ``ends``: and closes the connection."""
+
+    def __init__(
+        self, *arguments: Any, refused: dict[str, str], ends: bool = False, **options: Any
+    ) -> None:
+        extensions = (*PLAIN, "SIZE 100000", "DSN")
+        super().__init__(*arguments, extensions=options.pop("extensions", extensions), **options)
+        self.refused, self.ends = refused, ends
+        self.commands: list[str] = []
+
+    def session(self) -> SinkSession:
+        return _PickySession(self)
+
+
+class _PickySession(SinkSession):
+    def _command(self, line: str) -> None:
+        sink = self._sink
+        assert isinstance(sink, _Picky)
+        sink.commands.append(line)
+        is_named = line.startswith(("MAIL", "RCPT"))
+        reply = next((r for name, r in sink.refused.items() if is_named and name in line), "")
+        if not reply:
+            return super()._command(line)
+        self._reply(reply)
+        if sink.ends:
+            self._close()
+
+
+def mails(made: Sending) -> list[str]:
+    """The parameters of each MAIL."""
+    sink = made.stage.sinks["a.example"]
+    assert isinstance(sink, _Picky)
+    return [each.partition("> ")[2] for each in sink.commands if each.startswith("MAIL")]
+
+
+DSN = DsnOptions(" RET=HDRS", [" NOTIFY=FAILURE"])
+EIGHT_BIT = {"header": HEADER + "X: é\r\n".encode(), "eight_bit": True}
+PICKY = [  # what is refused with, other than usual, what MAIL has then
+    ({"SIZE": "501 5.5.4 SIZE parameter not supported"}, {}, ["SIZE=44", ""]),
+    ({"SIZE": "555 5.5.4 Unsupported option: SIZE=44"}, {}, ["SIZE=44", ""]),
+    ({"SIZE": "501 Syntax error in parameters"}, {"dsn": DSN}, ["SIZE=44 RET=HDRS", ""]),
+    ({"SIZE": "501 SIZE?"}, {"dsn": DSN}, ["SIZE=44 RET=HDRS", "RET=HDRS"]),
+    ({"SIZE": "504 SIZE?", "RET": "504 RET?"}, {"dsn": DSN}, ["SIZE=44 RET=HDRS", "RET=HDRS", ""]),
+    ({"NOTIFY": "501 5.5.4 Error: bad NOTIFY"}, {"dsn": DSN}, ["SIZE=44 RET=HDRS", "SIZE=44"]),
+    ({"BODY": "501 5.5.4 BODY=8BITMIME"}, EIGHT_BIT, ["SIZE=44 BODY=8BITMIME", "SIZE="]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pipelining", [True, False])
+@pytest.mark.parametrize(("replies", "changes", "sent"), PICKY)
+async def test_a_parameter_that_is_offered_and_refused(
+    directory: Path, replies: dict[str, str], changes: dict[str, Any], sent: list[str], pipelining: bool
+) -> None:
+    """The mail goes without it at once, and other mail to this host for an hour."""
+    extensions = (*PLAIN[not pipelining :], "SIZE 100000", "DSN")
+    options = {"kind": _Picky, "refused": replies, "extensions": extensions}
+    async with sending(directory, **options) as made:
+        assert codes(await made.deliver("x@a.example", **changes)) == [250]
+        found = mails(made)
+        assert found[:-1] == sent[:-1]
+        assert found[-1].startswith(sent[-1]) and "BODY" not in found[-1]
+        made.pool.close()
+        assert codes(await made.deliver("y@a.example", **changes)) == [250]
+        assert len(mails(made)) == len(sent) + 1
+
+
+async def test_a_session_that_ends_with_a_refused_parameter(directory: Path) -> None:
+    """A new one does without it."""
+    refused = {"SIZE": "501 5.5.4 SIZE parameter not supported"}
+    async with sending(directory, kind=_Picky, refused=refused, ends=True) as made:
+        assert codes(await made.deliver("x@a.example")) == [250]
+        assert mails(made) == ["SIZE=44", ""]
+
+
+async def test_what_needs_a_refused_parameter_is_deferred(directory: Path) -> None:
+    refused = {"SMTPUTF8": "501 5.5.4 SMTPUTF8 not supported", "BODY": "501 5.5.4 no BODY"}
+    not_convertible = {"header": HEADER + BOUNDARY, "eight_bit": True}
+    extensions = ("PIPELINING", "8BITMIME", "SMTPUTF8")
+    async with sending(directory, kind=_Picky, refused=refused, extensions=extensions) as made:
+        for changes, status in (({"sender": "ü@sender.example"}, "4.6.7"), (not_convertible, "4.6.3")):
+            for _ in range(2):
+                [attempt] = (await made.deliver("x@a.example", **changes)).attempts
+                assert attempt is not None
+                assert (attempt.phase, attempt.code, attempt.status) == ("mail", 0, status)
+                assert verdict_of(attempt) is Verdict.DEFERRED
+
+
+async def test_what_is_refused_whatever_its_parameters(directory: Path) -> None:
+    """A sender, after a second MAIL; a status of an address, and too large mail, at once. The next mail has SIZE again."""
+    refused = {
+        "<bad@": "501 5.5.4 Syntax: MAIL FROM:<address>",
+        "<odd@": "501 5.1.7 bad sender address syntax",
+        "<big@": "552 5.3.4 message size exceeds fixed limit",
+    }
+    async with sending(directory, kind=_Picky, refused=refused) as made:
+        for name, sent in (("bad", ["SIZE=44", ""]), ("odd", ["SIZE=44"]), ("big", ["SIZE=44"])):
+            before = len(mails(made))
+            result = await made.deliver("x@a.example", sender=f"{name}@{name}.example")
+            assert codes(result) == [int(refused[f"<{name}@"][:3])]
+            assert mails(made)[before:] == sent
+            made.pool.close()
+        assert codes(await made.deliver("x@a.example")) == [250]
+        assert mails(made)[-1] == "SIZE=44"
 
 
 async def test_8_bit_mail_is_converted_and_then_signed(directory: Path) -> None:
@@ -351,6 +459,32 @@ async def test_a_connection_that_opened_no_session_counts_though_other_hosts_are
             assert (result.not_permitted, result.tried) == (True, tried)
         result = await made.deliver("x@two.example", order=one)
         assert codes(result) == [250]
+
+
+@pytest.mark.parametrize("second", ["this relay", "nothing", "another"])
+async def test_an_attempt_that_begins_with_the_next_host(directory: Path, second: str) -> None:
+    """It gets the connection, though the first host has an idle session; if it opens none, the first one has its turn again."""
+    one = EgressOrder("big", None, None, 1, 0, "both", (-1, -1))
+    async with sending(directory) as made:
+        if second != "nothing":
+            hostname = "relay.example" if second == "this relay" else "b.example"
+            await made.stage.receiver("b.example", hostname=hostname)
+        made.stage.names.records = {
+            "mx.b.example": {"A": ["127.0.1.2"]},
+            **made.stage.names.records,
+            "two.example": {"MX": ["10 mx.a.example.", "20 mx.b.example."]},
+        }
+        assert codes(await made.deliver("x@two.example", order=one)) == [250]
+        result = await made.deliver("x@two.example", order=one, turn=1)
+        if second == "another":
+            assert codes(result) == [250]
+            result = await made.deliver("x@two.example", order=one, turn=2)
+        else:
+            assert (result.not_permitted, result.tried) == (True, True)
+            result = await made.deliver("x@two.example", order=one, turn=1)
+        assert codes(result) == [250]
+        first = made.stage.sinks["a.example"]
+        assert (len(first.messages), first.tally.sessions) == (2, 1), "in the session that was idle"
 
 
 async def test_a_connection_on_which_starttls_failed_counts(directory: Path) -> None:

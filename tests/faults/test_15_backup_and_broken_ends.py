@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.kit.deadlines import until
 from tests.kit.queue import everything
@@ -55,6 +56,31 @@ async def test_the_next_host(directory: Path, processes: dict[str, int]) -> None
     assert ledger(directory).counts["default"]["delivered"] == len(BROKEN)
     uncertain = {each["domain"] for each in logged_events(directory, "uncertain")}
     assert uncertain == {"cuts.example", "silent.example"}
+
+
+@in_processes
+async def test_the_next_host_where_connections_are_limited(
+    directory: Path, processes: dict[str, int]
+) -> None:
+    """The next attempt begins with it, whether the first host's session is still open or not; then the first one has its turn again."""
+    table = {"providers": {"big": {"mx": ["*.big.example"], "limits": {"connect_rate": "1/500ms"}}}}
+    (directory / "providers.yaml").write_text(yaml.safe_dump(table))
+    providers = {"file": str(directory / "providers.yaml"), "shipped": False}
+    later = Rule(Step.RCPT, reply="451 4.3.0 later")
+    once = Rule(Step.RCPT, reply="451 4.3.0 later", times=1)
+    async with staged(directory) as stage:
+        one = await two_hosts(stage, "a.big", later)
+        both = await two_hosts(stage, "b.big", once, later)
+        full = await two_hosts(stage, "c.big", Rule(Step.RCPT, reply="452 4.2.2 mailbox full", times=2))
+        zone = {"port": stage.port, "retry": {"delays": ["800ms"]}}
+        config = stage.config(zones={"default": zone}, processes=processes, providers=providers)
+        async with relaying(config) as relay:
+            for name in "abc":
+                await send(relay, [f"x@{name}.big.example"])
+                await until(lambda: not everything(relay.queue.store), "an empty queue")
+        assert (len(one[1].messages), one[0].tally.refused) == (1, 1)
+        assert (len(both[0].messages), both[0].tally.refused, both[1].tally.refused) == (1, 1, 1)
+        assert (len(full[0].messages), full[1].tally.sessions) == (1, 0), "it is full at both"
 
 
 @in_processes

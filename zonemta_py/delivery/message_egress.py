@@ -255,8 +255,11 @@ class MessageEgress:
 
     def named(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Sequence[Attempt | None]:
         """``attempts`` with the classes of their replies, and the provider."""
-        classifier = self._egress.queue.classifier
-        return classify_attempts(classifier, attempts, self._routes.provider(lease.destination))
+        classifier, provider = self._egress.queue.classifier, self._routes.provider(lease.destination)
+        sender = lease.active.meta.sender
+        if sender == lease.recipients[0].address:
+            sender = ""  # a reply that names it is about the recipient
+        return classify_attempts(classifier, attempts, provider, sender)
 
     def handling(self, lease: Lease, attempts: Sequence[Attempt | None]) -> list[Handling]:
         """What the rules of shaping say of each recipient; recipients share attempts."""

@@ -1,9 +1,10 @@
 """Extensions that are not used with some peers: by the configuration, or because they were seen broken."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from zonemta_py.config.schema import PeerSettings
 from zonemta_py.smtp.address import domain_of
+from zonemta_py.smtp.classify import PARAMETERS
 from zonemta_py.smtp.reply import Reply
 
 BROKEN_S = 3600.0  # how long an extension is not used with an address where it was broken
@@ -19,6 +20,7 @@ class Peers:
 
     def __init__(self, settings: Mapping[str, PeerSettings]) -> None:
         self._settings = settings
+        self.withdraws = False  # some host has refused a parameter of an extension that it offers
         self._broken: dict[
             tuple[str, Address], float
         ] = {}  # by extension, or reply: until when it counts
@@ -48,6 +50,16 @@ class Peers:
         """
         is_known = not repeats and self._is_broken("STARTTLS", address, now_s)
         return not is_known and self.settings(host, address[0]).starttls
+
+    def parameters_broke(self, extensions: Collection[str], address: Address, now_s: float) -> None:
+        """MAIL or RCPT was refused for the parameters of ``extensions``, which the host offers."""
+        self.withdraws = True
+        for each in extensions:
+            self._broke(each, address, now_s)
+
+    def withdrawn(self, address: Address, now_s: float) -> list[str]:
+        """The extensions whose parameters are not used with a host, in lower case. Only asked when one ``withdraws``."""
+        return [each for each in PARAMETERS if self._is_broken(each, address, now_s)]
 
     def pipelining_broke(self, address: Address, now_s: float) -> None:
         """A session was lost in the middle of pipelined commands."""

@@ -43,6 +43,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     ``tenant``: whose mail it is, or empty. ``order``: what limits of providers and addresses allow; None: there are
     none, and the agent chooses an address of the zone's pool, ``prefers`` if it can be. ``asks_hosts``: the result is to have them.
     ``session_within_s``: each host has this time for a session, all of them twice that, because mail of other destinations waits for the connection; 0: what the zone allows.
+    ``turn``: with which of the hosts the attempt begins, counted round; 0: with the most preferred one.
     """
 
     destination: str
@@ -62,6 +63,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     order: EgressOrder | None = None
     asks_hosts: bool = False
     prefers: str = ""
+    turn: int = 0
 
     def within(self, idle_limits: tuple[int, int], sessions_max: tuple[int, int]) -> "DeliveryRequest":
         """The same request with other limits of sessions."""

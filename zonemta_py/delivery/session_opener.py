@@ -138,6 +138,7 @@ class SessionOpener:
                     raise
                 least_preferred = endpoints.index((endpoint, source))
                 failure = failure or DestinationFailed(0, "4.4.1", exc.text)
+                self._failed_to_open(endpoint, request, zone, exc)
             except DestinationFailed as exc:
                 if failure is None or not _takes_no_mail(exc):
                     failure = exc  # that of a host which may take mail later counts more
@@ -154,6 +155,8 @@ class SessionOpener:
     ) -> Candidates:
         """The endpoints that may be tried, in the order of the attempts."""
         unreachable = self._resources.unreachable
+        if request.turn:
+            endpoints = beginning_with(endpoints, request.turn)
         reachable = [e for e in endpoints if not unreachable.skipped_s(_addresses(e[0]), now_s)]
         if not reachable and zone.smarthost:
             reachable = list(endpoints)
@@ -234,7 +237,16 @@ class SessionOpener:
                 if session.secure:
                     peers.encrypted(at)
                 session.lost_tls = lost_tls and may_be_clear
+                if peers.withdraws:
+                    session.withdraw(peers.withdrawn(at, now_s))
                 return session
+
+
+def beginning_with(endpoints: Candidates, turn: int) -> Candidates:
+    """``endpoints``, those of the host number ``turn`` first; the hosts are counted round."""
+    hosts = list(dict.fromkeys(endpoint.host for endpoint, _ in endpoints))
+    first = hosts[turn % len(hosts)]
+    return sorted(endpoints, key=lambda each: each[0].host != first)
 
 
 def _takes_no_mail(failure: DestinationFailed) -> bool:

@@ -24,10 +24,11 @@ from zonemta_py.delivery.session_opener import (
     NotPermitted,
     SessionOpener,
     SmtpResources,
+    beginning_with,
     session_trace,
 )
 from zonemta_py.delivery.session_pool import QUIT_S, SessionPool, path_of
-from zonemta_py.delivery.transaction import MessageForm, MessageForms, transact
+from zonemta_py.delivery.transaction import MessageForms, refused, transact
 from zonemta_py.smtp.classify import LOST, Phase
 from zonemta_py.smtp.mx_order import MxAnswer
 from zonemta_py.smtp.reply import Reply
@@ -42,6 +43,9 @@ OpenSession = tuple[SmtpSession, Endpoint, bool]  # the last: it was idle
 SESSIONS_MAX = 3  # of one request, with different endpoints or after an idle one
 
 log = logging.getLogger(__name__)
+
+
+_BEFORE_DATA = (Phase.MAIL, Phase.RCPT)
 
 
 class SmtpAgent:
@@ -91,15 +95,16 @@ class SmtpAgent:
             )
         while True:
             try:
-                form = await forms.get(seven_bit=forms.converts(session))
-                closed = await self._serve(progress, session, endpoint, form)
+                closed = await self._serve(progress, session, endpoint, forms)
             except BaseException:
                 session.close()
                 raise
             # A peer may close an idle session at any time: that is no failure of the endpoint. Nor is it one
             # to close it at a certain number of recipients, or when it gets pipelined commands.
             was_stale = reused and closed
-            retry_endpoint = was_stale or (closed and session.recipients_max is not None)
+            retry_endpoint = was_stale or (
+                closed and (session.recipients_max is not None or bool(session.withdrawn))
+            )
             if session.broke_pipelining:
                 at = (endpoint.ip, endpoint.port)
                 self._resources.peers.pipelining_broke(at, clock.monotonic_s())
@@ -141,15 +146,20 @@ class SmtpAgent:
         return replace(result, hosts=await self._resources.endpoints.mx_hosts(request.domain))
 
     async def _serve(
-        self, progress: RequestProgress, session: SmtpSession, endpoint: Endpoint, form: MessageForm
+        self, progress: RequestProgress, session: SmtpSession, endpoint: Endpoint, forms: MessageForms
     ) -> bool:
         """Send to the recipients that are not served. Returns whether the peer closed the session on some of them."""
+        form = await forms.get(seven_bit=forms.converts(session))
         if progress.recipients_max:
             session.recipients_max = progress.recipients_max
+        is_new = not session.messages
         if TRACER.is_active or session.trace is not None:
             session.trace = session_trace(progress.request, endpoint, session.trace)
         try:
             result = await transact(session, progress.part(form.request), form)
+            first = result.answers[0] if result.answers else None
+            if first is not None and first[1].code >= 500 and first[0] in _BEFORE_DATA:
+                result = await self._without_parameters(progress, session, endpoint, forms, result)
             faults.reach("dot.answered")
         except SessionLost as exc:
             lost = (Phase.DATA, Reply(0, LOST, str(exc)))
@@ -157,7 +167,7 @@ class SmtpAgent:
         first, refuses_session = result.answers[0] if result.answers else None, False
         if first is not None and first[0] is Phase.MAIL and first[1].code >= 400:
             peers, at, now_s = self._resources.peers, (endpoint.ip, endpoint.port), clock.monotonic_s()
-            sender, is_new = form.request.sender, session.messages == 1
+            sender = form.request.sender
             refuses_session = peers.refuses_session(at, sender, first[1], now_s, is_new=is_new)
             if not session.secure and not peers.may_encrypt(endpoint.host, at, now_s, repeats=False):
                 session.usable = (
@@ -172,6 +182,37 @@ class SmtpAgent:
             await self._keep(session, endpoint, progress.request)
         return closed
 
+    async def _without_parameters(
+        self,
+        progress: RequestProgress,
+        session: SmtpSession,
+        endpoint: Endpoint,
+        forms: MessageForms,
+        result: TransactionResult,
+    ) -> TransactionResult:
+        """``result``, or that of the same mail without parameters that the peer offered and refused.
+
+        Sessions with the host have none of these for an hour, if it was for them. Raises SessionLost.
+        """
+        peers, at, withdrawn = self._resources.peers, (endpoint.ip, endpoint.port), set[str]()
+        form = await forms.get(seven_bit=forms.converts(session))
+        while extensions := refused(session, progress.part(form.request), result):
+            withdrawn |= extensions
+            session.withdraw(extensions)
+            form = await forms.get(seven_bit=forms.converts(session))
+            try:
+                if not session.usable:
+                    raise SessionLost(
+                        "the peer refused a parameter that it offers, and ended the session"
+                    )
+                result = await transact(session, progress.part(form.request), form)
+            except SessionLost:
+                peers.parameters_broke(withdrawn, at, clock.monotonic_s())
+                raise
+        if any(each is None or each[0] is not Phase.MAIL for each in result.answers):
+            peers.parameters_broke(withdrawn, at, clock.monotonic_s())
+        return result
+
     def close(self) -> None:
         """Close the idle sessions, and from now on every other one after its transaction."""
         self._closed = True
@@ -184,7 +225,11 @@ class SmtpAgent:
 
         So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
         """
-        in_turn = self._opener.in_turn(endpoints) if self._opener.cut else endpoints
+        best = endpoints[0][0]
+        has_turn = request.turn > 0 and any(each.host != best.host for each, _ in endpoints)
+        in_turn = beginning_with(endpoints, request.turn) if has_turn else endpoints
+        if self._opener.cut:
+            in_turn = self._opener.in_turn(in_turn)
         first = in_turn[0][0]
         session = self.pool.take(first)
         if session is not None:
@@ -194,17 +239,21 @@ class SmtpAgent:
             try:
                 return (*await self._opener.open(in_turn[:1], request, zone), False)
             except LoopsBack as exc:
-                if first is endpoints[0][0]:
+                if first is best:
                     raise
                 failure = DestinationFailed(0, "4.4.1", exc.text)
             except DestinationFailed as exc:
                 failure = exc
-        for endpoint, _ in in_turn[1:]:
+        if has_turn and request.order is not None and request.order.connects > 0:  # it may be opened
+            others = in_turn[1:] if self._opener.failed_lately(first) else ()
+        else:
+            others = in_turn[1:]
+        for endpoint, _ in others:
             session = self.pool.take(endpoint)
             if session is not None:
                 return session, endpoint, True
         left = endpoints if failure is None else [pair for pair in endpoints if pair[0] is not first]
-        return (*await self._opener.open(left, request, zone, failure, best=endpoints[0][0]), False)
+        return (*await self._opener.open(left, request, zone, failure, best=best), False)
 
     def _may_add(self, endpoint: Endpoint, request: DeliveryRequest) -> bool:
         """Whether a session with ``endpoint`` is worth more than an idle one with another host."""

@@ -10,7 +10,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.delivery.dkim import Signer
 from zonemta_py.delivery.request import DeliveryRequest, RequestContext
 from zonemta_py.smtp.address import needs_smtputf8
-from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.classify import PARAMETERS, Phase, refused_extensions
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.smtp.seven_bit import NotConvertible, to_seven_bit
@@ -155,6 +155,32 @@ async def transact(
         return TransactionResult([(Phase.DATA, reply)] * len(recipients))
 
 
+def refused(session: SmtpSession, request: DeliveryRequest, result: TransactionResult) -> frozenset[str]:
+    """The extensions whose parameters the peer refused with every recipient; empty if it refused no parameter."""
+    sent = [each for each in PARAMETERS if _is_sent(each, request) and session.offers(each)]
+    found: frozenset[str] = frozenset()
+    for answer in result.answers:
+        extensions = (
+            refused_extensions(answer[1], sent) if answer and answer[0] in _NAMES_ADDRESS else None
+        )
+        if not extensions:
+            return frozenset()
+        found |= extensions if answer and answer[0] is Phase.MAIL else extensions & {"dsn"}
+    return found
+
+
+_NAMES_ADDRESS = (Phase.MAIL, Phase.RCPT)
+
+
+def _is_sent(extension: str, request: DeliveryRequest) -> bool:
+    """Whether MAIL or RCPT has parameters of ``extension`` if the peer offers it."""
+    if extension == "dsn":
+        return request.dsn is not None
+    if extension == "smtputf8":
+        return _needs_smtputf8(request)
+    return extension == "size" or request.eight_bit or not request.header.isascii()
+
+
 def _refusal(session: SmtpSession, size_bytes: int, eight_bit: bool, smtputf8: bool) -> Reply | None:
     """Why the peer cannot accept the message, known from its extensions; None when it can."""
     if session.size_max and size_bytes > session.size_max:
@@ -162,7 +188,15 @@ def _refusal(session: SmtpSession, size_bytes: int, eight_bit: bool, smtputf8: b
             0, "5.3.4", f"the message has {size_bytes} bytes, the peer takes {session.size_max}"
         )
     if smtputf8 and not session.offers("smtputf8"):
+        if "smtputf8" in session.withdrawn:
+            return Reply(
+                0, "4.6.7", "an address or header needs SMTPUTF8, which the peer offers and refuses"
+            )
         return Reply(0, "5.6.7", "an address or header needs SMTPUTF8, which the peer does not offer")
     if eight_bit and not session.offers("8bitmime") and not smtputf8:
+        if "8bitmime" in session.withdrawn:
+            return Reply(
+                0, "4.6.3", "the message has 8-bit content, which the peer offers to take and refuses"
+            )
         return Reply(0, "5.6.3", "the message has 8-bit content, which the peer does not take")
     return None

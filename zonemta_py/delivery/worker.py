@@ -28,7 +28,7 @@ from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, Delivery
 from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.records import Meta
+from zonemta_py.queue.format.records import Meta, RecipientRecord
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.recipient_events import event_fields
 from zonemta_py.queue.upkeep.interrupted import interrupt
@@ -38,8 +38,9 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
-from zonemta_py.smtp.classify import Phase, Verdict
+from zonemta_py.smtp.classify import Phase, Verdict, is_unserved
 from zonemta_py.smtp.dsn_params import write_notify
+from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.pipelining import DsnOptions
 
 SUSPEND_S = 300.0  # for a destination whose retry policy gives up after the first failure
@@ -203,12 +204,12 @@ class Worker:
         *,
         expands: bool,
     ) -> DeliveryRequest:
-        active, meta = lease.active, lease.active.meta
+        active, meta, record = lease.active, lease.active.meta, lease.recipients[0].record
         recipients = [recipient.address for recipient in lease.recipients]
         return DeliveryRequest(
             lease.destination,
             active.id,
-            lease.recipients[0].record.domain,
+            record.domain,
             verp.expand(meta.sender, recipients[0]) if expands else meta.sender,
             recipients,
             meta.header,
@@ -222,7 +223,8 @@ class Worker:
             meta.origin.tenant,
             order,
             self._egress.asks_hosts(lease.destination),
-            lease.recipients[0].record.source or ("" if slot.draws else slot.source),
+            record.source or ("" if slot.draws else slot.source),
+            _turn(record, order) if record.attempts and order is not None else 0,
         )
 
     async def settle_unsent(self, lease: Lease) -> bool:
@@ -303,6 +305,12 @@ def _held_events(meta: Meta, outcomes: Sequence[Outcome], now_ms: int) -> list[E
         for each in outcomes
         if each.held_by
     ]
+
+
+def _turn(record: RecipientRecord, order: EgressOrder) -> int:
+    """With which host an attempt begins. Where new connections are limited, an attempt has one: the next one is for the next host."""
+    last = Reply(record.code, record.status, record.text)
+    return record.attempts if order.connects >= 0 and is_unserved(Phase.RCPT, last) else 0
 
 
 def _dsn_options(lease: Lease) -> DsnOptions | None:

@@ -31,9 +31,12 @@ class Outcome(Struct, frozen=True):
 
 
 def classify_attempts(
-    classifier: ReplyClassifier, attempts: Sequence[Attempt | None], provider: str = ""
+    classifier: ReplyClassifier,
+    attempts: Sequence[Attempt | None],
+    provider: str = "",
+    sender: str = "",
 ) -> Sequence[Attempt | None]:
-    """``attempts`` of ``provider``, with the classes of those that are no success; what recipients share stays shared."""
+    """``attempts`` of mail of ``sender`` at ``provider``, with the classes of those that are no success; what recipients share stays shared."""
     if not provider and all(
         each is None or each.reply_class or each.code // 100 == 2 for each in attempts
     ):
@@ -41,18 +44,16 @@ def classify_attempts(
     found: dict[int, Attempt] = {}
     for each in attempts:
         if each is not None and id(each) not in found:
-            about = _classified(classifier, each)
+            about = _classified(classifier, each, sender)
             found[id(each)] = replace(about, provider=provider) if provider else about
     return [None if each is None else found[id(each)] for each in attempts]
 
 
-def _classified(classifier: ReplyClassifier, attempt: Attempt) -> Attempt:
+def _classified(classifier: ReplyClassifier, attempt: Attempt, sender: str) -> Attempt:
     if attempt.reply_class or attempt.code // 100 == 2:
         return attempt
-    return replace(
-        attempt,
-        reply_class=classifier.classify(attempt.phase, attempt.code, attempt.status, attempt.text),
-    )
+    found = classifier.classify(attempt.phase, attempt.code, attempt.status, attempt.text, sender)
+    return replace(attempt, reply_class=found)
 
 
 def classify_outcomes(classifier: ReplyClassifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:

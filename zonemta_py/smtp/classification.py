@@ -24,6 +24,7 @@ from zonemta_py.smtp.reply_text import (
     quoted_reply,
     read_reply,
     searched,
+    with_sender_named,
 )
 
 CACHED_MAX = 2048  # replies whose class is remembered
@@ -112,6 +113,8 @@ _SUBJECTS = {
     (_C.SPAM_CONTENT, _C.VIRUS, _C.ATTACHMENT, _C.TOO_LARGE, _C.CONTENT, _C.POLICY, _C.OTHER),
     ReplySubject.MESSAGE,
 )  # fmt: skip
+# The recipient is gone, or was never there: no mail will reach it.
+GONE = frozenset((_C.INVALID_RECIPIENT, _C.INACTIVE_MAILBOX, _C.BAD_DOMAIN))
 # In a greeting not about our address; an empty class is of a reply that was not classified.
 _OF_GREETINGS = (
     "", _C.BAD_DOMAIN, _C.RATE_LIMITED, _C.CONNECTION_LIMITED, _C.GREYLISTED, _C.BAD_CONNECTION, _C.PROTOCOL,
@@ -252,9 +255,17 @@ class ReplyClassifier:
         self._cached = lru_cache(maxsize=CACHED_MAX)(self._explain)
         self._owners_of = lru_cache(maxsize=CACHED_MAX)(self._search)
 
-    def classify(self, phase: str, code: int, status: str, text: str) -> ReplyClass:
-        """The class of an attempt's reply, or of its reason if ``code`` is 0."""
-        return self.explain(phase, code, status, text).reply_class
+    def classify(self, phase: str, code: int, status: str, text: str, sender: str = "") -> ReplyClass:
+        """The class of an attempt's reply, or of its reason if ``code`` is 0.
+
+        ``sender``: of the envelope, if it is known. A reply that names no other address may be about that one.
+        """
+        found = self.explain(phase, code, status, text).reply_class
+        if sender and code and found in GONE:
+            named = with_sender_named(text[:SEARCHED_MAX], sender)
+            if named and self.explain(phase, code, status, named).reply_class is _C.INVALID_SENDER:
+                return _C.INVALID_SENDER
+        return found
 
     def explain(self, phase: str, code: int, status: str, text: str) -> Classified:
         """The class, and the rule that gave it."""

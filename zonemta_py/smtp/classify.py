@@ -3,6 +3,8 @@
 Source: RFC 5321 sections 4.2.1 and 4.5.3.1.10 (552 to RCPT means 452), RFC 3463.
 """
 
+import re
+from collections.abc import Collection
 from enum import StrEnum
 
 from zonemta_py.smtp.reply import Reply
@@ -76,6 +78,30 @@ def limits_recipients(reply: Reply) -> bool:
 def may_limit_recipients(reply: Reply) -> bool:
     """Whether a reply to RCPT means a full mailbox or too many recipients: it does not say which."""
     return reply.code == 452 and not reply.status
+
+
+PARAMETERS = {  # of MAIL and RCPT, by the extension that has them
+    "size": ("size",),
+    "8bitmime": ("body", "8bitmime"),
+    "dsn": ("ret", "envid", "notify", "orcpt"),
+    "smtputf8": ("smtputf8",),
+}
+_OF_PARAMETERS = (501, 504, 555)  # RFC 5321 section 4.2.2
+_WORDS = re.compile(r"[a-z0-9]+")
+
+
+def refused_extensions(reply: Reply, sent: Collection[str]) -> frozenset[str]:
+    """The extensions, of those whose parameters were ``sent``, that a reply to MAIL or RCPT may refuse: all if it names none,
+    but SMTPUTF8, without which the mail cannot be sent.
+
+    Not if it is about an address (RFC 3463, X.1.X).
+    """
+    may_be = reply.code in _OF_PARAMETERS or reply.status == "5.5.4"
+    if not may_be or not reply.permanent or reply.status.startswith("5.1."):
+        return frozenset()
+    words = frozenset(_WORDS.findall(reply.text.lower()))
+    named = frozenset(each for each in sent if not words.isdisjoint(PARAMETERS[each]))
+    return named or frozenset(sent) - {"smtputf8"}
 
 
 NO_ADDRESS = (

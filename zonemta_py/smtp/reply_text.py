@@ -2,6 +2,7 @@
 
 import re
 
+from zonemta_py.smtp import verp
 from zonemta_py.smtp.reply import Reply, make_reply
 
 SEARCHED_MAX = 1024  # characters of a reply that patterns see
@@ -9,9 +10,12 @@ SAID = " said: "  # between a host and its reply, in the text of a session that 
 
 _REPLY = re.compile(r"([2-5]\d\d)(?:[ -]+|\Z)(.*)\Z", re.DOTALL)
 _LINKS = re.compile(r"<?(?:https?://|www\.)[^\s<>]*>?")
-_ADDRESSES = re.compile(  # and what Postfix writes before a reason
-    r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
-    re.IGNORECASE,
+_ADDRESSES = re.compile(r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?")
+_NAMED = re.compile(  # an address, wherever it stands
+    r"""<?(?<![^\s<>()\[\],;:"'])([^\s<>()\[\],;:"'@]+@(?:[\w-]+\.)*[\w-]+)>?"""
+)
+_BEFORE_REASON = re.compile(  # by Postfix; the reason may be a link alone
+    r"(?:recipient address|client host) rejected: (?=\S)", re.IGNORECASE
 )
 _COURTESY = re.compile(  # what servers explain with each refusal, and what a log adds
     r"(?:for (?:more|further) information\b|to (?:best )?protect our users from spam\b"
@@ -37,9 +41,21 @@ def plain_words(text: str, *, links: bool = False) -> str:
 
     A server's reply to other recipients is the same then.
     """
+    text = _BEFORE_REASON.sub("<>", text)
     if not links:
         text = _COURTESY.sub("", _LINKS.sub("<>", text)).rstrip(" .,;-")
     return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text))
+
+
+def with_sender_named(text: str, sender: str) -> str:
+    """``text`` with the word ``sender`` for the address of ``sender``; empty unless that is the only address in it."""
+    found = _NAMED.findall(text)
+    if not found or not sender:
+        return ""
+    own = verp.base(sender).lower()
+    if any(each.lower() != own and not verp.contract(each, sender) for each in found):
+        return ""
+    return _NAMED.sub("sender", text)
 
 
 def _without_id(word: re.Match[str]) -> str:

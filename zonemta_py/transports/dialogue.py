@@ -6,7 +6,7 @@ than commands end the session.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core import clock
@@ -19,7 +19,7 @@ JOINED_MAX = 16_384  # bytes: above it a copy costs more than a list of buffers
 
 class Dialogue(asyncio.Protocol):
     """Writes commands and reads replies. ``usable``: another transaction may follow on this connection. ``lost_tls``: it is in clear text
-    because TLS failed.
+    because TLS failed. ``withdrawn``: extensions that the peer offers and whose parameters it refuses.
 
     ``trace``: of the present transaction, if it is traced.
     """
@@ -44,6 +44,7 @@ class Dialogue(asyncio.Protocol):
         self._replies_owed = 0  # limit of replies that are not awaited yet
         self.usable = True
         self.lost_tls = False
+        self.withdrawn: frozenset[str] = frozenset()
         self.trace: SessionTrace | None = None
         self.messages = 0
         self.secure = transport.get_extra_info("sslcontext") is not None
@@ -53,6 +54,12 @@ class Dialogue(asyncio.Protocol):
     def offers(self, extension: str) -> bool:
         """Whether the peer announced ``extension`` (lower case)."""
         return extension in self._extensions
+
+    def withdraw(self, extensions: Collection[str]) -> None:
+        """Use ``extensions`` (lower case) no more, as if the peer had not announced them."""
+        offered = self._extensions
+        self.withdrawn |= offered.keys() & extensions
+        self._extensions = {name: offered[name] for name in offered if name not in extensions}
 
     def parameter(self, extension: str) -> str:
         """What the peer announced behind ``extension`` (lower case); empty without it."""

@@ -7,11 +7,10 @@ from functools import cache
 from typing import NamedTuple
 
 from zonemta_py.config.reply_rules import make_classifier
-from zonemta_py.smtp.classification import ReplyClass, ReplyClassifier
+from zonemta_py.smtp.classification import GONE, ReplyClassifier
 from zonemta_py.smtp.classify import Phase
 
-# The recipient is gone, or was never there: no mail will reach it.
-HARD = frozenset((ReplyClass.INVALID_RECIPIENT, ReplyClass.INACTIVE_MAILBOX, ReplyClass.BAD_DOMAIN))
+HARD = GONE
 # Replies that cannot be about a recipient, whatever their words: no RCPT was sent before them.
 BEFORE_RECIPIENTS = (Phase.CONNECT.value, Phase.MAIL.value)
 
