@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tests.kit.queue import accept, lease, settle
+from tests.kit.segments import of_earlier_version
 from zonemta_py.admin.event_operations import EventOperations
 from zonemta_py.admin.requests import HistoryRequest
 from zonemta_py.cli.main import main
@@ -22,6 +23,7 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import Keep
 from zonemta_py.core.clock import now_ms
+from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.history import missing_events
@@ -29,7 +31,13 @@ from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.recovery import recover, seal_recovered
 from zonemta_py.events.retention import Needed, read_extent, remove_old
 from zonemta_py.events.schema import first_seq
-from zonemta_py.events.segment_reading import by_number, open_segments, read_segment, sealed_segments
+from zonemta_py.events.segment_reading import (
+    by_number,
+    open_segments,
+    read_segment,
+    sealed_segments,
+    verify_segment,
+)
 from zonemta_py.events.segments import Segment
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
@@ -192,6 +200,31 @@ def test_what_an_earlier_version_sealed_with_a_gap(directory: Path) -> None:
     assert [text.partition(": ")[2] for text in problems] == [
         f"events between {5:016x} and {11:016x} of node {NODE} are missing"
     ]
+
+
+@pytest.mark.parametrize("is_one_frame", [False, True])
+@pytest.mark.parametrize("has_trailer", [False, True])
+def test_the_rows_of_a_sealed_segment(directory: Path, is_one_frame: bool, has_trailer: bool) -> None:
+    """The check of a whole segment, as jobs make it, sees the gap, too. Two boots one behind the other are none."""
+    second = first_seq(2)
+    for begins in (11, second):
+        segment = Segment(directory, NODE, 1)
+        if is_one_frame:
+            segment.append(lines(1, 5) + lines(begins, 5), begins + 4)
+        else:
+            segment.append(lines(1, 5), 5)
+            segment.append(lines(begins, 5), begins + 4)
+        path = segment.seal(NOW_MS)
+        assert path is not None
+        content = path.read_bytes()
+        if not has_trailer:
+            content = of_earlier_version(content)
+        if begins == second:
+            assert verify_segment(content, path).records == 10
+            continue
+        words = f"events between {5:016x} and {11:016x} of node {NODE} are missing"
+        with pytest.raises(SegmentDamaged, match=words):
+            verify_segment(content, path)
 
 
 def test_a_line_that_is_no_event(directory: Path) -> None:
