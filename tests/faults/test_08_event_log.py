@@ -14,7 +14,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from tests.kit.deadlines import until
 from tests.kit.queue import accept, lease, settle
+from tests.kit.segments import of_earlier_version
+from tests.kit.shared_relays import shared_storage
 from zonemta_py.admin.event_operations import EventOperations
 from zonemta_py.admin.requests import HistoryRequest
 from zonemta_py.cli.main import main
@@ -22,6 +25,7 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import Keep
 from zonemta_py.core.clock import now_ms
+from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.history import missing_events
@@ -29,10 +33,19 @@ from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.recovery import recover, seal_recovered
 from zonemta_py.events.retention import Needed, read_extent, remove_old
 from zonemta_py.events.schema import first_seq
-from zonemta_py.events.segment_reading import by_number, open_segments, read_segment, sealed_segments
+from zonemta_py.events.segment_reading import (
+    by_number,
+    open_segments,
+    read_segment,
+    sealed_segments,
+    verify_segment,
+)
 from zonemta_py.events.segments import Segment
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
+from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
+from zonemta_py.storage.interface import Access
+from zonemta_py.storage.open import open_store
 
 NODE = "abcdef"
 NOW_MS = 1_795_248_000_000
@@ -194,6 +207,31 @@ def test_what_an_earlier_version_sealed_with_a_gap(directory: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_one_frame", [False, True])
+@pytest.mark.parametrize("has_trailer", [False, True])
+def test_the_rows_of_a_sealed_segment(directory: Path, is_one_frame: bool, has_trailer: bool) -> None:
+    """The check of a whole segment, as jobs make it, sees the gap, too. Two boots one behind the other are none."""
+    second = first_seq(2)
+    for begins in (11, second):
+        segment = Segment(directory, NODE, 1)
+        if is_one_frame:
+            segment.append(lines(1, 5) + lines(begins, 5), begins + 4)
+        else:
+            segment.append(lines(1, 5), 5)
+            segment.append(lines(begins, 5), begins + 4)
+        path = segment.seal(NOW_MS)
+        assert path is not None
+        content = path.read_bytes()
+        if not has_trailer:
+            content = of_earlier_version(content)
+        if begins == second:
+            assert verify_segment(content, path).records == 10
+            continue
+        words = f"events between {5:016x} and {11:016x} of node {NODE} are missing"
+        with pytest.raises(SegmentDamaged, match=words):
+            verify_segment(content, path)
+
+
 def test_a_line_that_is_no_event(directory: Path) -> None:
     """A start goes on with the others, and the log names the segment for good."""
     segment = Segment(directory, NODE, 1)
@@ -308,6 +346,88 @@ async def test_two_queues_with_one_event_log(directory: Path) -> None:
     shutil.copytree(directory / "events", directory / "events-two")
     configured(directory, "two", events={"directory": "events-two"})
     assert (await audit(directory, "one", "two")).exit_code == 0
+
+
+async def deliver(config: Config, *addresses: str) -> None:
+    """One start, that of a take-over: deliver what another relay accepted."""
+    queue = open_queue(config)
+    await queue.recover()
+    exporter = Exporter(queue, config.events)
+    await exporter._recover()
+    await queue.begin()
+    await until(lambda: not queue.scanning, "the queue")
+    for address in addresses:
+        await settle(queue, lease(queue, address.partition("@")[2]), OutcomeKind.DELIVERED)
+    while not exporter._is_empty():
+        await exporter._export()
+    await exporter._seal_if_due(now=True)
+    exporter._thread.shutdown()
+    await queue.close()
+
+
+async def test_a_take_over_with_a_log_each(directory: Path) -> None:
+    """Each relay's log has a part of the partition's events: both audits together are right, one alone says what to do."""
+
+    def relay(name: str, partition: str, events: str) -> Config:
+        (directory / f"queue-{name}").mkdir(mode=0o700)
+        queue = {
+            "directory": f"queue-{name}", "min_free_disk": "1MiB", **shared_storage(directory, "redis"),
+            "shared": {"name": partition, "lease": "2s"},
+        }  # fmt: skip
+        return configured(directory, name, queue=queue, events={"directory": events})
+
+    two, one = relay("two", "two", "events-two"), relay("one", "one", "events-one")
+    taken = relay("taken", "one", "events-two")
+    relay("taken-one", "one", "events-one")
+    await life(two, "o@x.example", deliver=True)  # its log begins first
+    await life(one, "u@x.example", "v@y.example", killed=True)
+    for address in ("u@x.example", "v@y.example"):  # in between it is given back, or not
+        await deliver(taken, address)
+        for names in (("two", "taken-one"), ("one", "two")):
+            result = await audit(directory, *names)
+            assert result.exit_code == 0, result.output
+    await life(one, "w@z.example", killed=True)
+    await deliver(taken, "w@z.example")
+    assert (await audit(directory, "one", "two")).exit_code == 0
+    node = await life(one)
+    assert (await audit(directory, "one", "two")).exit_code == 0
+    alone = await audit(directory, "two")
+    assert alone.exit_code == 1
+    assert f"3 recipients that node {node} accepted are settled or queued here" in alone.output
+    assert alone.output.count("acceptance") == 1
+    for name in ("one", "two"):
+        assert "audit all of them together" in (await audit(directory, name)).stderr
+    for path in sealed_segments(directory / "events-one", node)[:1]:  # and a log that is lost is named
+        path.unlink()
+    assert (await audit(directory, "one", "two")).exit_code == 1
+
+
+async def test_a_queue_that_an_earlier_version_imported(directory: Path) -> None:
+    """It does not know where its log begins: the audit says what it may be, and the operator can take the log as it is."""
+    config = configured(directory, "old")
+    await life(config, "a@x.example", deliver=True)
+    await life(config, "b@y.example")
+    store = open_store(config.queue, access=Access.EXISTING)
+    export_queue(store, directory / "file", lambda done: None)
+    store.close()
+    config = configured(directory)
+    store = open_store(config.queue)
+    import_queue(store, directory / "file", lambda done: None)
+    store.write(store.batch([(keys.META_LOG_BEGINS, None)], sync=True))
+    store.close()
+    may_be = "none is missing if an earlier version imported the queue of this node"
+    result = await audit(directory)
+    assert (result.exit_code, result.output.count(may_be)) == (1, 1)
+    node = await life(config, "c@x.example", deliver=True)
+    result = await audit(directory)
+    assert (result.exit_code, result.output.count(may_be)) == (1, 1)
+    (directory / "events" / f".{node}.range").unlink()
+    for _ in range(2):
+        await life(config, "d@x.example", deliver=True)
+        result = await audit(directory)
+        assert result.exit_code == 0, result.output
+    by_number(sealed_segments(directory / "events", node))[0].unlink()
+    assert (await audit(directory)).exit_code == 1
 
 
 # ---- retention

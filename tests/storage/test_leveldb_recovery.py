@@ -67,6 +67,64 @@ def test_a_manifest_with_a_torn_end(database: Path, tail: bytes) -> None:
         LevelDB(database)
 
 
+@pytest.fixture
+def several_tables(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database whose MANIFEST has a record for each of its tables."""
+    monkeypatch.setattr(leveldb, "WRITE_BUFFER_BYTES", 1 << 16)
+    opened = LevelDB(directory / "db")
+    for number in range(40):
+        put(opened, (b"key-%02d" % number, b"%d" % number * 4500))
+    opened.close()
+    return directory / "db"
+
+
+def heads(manifest: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(manifest):
+        found.append(at)
+        at += 7 + int.from_bytes(manifest[at + 4 : at + 6], "little")
+    return found
+
+
+@pytest.mark.parametrize(
+    "damage", [bytes(7), bytes(16), b"\x01\x02\x03\x04\x00\x70\x01", b"\x01\x02\x03\x04\x00\x00\x00"]
+)
+def test_a_manifest_with_damage_in_the_middle(several_tables: Path, damage: bytes) -> None:
+    """LevelDB passes over it, opens the rest and deletes the tables that this does not name: so it is not opened."""
+    (manifest,) = several_tables.glob("MANIFEST-*")
+    whole, names = manifest.read_bytes(), {each.name for each in several_tables.iterdir()}
+    assert len(heads(whole)) > 4
+    for at in heads(whole)[:-2]:
+        manifest.write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+        for access in (Access.READ, Access.EXISTING):
+            with pytest.raises(
+                QueueCorrupt, match=f"{several_tables}: {manifest.name}: damaged at byte"
+            ):
+                LevelDB(several_tables, access)
+        assert {each.name for each in several_tables.iterdir()} == names
+
+
+def test_a_repair_without_a_manifest_looks_at_all_logs(several_tables: Path) -> None:
+    (manifest,) = several_tables.glob("MANIFEST-*")
+    at = heads(manifest.read_bytes())[2]
+    spoil(manifest, at, bytes(7))
+    newest = several_tables / f"{int((several_tables / WRITTEN).read_text()):06}.log"
+    spoil(newest, groups(newest)[0].start + 400)
+    made_anew, left_out = clean_logs(several_tables)
+    assert f"{manifest.name}: damaged at byte {at}: made anew" in made_anew.text
+    assert (made_anew.is_lost, left_out.is_lost) == (False, True)
+    assert f"{newest.name}: " in left_out.text
+    newest.rename(newest.with_suffix(".away"))
+    assert [each.is_lost for each in clean_logs(several_tables)] == [False, True]
+    (several_tables / "CURRENT").unlink()
+    assert [each.is_lost for each in clean_logs(several_tables)] == [False, True]
+    newest.with_suffix(".away").rename(newest)
+    leveldb.repair_database(several_tables)
+    opened = LevelDB(several_tables, Access.EXISTING)
+    assert len(list(opened.keys(b"key", b"kez"))) >= 38
+    opened.close()
+
+
 def test_a_log_that_a_compaction_has_begun(directory: Path) -> None:
     """Behind the last write, so it stays empty: nothing is lost."""
     opened = LevelDB(directory / "db")

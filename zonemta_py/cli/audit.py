@@ -25,6 +25,11 @@ from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.audit import Audit
 from zonemta_py.events.log import ends_of, gaps, read_log
 
+TOGETHER = (
+    "relays that share a storage may have an event log each, and after a take-over a part of the events in each: "
+    "audit all of them together (-c A.yaml -c B.yaml)"
+)
+
 
 @click.command()
 @click.option(
@@ -79,7 +84,15 @@ def audit(config_paths: tuple[Path, ...], as_json: bool) -> None:
             echo(f"{count} recipients were accepted by node {node}, and this queue is of node {nodes}")
         _print(rows, found.history, problems)
     if problems:
+        if len(config_paths) == 1 and _is_shared(config_paths[0]):
+            click.echo(TOGETHER, err=True)
         sys.exit(EXIT_FAILED)
+
+
+def _is_shared(config_path: Path) -> bool:
+    from zonemta_py.storage.open import SHARED_STORAGES  # loads LevelDB
+
+    return read_config(config_path).queue.store in SHARED_STORAGES
 
 
 def _fill(found: Audit, config_paths: Sequence[Path]) -> list[str]:

@@ -50,6 +50,7 @@ class Audit:
             yield f"{message} recipient {index}: two places in the queue"
         for (message, index), event in history.repeated[:PROBLEMS_MAX]:
             yield f"{message} recipient {index}: two outcomes, {event} the second"
+        nodes = ", ".join(sorted(self.nodes))
         elsewhere: Counter[str] = Counter()
         for (message, index), zone in history.zones.items():
             settled, queued = (message, index) in history.outcomes, (message, index) in self._places
@@ -61,13 +62,23 @@ class Audit:
                 yield f"{message} recipient {index} in {zone}: no outcome, and not in the queue"
         for node, count in elsewhere.items():
             yield (
-                f"{count} recipients that node {node} accepted have no outcome, and are not in the queue of {', '.join(sorted(self.nodes))}: "
+                f"{count} recipients that node {node} accepted have no outcome, and are not in the queue of {nodes}: "
                 "audit all queues of this event log together (-c A.yaml -c B.yaml)"
             )
+        elsewhere.clear()
         for message, index in sorted({*history.outcomes, *self._places} - history.zones.keys()):
             # Older messages were accepted before the log begins: segments were removed.
-            if _created_ms(message) >= (history.began_ms or 0) and history.zones:
+            if _created_ms(message) < (history.began_ms or 0) or not history.zones:
+                continue
+            if (node := message[-NODE_LENGTH:]) in self.nodes:
                 yield f"{message} recipient {index}: the event log does not have its acceptance"
+            else:
+                elsewhere[node] += 1
+        for node, count in elsewhere.items():
+            yield (
+                f"{count} recipients that node {node} accepted are settled or queued here, and the event log does not have "
+                "their acceptance: if another event log has it, audit both together (-c A.yaml -c B.yaml), or see docs/operations.md, Back up"
+            )
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each zone and day of acceptance (UTC), with its sum."""

@@ -15,7 +15,7 @@ from typing import Any
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.events.recovery import last_seq
 from zonemta_py.events.retention import Extent, extents
-from zonemta_py.events.schema import number_before
+from zonemta_py.events.schema import boot_of, first_seq, number_before
 from zonemta_py.events.segment_reading import (
     by_number,
     missing,
@@ -29,6 +29,7 @@ from zonemta_py.events.segment_reading import (
 from zonemta_py.events.segments import Trailer, read_name
 
 UNKNOWN = -1  # where a log begins
+IMPORTED = "; none is missing if an earlier version imported the queue of this node: see docs/operations.md, Back up"
 
 Each = Callable[[list[Path]], Iterator[Path]]
 Parts = Callable[[Path], Iterator[Trailer]]
@@ -130,9 +131,11 @@ def missing_of(
     last = must.after
     for trailer, path in sorted(segments, key=lambda one: one[0].first):
         if last != UNKNOWN and number_before(trailer.first, trailer.previous) > last:
-            yield f"{path}: {missing(node, last, trailer.first)}"
+            is_begin = last == 0 and trailer.first == first_seq(boot_of(trailer.first))
+            yield f"{path}: {missing(node, last, trailer.first)}{IMPORTED if is_begin else ''}"
         last = max(last, trailer.last)
     if must.last > max(last, 0):
         yield (
             f"{where}: the log of node {node} ends at {max(last, 0):016x}, and events were written up to {must.last:016x}"
+            f"{'' if last > 0 else IMPORTED}"
         )

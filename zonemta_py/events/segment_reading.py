@@ -119,10 +119,8 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
                 records += 1
                 seq = record["seq"]
-                if seq > last + 1 and last >= 0 and number_before(seq, last) > last and not gap:
-                    gap = missing(
-                        record["node"], last, seq
-                    )  # a start of an earlier version sealed what it could read
+                if is_gap(last, seq) and not gap:
+                    gap = missing(record["node"], last, seq)
                 last = max(last, seq)
         if trailer is None and not records:
             raise SegmentDamaged(f"{path}: it is empty", 0)
@@ -136,6 +134,14 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
             raise SegmentDamaged(f"{path}: {gap}", size_bytes)
 
 
+def is_gap(last: int, seq: int) -> bool:
+    """Whether events are missing between two numbers in one segment; not if ``last`` is negative: nothing was before.
+
+    Starts of earlier versions sealed what they could read of a damaged segment as one.
+    """
+    return seq > last + 1 and last >= 0 and number_before(seq, last) > last
+
+
 def missing(node: str, last: int, first: int) -> str:
     """The words for a gap between two numbers."""
     return f"events between {last:016x} and {first:016x} of node {node} are missing"
@@ -144,32 +150,39 @@ def missing(node: str, last: int, first: int) -> str:
 def verify_segment(content: bytes, path: Path | str) -> Trailer:
     """The trailer of a sealed segment whose bytes are those that were sealed, and whose lines are events. Raises SegmentDamaged.
 
-    One that an earlier version sealed, without a trailer, is read as a whole instead.
+    Also for one that was sealed with a gap, which is named then. One that an earlier version sealed, without a trailer, is read
+    as a whole.
     """
     size_bytes, trailer = split_trailer(content)
     if trailer is not None:
         _check_digest(content, size_bytes, trailer, path)
-        for frame in read_frames(
-            content, path, 0, size_bytes
-        ):  # it may have been sealed with what is no event
-            _check_lines(frame, path)
-        return trailer
+    last, gap = -1, ""
     for frame in read_frames(content, path, 0, size_bytes):
-        for line in frame.lines.splitlines():
-            _record(line, path, frame.start)
-    _check_end(content, path)
-    return trailer_of(content, path)
+        for seq in sorted(_numbers_in(frame, path, has_position=trailer is not None)):
+            if is_gap(last, seq) and not gap:
+                gap = missing(from_json(frame.lines.partition(b"\n")[0])["node"], last, seq)
+            last = max(last, seq)
+    if trailer is None:
+        _check_end(content, path)
+        trailer = trailer_of(content, path)
+    if gap:
+        raise SegmentDamaged(f"{path}: {gap}", size_bytes)
+    return trailer
 
 
-def _check_lines(frame: Frame, path: Path | str) -> None:
+def _numbers_in(frame: Frame, path: Path | str, *, has_position: bool) -> set[int]:
+    """The sequence numbers in a frame. Raises SegmentDamaged for a line that is no event."""
+    if not has_position:
+        return {_record(line, path, frame.start)["seq"] for line in frame.lines.splitlines()}
     try:
-        found = len(_places_in(frame.lines))
+        found = _places_in(frame.lines)  # it may have been sealed with what is no event
     except ValueError as exc:
         raise SegmentDamaged(
             f"{path}: damaged at byte {frame.start}: a line is no event: {exc}", frame.start
         ) from exc
-    if found != frame.lines.count(b"\n"):
+    if len(found) != frame.lines.count(b"\n"):
         raise SegmentDamaged(f"{path}: damaged at byte {frame.start}: a line is no event", frame.start)
+    return {place.seq for place in found}
 
 
 def _check_end(data: Data, path: Path | str) -> None:
@@ -188,7 +201,7 @@ def _record(line: bytes, path: Path | str, at: int) -> dict[str, Any]:
         record = from_json(line)
     except ValueError as exc:
         raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
-    if not isinstance(record, dict) or "seq" not in record:
+    if not isinstance(record, dict) or type(record.get("seq")) is not int:
         raise SegmentDamaged(f"{path}: damaged at byte {at}: a line is no event", at)
     return record
 

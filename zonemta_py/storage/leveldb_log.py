@@ -300,7 +300,7 @@ def written(groups: Iterable[Group]) -> Iterator[bytes]:
 def records(data: bytes) -> Iterator[bytes]:
     """The data of all groups of a file in this format, such as a MANIFEST, which has no batches. Raises ValueError for a damaged one.
 
-    A torn end, zeros or a part of a group, ends it, as for LevelDB.
+    A torn end, zeros or a part of a group, ends it, as for LevelDB, which takes damage in the middle for one, too.
     """
     position, parts = 0, list[bytes]()
     while position < len(data):
@@ -322,12 +322,23 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def _is_torn(data: bytes, position: int) -> bool:
-    """Whether only zeros follow, or the file ends in the middle of a fragment."""
+    """Whether the file ends in a fragment that was never whole: LevelDB passes over it, and nothing whole is behind it."""
     rest = len(data) - position
     if rest < _HEAD.size or not data[position:].strip(b"\0"):
         return True
     _, length, kind = _HEAD.unpack_from(data, position)
-    return bool(FULL <= kind <= LAST and _HEAD.size + length > rest)
+    is_passed = _HEAD.size + length > rest if FULL <= kind <= LAST else not kind and not length
+    return is_passed and not _is_whole_from(data, position)
+
+
+def _is_whole_from(data: bytes, position: int) -> bool:
+    """Whether there is a fragment at ``position`` but for one bit, or a whole one anywhere behind it."""
+    for at in range(position, len(data) - _HEAD.size + 1):
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        is_head = at == position or (left >= _HEAD.size and FULL <= data[at + _HEAD.size - 1] <= LAST)
+        if is_head and _fragment_at(data, at, left, correct=at == position) is not None:
+            return True
+    return False
 
 
 def loose_data(data: bytes, damage: DamagedBytes) -> bytes:

@@ -79,11 +79,21 @@ def check_logs(directory: Path, *, keep: bool) -> None:
 
 
 def live_logs(directory: Path) -> list[Path]:
-    """The logs that the next opening reads, oldest first. Raises QueueCorrupt when one is missing that must be there."""
-    oldest = _oldest_log(directory)
-    if oldest is None:
+    """The logs that the next opening reads, oldest first. Raises QueueCorrupt when one is missing, or the MANIFEST is damaged.
+
+    None without a MANIFEST that can be opened: LevelDB says what is wrong.
+    """
+    try:
+        oldest = _oldest_log(directory)
+    except OSError:
         return []
-    found = {int(path.stem): path for path in _logs(directory) if int(path.stem) >= oldest}
+    _check_logs_there(directory, oldest)
+    return [path for path in _logs(directory) if int(path.stem) >= oldest]
+
+
+def _check_logs_there(directory: Path, oldest: int) -> None:
+    """Raises QueueCorrupt when a log is missing or empty that must be there, of those from ``oldest`` on."""
+    found = {int(path.stem): path for path in _logs(directory)}
     written_to = _written_log(directory)
     for number in (oldest, written_to):
         if number >= max(oldest, 1) and (
@@ -91,7 +101,6 @@ def live_logs(directory: Path) -> list[Path]:
         ):
             state = "empty" if number in found else "missing"
             raise QueueCorrupt(f"{directory}: {number:06}.log, which has the newest mail, is {state}")
-    return list(found.values())
 
 
 def note_written(directory: Path) -> bool:
@@ -123,15 +132,16 @@ def _logs(directory: Path) -> list[Path]:
     )
 
 
-def _oldest_log(directory: Path) -> int | None:
-    """The number of the oldest log that is needed, 0 for none in particular; None when that cannot be read.
+def _oldest_log(directory: Path) -> int:
+    """The number of the oldest log that is needed, 0 for none in particular. Raises QueueCorrupt for a damaged MANIFEST, OSError.
 
+    LevelDB passes over a head of zeros there in silence, and then deletes all tables that the rest does not name.
     Source: VersionEdit::DecodeFrom in db/version_edit.cc of LevelDB.
     """
+    name = (directory / "CURRENT").read_bytes().decode(errors="replace").strip().replace("\0", "")
+    found = 0
     try:
-        manifest = directory / (directory / "CURRENT").read_text().strip()
-        found = 0
-        for edit in records(manifest.read_bytes()):
+        for edit in records((directory / name).read_bytes()):
             position = 0
             while position < len(edit):
                 tag, position = varint(edit, position)
@@ -146,9 +156,9 @@ def _oldest_log(directory: Path) -> int | None:
                     for _ in range({5: 1, 6: 0, 7: 2}[tag]):
                         _, position = bytes_at(edit, position)
                 else:
-                    return None
-    except (OSError, ValueError):
-        return None  # LevelDB says what is wrong
+                    raise ValueError(f"unknown tag {tag}")
+    except ValueError as exc:
+        raise QueueCorrupt(f"{directory}: {name}: {exc}") from exc
     return found
 
 
@@ -200,7 +210,12 @@ def clean_logs(directory: Path) -> list[LogDamage]:
     """Before LevelDB's repair: leave only whole groups in every log, keep what was damaged in ``lost``. Raises OSError."""
     found: list[LogDamage] = []
     try:
-        live_logs(directory)
+        oldest = _oldest_log(directory)
+    except (OSError, QueueCorrupt) as exc:
+        found.append(LogDamage(f"{exc}: made anew from all tables and logs", is_lost=False))
+        oldest = max((int(path.stem) for path in _logs(directory)), default=0)
+    try:
+        _check_logs_there(directory, oldest)
     except QueueCorrupt as exc:
         found.append(LogDamage(str(exc), is_lost=True))
     for path in _logs(directory):

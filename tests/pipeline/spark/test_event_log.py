@@ -105,6 +105,23 @@ def test_a_segment_without_a_trailer(spark: "SparkSession", tmp_path: Path) -> N
     assert f"{second.name}: damaged at byte " in problem
 
 
+def test_a_segment_that_was_sealed_with_a_gap(spark: "SparkSession", tmp_path: Path) -> None:
+    """By a start of an earlier version: it is named in each run, once, and all of its records are read."""
+    segment = Segment(tmp_path, "abcdef", 1)
+    for seqs in (range(1, 11), range(15, 25)):
+        segment.append(b"".join(to_json(delivered(seq)) + b"\n" for seq in seqs), seqs[-1])
+    path = segment.seal(HOUR_BEGINS_MS)
+    assert path is not None
+    [problem] = damage(spark, tmp_path)
+    assert f"{path.name}: events between 000000000000000a and 000000000000000f" in problem
+    assert problem.endswith("; 20 of its records are read")
+    assert seqs_read(spark, tmp_path) == [*range(1, 11), *range(15, 25)]
+    assert sums_read(spark, tmp_path) == 20
+    log = open_log(spark, tmp_path)
+    assert log.read is not None
+    assert log.read.ranges == {"abcdef": [(1, 10), (15, 24)]}
+
+
 @pytest.mark.usefixtures("kept_session")
 def test_the_exit_code(tmp_path: Path) -> None:
     """The job is done, its result is printed, and then the damage: exit code 3."""

@@ -22,7 +22,7 @@ from zonemta_py.core.errors import LocalError, SegmentDamaged
 from zonemta_py.events.log import UNKNOWN, missing_of
 from zonemta_py.events.retention import Extent, extents
 from zonemta_py.events.schema import number_before
-from zonemta_py.events.segment_reading import verify_segment, whole_frames
+from zonemta_py.events.segment_reading import is_gap, verify_segment, whole_frames
 from zonemta_py.events.segments import Trailer
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
 from zonemta_py.pipeline.rules.torn_lines import whole_groups, whole_lines
@@ -264,7 +264,8 @@ def examine_segment(path: str, content: bytes) -> tuple[object, ...]:
             readable += records
             lines += frame.lines.count(b"\n")
             found = [end for run in runs for end in run]
-            if frame.start == behind and ends and runs and runs[0][0] == frame.first:
+            is_next = frame.start == behind and ends and runs and runs[0][0] == frame.first
+            if is_next and not is_gap(ends[-1], frame.first):
                 ends[-1:], found = found[1:2], found[2:]  # no event is missing between the two
             ends += found
             behind = frame.end if runs and runs[-1][1] == frame.last else -1
