@@ -59,7 +59,13 @@ def tolerant_decoded_first(value: str) -> list[str]:
     return tolerant(str(make_header(decode_header(value))))
 
 
-READERS: tuple[Callable[[str], list[str]], ...] = (registry, utils, tolerant, decoded_first, tolerant_decoded_first)
+READERS: tuple[Callable[[str], list[str]], ...] = (
+    registry,
+    utils,
+    tolerant,
+    decoded_first,
+    tolerant_decoded_first,
+)
 
 
 def domains(addresses: Iterable[str]) -> set[str]:
@@ -68,7 +74,9 @@ def domains(addresses: Iterable[str]) -> set[str]:
     Quotes around an address in a name are kept by some, which makes no other domain of it.
     """
     parts = [each.rpartition("@") for each in addresses]
-    return {name for local, _, domain in parts if local.strip(" '") and (name := _domain(domain.strip(" '")))}
+    return {
+        name for local, _, domain in parts if local.strip(" '") and (name := _domain(domain.strip(" '")))
+    }
 
 
 def _domain(text: str) -> str:
