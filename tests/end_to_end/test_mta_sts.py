@@ -58,14 +58,6 @@ async def mail_host(
         yield made
 
 
-def publish(stage: Stage, web: PolicyServer, domain: str, text: str) -> None:
-    web.texts[f"mta-sts.{domain}"] = text
-    stage.names.records |= {
-        f"_mta-sts.{domain}": {"TXT": ['"v=STSv1; id=1;"']},
-        f"mta-sts.{domain}": {"A": ["127.0.0.1"]},
-    }
-
-
 def of_zone(web: PolicyServer) -> dict[str, Any]:
     zone = {"tls": "mta-sts", "tls_ca_file": str(web.ca_file), "retry": {"delays": ["1h"]}}
     return {"zones": {"default": zone}, "processes": ONE_PROCESS}
@@ -95,7 +87,7 @@ async def test_a_policy_that_is_met(directory: Path, monkeypatch: pytest.MonkeyP
         mail_host(stage, "evil.example", web.context("mx.evil.example")) as evil,
     ):
         stage.names.records |= {"a.example": {"MX": ["5 mx.evil.example.", "10 mx.a.example."]}}
-        publish(stage, web, "a.example", policy("enforce", "mx.a.example"))
+        web.publish(stage.names, "a.example", policy("enforce", "mx.a.example"))
         async with relaying(stage.config(**of_zone(web))) as relay:
             event = await outcome(relay, directory, "x@a.example", lambda: host.got)
         assert host.got == [(b"RCPT TO:<x@a.example>", True)]
@@ -125,7 +117,7 @@ async def test_a_policy_that_is_not_met(
             "right": web.context("mx.a.example"),
         }
         async with mail_host(stage, "a.example", contexts[offered]) as host:
-            publish(stage, web, "a.example", policy("enforce", hosts))
+            web.publish(stage.names, "a.example", policy("enforce", hosts))
             async with relaying(stage.config(**of_zone(web))) as relay:
                 event = await outcome(relay, directory, "x@a.example", deferred(relay))
             assert host.got == []
@@ -147,7 +139,7 @@ async def test_a_domain_that_asks_for_nothing(
     ):
         for domain in ("a.example", "b.example"):
             if mode is not None:
-                publish(stage, web, domain, policy(mode, "mx.nowhere.example"))
+                web.publish(stage.names, domain, policy(mode, "mx.nowhere.example"))
         async with relaying(stage.config(**of_zone(web))) as relay:
             await send(relay, ["x@a.example"])
             await send(relay, ["x@b.example"])

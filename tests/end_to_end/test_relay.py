@@ -213,9 +213,11 @@ async def test_a_zone_that_there_is_not(directory: Path, caplog: pytest.LogCaptu
             for zone in ("blk", "blk", "bulk"):
                 await send(relay, ["u@a.example"], f"X-Sending-Zone: {zone}\r\n\r\nb\r\n".encode())
             await empty(relay)
-            assert relay.queue.unknown_zones.messages == 2
+            assert relay.queue.unusable_fields.unknown_zones == 2
             assert relay.queue.traffic.accepted["bulk"] == 3
     found = [each for each in caplog.messages if "there is no zone 'blk'" in each]
+    loggers = {each.name for each in caplog.records if "there is no zone" in each.getMessage()}
+    assert loggers == {"zonemta_py.queue.unusable_fields"}
     assert len(found) == 2
     assert found[0].endswith("of 127.0.0.1 names: it goes to bulk")
     assert found[1].startswith("repeated 1 more times within a minute")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.listener import certificate
+from tests.kit.policy_server import policies_served, policy
 from tests.kit.queue import everything
 from tests.kit.relay import Stage, received, relaying, send, staged
 from tests.kit.tls_sink import TlsSink, server_context
@@ -102,6 +103,43 @@ async def test_the_password_of_a_smarthost(directory: Path, tls: str, processes:
         assert (clear.passwords, broken.passwords) == ([], [])
         assert clear.envelopes == [("s@plain.example", False)] * 2
         assert broken.envelopes == []
+
+
+@pytest.mark.parametrize("processes", PROCESSES, ids=["0/0", "2/2"])
+async def test_mail_under_an_enforced_policy(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, processes: dict[str, int]
+) -> None:
+    """Each zone is first at a host as the policy has it, without TLS, with another's certificate, and not permitted."""
+    kinds = ("right", "clear", "other", "foreign")
+    domains = [(f"{kind}.{order[0]}-first.example", kind, order) for order in ORDERS for kind in kinds]
+    served = policies_served(directory, monkeypatch, *(f"mta-sts.{domain}" for domain, _, _ in domains))
+    async with staged(directory) as stage, served as web:
+        for domain, kind, _ in domains:
+            name = "mx.elsewhere.example" if kind == "other" else f"mx.{domain}"
+            context = None if kind == "clear" else web.context(name)
+            await stage.receiver(domain, kind=TlsSink, context=context)
+            permitted = "mx.elsewhere.example" if kind == "foreign" else f"mx.{domain}"
+            web.publish(stage.names, domain, policy("enforce", permitted))
+        config = two_zones(stage, processes, tls="mta-sts", tls_ca_file=str(web.ca_file))
+        async with relaying(config) as relay:
+            waiting = 0
+            for domain, kind, order in domains:
+                sink, arrived = stage.sinks[domain], 0
+                for name in order:
+                    await send(relay, [f"x@{domain}"], sender=f"s@{name}.example")
+                    if name == "plain" or kind == "right":
+                        arrived += 1
+                        await received(sink, arrived)
+                    else:
+                        waiting += 1
+                        await deferred(relay, "strict", waiting)
+                assert isinstance(sink, TlsSink)
+                came = {(f"s@{name}.example", kind != "clear") for name in order}
+                assert set(sink.envelopes) == {
+                    each for each in came if kind == "right" or "plain" in each[0]
+                }
+            await deferred(relay, "plain", 0)
+        assert len(set(web.asked)) == len(domains)
 
 
 class OnePolicy(StsPolicies):

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from tests.kit.dkim import write_key
 from tests.kit.relay import received, relaying, staged
 from zonemta_py.relay.relay import Relay
-from zonemta_py.smtp.address import AddressError, domain_of, normalise_domain
-from zonemta_py.smtp.authors import Unreadable, author_addresses
-from zonemta_py.smtp.headers import scan
+from zonemta_py.smtp.address import AddressError, domain_of, normalise, normalise_domain
+from zonemta_py.smtp.authors import Unreadable, author_addresses, author_domain, first_address
+from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.seven_bit import NotConvertible, to_seven_bit
 
 OWN, OTHER = "acme.example", "bank.example"
@@ -105,13 +105,26 @@ def read_by(reader: Callable[[str], list[str]], value: str) -> set[str]:
             return set()  # it has no author for this reader
 
 
+def same_author(value: str) -> None:
+    """The reader of reports, also of a folded field, and that of DKIM have an author of the accepted field, of its domain."""
+    header = f"From: {value}\r\n".encode()
+    fields = scan(header)[0]
+    authors = author_addresses(header, fields)
+    for each in (value, field_value(header, fields[0]), value.replace("\r\n", "\n")):
+        first = normalise(first_address(each))
+        assert first in authors, value
+        assert domain_of(first) == author_domain(header, fields) == OWN, value
+
+
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map(lambda each: "".join([*each, f" <ann@{OWN}>"])))
 @example(f'"ceo@{OTHER}" <ann@{OWN}>')
+@example(f"ann\r\n <ann@{OWN}>")
 @example(f"ann@{OWN} =?utf-8?q?=2Ebank.example?= <ann@{OWN}>")
 def test_no_reader_sees_another_author(value: str) -> None:
     """What is accepted for a tenant with one domain has no author of another domain for a foreign parser."""
     if ours(value) != {OWN}:
         return
+    same_author(value)
     for reader in READERS:
         assert read_by(reader, value) <= {OWN}, reader.__name__
 
@@ -127,6 +140,7 @@ def test_many_fields() -> None:
     accepted = [value for value in values if ours(value) == {OWN}]
     assert len(accepted) > 100
     for value in accepted:
+        same_author(value)
         for reader in READERS:
             assert read_by(reader, value) <= {OWN}, (reader.__name__, value)
     for value, read in zip(accepted, nodemailer(accepted), strict=False):

@@ -13,13 +13,22 @@ from zonemta_py.intake.http import PATH
 from zonemta_py.relay.relay import Relay
 from zonemta_py.smtp.http_mapping import RECIPIENT_FIELD, SENDER_FIELD, encode_address, read_reply
 
+FIRST_LINES = [
+    b"From a1b2c3d4 Mon Sep 17 00:00:00 2001",
+    b"From a1b2c3d4 Mon",  # no valid date
+    b"From a1b2c3d4",
+    b"From a1b2c3d4 Mon: the 17th",
+    b"From\ta1b2c3d4",
+    b"from a1b2c3d4 Mon Sep 17 00:00:00 2001",
+    b">From a1b2c3d4 Mon Sep 17 00:00:00 2001",
+    b">>From\ta1b2c3d4\r\nFrom a1b2c3d4 Mon",
+]
 MESSAGE = (
-    b"From a1b2c3d4 Mon Sep 17 00:00:00 2001\r\n"
     b"From: Ann <ann@acme.example>\r\n"
     b"To: list@lists.example\r\n"
     b"Bcc: hidden@other.example\r\n"
     b"Subject: a change\r\n"
-    b"X-Submission-Key: change-%d\r\n"
+    b"X-Submission-Key: change-%d-%d\r\n"
     b"\r\n"
     b"text\r\n"
 )
@@ -57,18 +66,20 @@ async def test_a_line_of_an_mbox_file(directory: Path, processes: int) -> None:
             processes={"receivers": processes, "senders": processes},
         )
         async with relaying(config) as relay:
-            await send(relay, ["a@one.example"], MESSAGE % 1)
-            assert (await post(relay, "a@two.example", MESSAGE % 2)).startswith("250")
-            await relay.enqueue(
-                "s@acme.example", ["a@three.example"], (MESSAGE % 3).replace(b"\r\n", b"\n")
-            )
+            for number, first in enumerate(FIRST_LINES):
+                messages = [first + b"\r\n" + MESSAGE % (number, way) for way in range(3)]
+                await send(relay, ["a@one.example"], messages[0])
+                assert (await post(relay, "a@two.example", messages[1])).startswith("250")
+                await relay.enqueue(
+                    "s@acme.example", ["a@three.example"], messages[2].replace(b"\r\n", b"\n")
+                )
             for sink in sinks:
-                (got,) = await received(sink, 1)
-                header, _, body = got.data.partition(b"\r\n\r\n")
-                assert body == b"text\r\n"
-                assert b"\r\nSubject: a change\r\n" in header + b"\r\n"
-                assert b"DKIM-Signature: " in header
-                assert not any(secret in got.data for secret in SECRETS)
+                for got in await received(sink, len(FIRST_LINES)):
+                    header, _, body = got.data.partition(b"\r\n\r\n")
+                    assert body == b"text\r\n"
+                    assert b"\r\nSubject: a change\r\n" in header + b"\r\n"
+                    assert b"DKIM-Signature: " in header
+                    assert not any(secret in got.data for secret in SECRETS)
 
 
 async def test_a_header_that_ends_early(directory: Path) -> None:

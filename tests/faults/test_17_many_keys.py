@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.kit.dkim import verified, write_key
 from tests.kit.relay import empty, received, relaying, send, staged
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Dkim, DkimKey
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.delivery import dkim
 from zonemta_py.delivery.dkim import Key, load_keys
 from zonemta_py.relay.preflight import warnings
 
@@ -58,6 +61,44 @@ def test_a_key_is_parsed_at_load_and_at_its_first_signature(
     path.unlink()  # what was read at the reload signs until the next
     assert key.sign(b"x") == key.sign(b"x")
     assert parsed.here == 301
+
+
+async def test_what_is_done_with_thousands_of_keys(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is parsed and checked once at load, parsed once more when it signs for the first time, and then never again."""
+    parsed, checked = Parsed(monkeypatch), Counter[str]()
+    fits_together = dkim._fits_together
+
+    def check(numbers: rsa.RSAPrivateNumbers) -> bool:
+        checked["keys"] += 1
+        return fits_together(numbers)
+
+    monkeypatch.setattr(dkim, "_fits_together", check)
+    settings = settings_of(write_key(directory / "key.pem"), 5000)
+
+    async def body_hash() -> bytes:
+        return b"hash"
+
+    async def sign(signer: dkim.Signer, message: str, domain: str) -> None:
+        header = f"From: n@{domain}\r\n".encode()
+        assert f" d={domain};".encode() in await signer.signatures(message, header, body_hash, "")
+
+    signer = dkim.Signer(settings, load_keys(settings), Tenants({}))
+    try:
+        for begun in (0, 1):  # at the start, and behind a reload
+            if begun:
+                signer.configure(settings, load_keys(settings), Tenants({}))
+            assert (sum(parsed.threads.values()), checked["keys"]) == (5000, 5000)
+            for times in range(3):
+                for number in range(0, 5000, 200):
+                    await sign(signer, f"{times}-{number}", f"d{number}.example")
+                    await sign(signer, f"{times}-{number}", f"d{number}.example")  # its next transaction
+            assert (sum(parsed.threads.values()), checked["keys"]) == (5025, 5000)
+            parsed.threads.clear()
+            checked.clear()
+    finally:
+        signer.close()
 
 
 def test_a_damaged_rsa_key_is_refused(directory: Path) -> None:

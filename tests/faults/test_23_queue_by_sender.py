@@ -64,6 +64,21 @@ async def test_what_is_no_sender(directory: Path, wanted: dict[str, Any]) -> Non
                 await rows(queue, request)
 
 
+@pytest.mark.parametrize("name", ["list", "hold", "delete", "bounce"])
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [("--sender-domain", "a..b", "malformed domain"), ("--sender", "ann", "an address is local@domain")],
+)
+def test_the_error_names_the_option(
+    directory: Path, name: str, option: str, value: str, problem: str
+) -> None:
+    (directory / "zonemta.yaml").write_text("{}\n")
+    line = ["queue", name, "-c", str(directory / "zonemta.yaml"), option, value]
+    result = CliRunner().invoke(main, line)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}': '{value}': {problem}" in result.output
+
+
 async def test_commands_and_http(directory: Path) -> None:
     """On a running relay."""
     token = add_token(directory / "tokens", "ops", Role.OPERATE)

@@ -11,6 +11,8 @@ import trustme
 from aiohttp import web
 
 from zonemta_py.delivery import sts_policies
+from zonemta_py.processes.sender_child import SenderChild
+from zonemta_py.sink.nameserver import NameServer
 
 PATH = "/.well-known/mta-sts.txt"
 
@@ -34,6 +36,15 @@ class PolicyServer:
         self.authority.issue_cert(*names).configure_cert(context)
         return context
 
+    def publish(self, names: NameServer, domain: str, text: str) -> None:
+        """Serve ``text`` as the policy of ``domain``, which has the records for it."""
+        self.texts[f"mta-sts.{domain}"] = text
+        names.records = {
+            **names.records,
+            f"_mta-sts.{domain}": {"TXT": ['"v=STSv1; id=1;"']},
+            f"mta-sts.{domain}": {"A": ["127.0.0.1"]},
+        }
+
     async def answer(self, request: web.Request) -> web.Response:
         host = request.host.partition(":")[0]
         self.asked.append(host)
@@ -56,7 +67,7 @@ def policy(mode: str, *hosts: str, max_age_s: int = 86400) -> str:
 async def policies_served(
     directory: Path, monkeypatch: pytest.MonkeyPatch, *names: str
 ) -> AsyncIterator[PolicyServer]:
-    """A server at 127.0.0.1 with a certificate for ``names``; the port of HTTPS is its port."""
+    """A server at 127.0.0.1 with a certificate for ``names``; the port of HTTPS is its port, in sender processes too."""
     made = PolicyServer(directory)
     app = web.Application()
     app.router.add_get(PATH, made.answer)
@@ -66,6 +77,9 @@ async def policies_served(
     await site.start()
     made.port = runner.addresses[0][1]
     monkeypatch.setattr(sts_policies, "HTTPS_PORT", made.port)
+    monkeypatch.setattr(SenderChild, "module", "tests.kit.policy_sender")
+    monkeypatch.setenv("HTTPS_PORT", str(made.port))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     try:
         yield made
     finally:

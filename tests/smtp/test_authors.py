@@ -119,4 +119,6 @@ def test_addresses_as_they_are_written() -> None:
         "d@E.example",
     ]
     assert first_address("News <X@Y.example>") == "X@Y.example"
+    assert first_address('"A, B"\r\n <X@Y.example>,\n\tc@d.example') == "X@Y.example"
+    assert first_address("a\n@b.example") == first_address("a@b.example\nFrom: c@d.example") == ""
     assert first_address("(" * 10_000) == first_address("") == first_address("x" * 100_000) == ""

@@ -43,6 +43,8 @@ def _split_message(message: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
         (b"From a Mon\r\n>>From b: 00:1\r\nA: 1\r\n\r\n", b"A: 1\r\n", b""),
         (b"From a Mon\r\n\r\nx\r\n", b"", b"x\r\n"),
         (b"From a Mon", b"", b""),
+        (b"From\ta\r\nA: 1\r\n\r\nx\r\n", b"A: 1\r\n", b"x\r\n"),
+        (b">From a Sat Jan  3 01:05:34 1996\r\nA: 1\r\n\r\nx\r\n", b"A: 1\r\n", b"x\r\n"),
         (b"From a Mon\r\nFrom : b\r\n\r\n", b"From : b\r\n", b""),
         (b"From : b\r\n\r\n", b"From : b\r\n", b""),
         (b"A: 1\r\nFrom b Mon\r\n\r\n", b"A: 1\r\n", b"From b Mon\r\n\r\n"),

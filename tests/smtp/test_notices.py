@@ -96,6 +96,8 @@ def test_feedback() -> None:
     )  # fmt: skip
     [redacted] = read_notices(FEEDBACK % b"", ["news@example.com"])
     assert (redacted.recipient, redacted.by_verp, redacted.key) == ("", "joe@isp.example", "k77")
+    folded = (FEEDBACK % b"").replace(b"To: <news", b'To: "News, the list"\n <news')
+    assert read_notices(folded, ["news@example.com"]) == [redacted]
     [kind] = read_notices((FEEDBACK % b"").replace(b"abuse\n", b"not-spam\n"))
     assert kind.kind == "not-spam"
     two = read_notices(FEEDBACK % b"Original-Rcpt-To: <a@x.example>\nOriginal-Rcpt-To: <b@x.example>\n")

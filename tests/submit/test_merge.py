@@ -197,6 +197,13 @@ def test_header_fields(field: str, value: str, expected: object) -> None:
         ("<!-- {{v}} -->", "--> <b>", "<!-- --&gt; &lt;b&gt; -->"),
         ('<p style="color:{{v}}">', "red;\"}", '<p style="color:red\\3b \\22 \\7d ">'),
         ("<style>a{color:{{v}}}</style>", "red;}</style>", "<style>a{color:red\\3b \\7d \\3c \\2f style\\3e }</style>"),
+        ("<p style='background:url({{v}})'>", "https://x.example/a'b?c=(d)&e;f", "<p style='background:url(https://x.example/a%27b?c=%28d%29&amp;e%3Bf)'>"),
+        ("<p style=\"background:URL( &quot;https://x.example/?t={{v}}&quot; )\">", "a\");b:url(x", "<p style=\"background:URL( &quot;https://x.example/?t=a%22%29%3Bb%3Aurl%28x&quot; )\">"),
+        ("<p style=background:url({{v}});color:{{v}}>", "a&;b", "<p style=background:url(a&#38;&#37;3Bb);color:a&#92;26&#32;&#92;3b&#32;b>"),
+        ("<style>/* url( */ a{background:url({{v}})}</style>", "https://x.example/?a&b)", "<style>/* url( */ a{background:url(https://x.example/?a&b%29)}</style>"),
+        ('<style>@import "{{v}}";a::after{content:"{{v}}"}</style>', 'a"b', '<style>@import "a%22b";a::after{content:"a\\22 b"}</style>'),
+        ("<style>a{background:{{v}}}</style>", "url(//x.example)", "<style>a{background:url\\28 \\2f \\2f x.example\\29 }</style>"),
+        ("<style>a::after{content:'\\'url({{v}}'}</style>", "a:b", "<style>a::after{content:'\\'url(a\\3a b'}</style>"),
         ('<script type="application/ld+json">{"n":"{{v}}"}</script>', '</script>"', None),
         ("{{first\n&nbsp;v}}", "x", "x"),
         ("<p>{{v}}</p>", "日本", "<p>&#26085;&#26412;</p>"),
@@ -211,6 +218,65 @@ def test_html(markup: str, value: str, expected: str | None) -> None:
         assert json.loads(text) == {"n": value}
     else:
         assert body == expected
+
+
+STYLE = (
+    "a{color:{{v}};content:\"{{v}}\";content:'{{v}}';width:calc({{v}} + 1px)/* {{v}} */;background:url({{v}}) url(https://x.example/{{v}})"
+    " url( \"{{v}}\") url('https://{{v}}/?t={{v}}')}.b{{v}}{{{v}}:{{v}}}"
+)
+BREAKING = ["}", "{", ";", ":", ")", "(", "url(", "url(//evil.example)", "expression(", '"', "'", "\\", "\\22", "*/", "/*", "</style>",
+            "<!--", "-->", "@import", "!important", "\n", "\r\n", "\x0c", "\0", "&quot;", "&#59;", " onclick=x ", ">", "\u00e9", "a", "0", " "]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(BREAKING), min_size=1, max_size=5).map("".join))
+def test_a_value_stays_in_its_place_in_a_style(value: str) -> None:
+    """In a style sheet and in attributes: names, strings, comments and URLs end where those of a harmless value end."""
+    attribute = STYLE.replace('"', "&quot;")
+    page = f"<p style=\"{attribute}\"><style>{STYLE}</style><i style='{STYLE.replace(chr(39), '&#39;')}'><b style=a:{{{{v}}}};b:url({{{{v}}}})>"
+
+    def shown(kind: str, markup: str, value: str) -> list[str]:
+        letter = f"From: a@b.example\nContent-Type: {kind}\n\n{markup}\n".encode()
+        text = text_of(read(rendered(letter, v=value))).removesuffix("\n")
+        if kind == "text/css":
+            return [text]
+        found = Styles(text)
+        assert found.names == ["style"] * 3
+        return found.styles
+
+    for kind, markup in (("text/html", page), ("text/css", STYLE)):
+        for found, plain in zip(shown(kind, markup, value), shown(kind, markup, "MARK"), strict=True):
+            # The value is what no longer differs from the harmless one: safe characters, escapes and percent-encoding.
+            safe = r"(?:[A-Za-z0-9 #%.,\-]|\\[0-9a-f]{1,6} |[\[\]:/?#@!$&*+=~_])*"
+            assert re.fullmatch(re.escape(plain).replace("MARK", safe), found)
+            bare = found[: found.index(";")]
+            assert not re.search(r"[()@!/'\"]", bare)
+            if kind == "text/css":
+                url = re.search(r"url\(https://x\.example/([^)]*)\)", found)
+                assert url is not None
+                assert unquote(url[1]) == value.strip()
+                string = re.search(r'content:"([^"]*)"', found)
+                assert string is not None
+                unescaped = re.sub(r"\\([0-9a-f]+) ", lambda each: chr(int(each[1], 16)), string[1])
+                assert unescaped == " ".join(value.split())
+
+
+class Styles(HTMLParser):
+    """The style sheets of a page, and the attributes with styles; ``names`` of all attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.styles: list[str] = []
+        self.names: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_data(self, data: str) -> None:
+        self.styles.append(data)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names += [name for name, _ in attrs]
+        self.styles += [value or "" for _, value in attrs]
 
 
 SIGNED = "Content-Type: multipart/signed; boundary=b\n\n--b\n\nHello {{v}}\n--b\nContent-Type: application/pgp-signature\n\nx\n--b--\n"
@@ -283,6 +349,11 @@ def test_hostile_letters_take_linear_time() -> None:
         b"<a b='",
         b"<!--",
         b"<script>",
+        b"<style>{{v}}",
+        b"<style>url(",
+        b"<b style='url(",
+        b"@import ",
+        b"/*",
         b"http://",
         b"%7B%7B",
         b"(",

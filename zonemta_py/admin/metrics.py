@@ -116,7 +116,7 @@ class RelayCollector(Collector):
         )  # fmt: skip
         yield _counter(
             "zonemta_unknown_zones", "Messages whose header asked for a zone that there is not.",
-            self._sources.queue.unknown_zones.messages,
+            self._sources.queue.unusable_fields.unknown_zones,
         )  # fmt: skip
         yield _histogram(
             "zonemta_message_size_bytes", "Sizes of accepted messages.", {(): traffic.sizes}, []

@@ -34,9 +34,34 @@ class ConfigValue(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
             self.fail(f"'{value}' is not {exc}", param, ctx)
 
 
+class MailName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.2
+    """An address, or a domain: what cannot be one is refused. The relay makes its normal form; ``others`` are names, too."""
+
+    def __init__(self, name: str, others: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self._others = others
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """``value``. Fails with a usage error."""
+        from zonemta_py.smtp.address import (
+            normalise,
+            normalise_domain,
+        )  # idna is not for the start of every command
+
+        if value not in self._others:
+            try:
+                (normalise_domain if self.name == "DOMAIN" else normalise)(value)
+            except ValueError as exc:
+                self.fail(f"'{value}': {exc}", param, ctx)
+        return value
+
+
 HOST_PORT = ConfigValue("HOST:PORT", host_port)
 DURATION = ConfigValue("DURATION", duration)
 POSITIVE_DURATION = ConfigValue("DURATION", positive_duration)
+ADDRESS = MailName("ADDRESS")
+SENDER = MailName("ADDRESS", others=("", "<>"))
+DOMAIN = MailName("DOMAIN")
 TIME = ConfigValue("TIME", moment)
 
 

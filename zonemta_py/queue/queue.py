@@ -40,7 +40,7 @@ from zonemta_py.queue.settlement import Settlement, removed_count
 from zonemta_py.queue.submission_keys import SubmissionKeys
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
-from zonemta_py.queue.unknown_zones import UnknownZones
+from zonemta_py.queue.unusable_fields import UnusableFields
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
@@ -82,7 +82,7 @@ class Queue:
         self._newest_before = identity.last_id
         self.census = Census(identity.last_id or last_id_before(now()), destination_of)
         self.traffic = Traffic()
-        self.unknown_zones = UnknownZones()
+        self.unusable_fields = UnusableFields()
         self.commits = GroupCommit(
             store, self.ids, identity.node, first_seq(identity.boot), self.census, sync=options.sync
         )
@@ -173,7 +173,7 @@ class Queue:
         last = upload.last
         accepted = compose(upload.id, new, upload.mark(self.now()), [last] if last else [])
         batch.future.add_done_callback(self._acceptor.add(batch, accepted))
-        self.unknown_zones.add(new)
+        self.unusable_fields.add(new)
         return self.commits.submit(batch)
 
     def set_zones(self, zones: frozenset[str]) -> None:
@@ -300,7 +300,7 @@ class Queue:
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""
         await self.background.stop()
-        self.unknown_zones.close()
+        self.unusable_fields.close()
         await self.commits.close()
         await self.cleanup.close()
         if self.store.is_remote():

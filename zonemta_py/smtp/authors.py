@@ -24,6 +24,7 @@ _PLAIN = re.compile(rf"(?:({_ADDRESS})|[A-Za-z0-9 .'_\-]*<({_ADDRESS})>)\Z")
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")|([ \t\r\n]+)|([<>,:;@])|([^ \t\r\n"()<>,:;@\\]+)', re.DOTALL)
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_FOLD = re.compile(r"\r?\n(?=[ \t])")
 _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 
 QUOTED, SPACE, SPECIAL, WORD, COMMENT = range(1, 6)
@@ -265,9 +266,9 @@ def author_domain(header: bytes, fields: Iterable[Field]) -> str:
 
 
 def first_address(value: str) -> str:
-    """The address of the first mailbox in ``value``, as it is written; empty when not all would read the same."""
+    """The address of the first mailbox in ``value``, which may be folded, as it is written; empty when not all would read the same."""
     try:
-        found = mailboxes(value)
+        found = mailboxes(_FOLD.sub("", value) if "\n" in value else value)
     except Unreadable:
         return ""
     return found[0].address if found else ""

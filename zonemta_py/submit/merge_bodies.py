@@ -15,7 +15,9 @@ from zonemta_py.submit.merge_values import (
     Write,
     as_calendar,
     as_text,
+    css_writers,
     html_writers,
+    marked,
     split_fields,
     text_writers,
 )
@@ -124,6 +126,8 @@ def _survives(char: str, charset: str) -> bool:
 def _writers(pieces: list[str | MergeField], kind: str) -> list[Write | None]:
     if kind in HTML:
         return html_writers(pieces)
+    if kind == "text/css":
+        return list(css_writers(marked(pieces)))
     if kind in _MARKED_UP:
         return [None] * (len(pieces) // 2)
     return text_writers(pieces, as_calendar if kind in _CALENDAR else as_text)

@@ -2,9 +2,11 @@
 
 A text is searched for ``{{column}}`` and ``{{column|default}}`` after it was decoded. In a URL, where editors escape
 braces, ``%7B%7Bcolumn%7D%7D`` is the same field. The place of each field gives the function that writes its value:
-in HTML it is escaped, in a URL percent-encoded.
+in HTML it is escaped, in a URL percent-encoded, also in ``url()`` of a style; elsewhere in a style all that could end a
+name, a string or a declaration, or begin a function, is a hexadecimal escape.
 
-Source: RFC 3986 section 2; the HTML standard, sections 13.2.5 (states of the tokenizer) and 4.12.1.3 (text in scripts).
+Source: RFC 3986 section 2; the HTML standard, sections 13.2.5 (states of the tokenizer) and 4.12.1.3 (text in scripts);
+CSS Syntax Module Level 3, section 4.
 """
 
 import json
@@ -98,7 +100,11 @@ def as_html(value: str) -> str:
 
 
 def _as_unquoted(value: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._~:/?#@\-]", lambda found: f"&#{ord(found[0])};", as_line(value))
+    return _references(as_line(value))
+
+
+def _references(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._~:/?#@\-]", lambda found: f"&#{ord(found[0])};", text)
 
 
 def as_url_part(value: str) -> str:
@@ -127,8 +133,25 @@ def _as_json(value: str) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _as_css(value: str) -> str:
-    return re.sub(r"[^A-Za-z0-9 #%.,()\-]", lambda found: f"\\{ord(found[0]):x} ", as_line(value))
+def as_css(value: str) -> str:
+    """In a name, a string or a comment of a style; the space ends the escape."""
+    return re.sub(r"[^A-Za-z0-9 #%.,\-]", lambda found: f"\\{ord(found[0]):x} ", as_line(value))
+
+
+def _as_css_url(value: str) -> str:
+    return re.sub(r"['();]", lambda found: f"%{ord(found[0]):X}", as_url(value))
+
+
+def _as_html_css_url(value: str) -> str:
+    return escape(_as_css_url(value))
+
+
+def _as_unquoted_css(value: str) -> str:
+    return _references(as_css(value))
+
+
+def _as_unquoted_css_url(value: str) -> str:
+    return _references(_as_css_url(value))
 
 
 def as_calendar(value: str) -> str:
@@ -177,6 +200,37 @@ _HTML_URLS: dict[tuple[Write, bool], Write] = {
     (as_url_part, True): as_url_part, (as_url_part, False): as_url_part,
 }  # fmt: skip
 
+_STRING = r"(?:\"(?:[^\"\\\n]|\\.)*\"?|'(?:[^'\\\n]|\\.)*'?)"
+# The places of fields in a style; its groups are URLs, with their quotes.
+_CSS = re.compile(
+    rf"/\*.*?(?:\*/|\Z)|\burl\(\s*({_STRING}|[^)]*)|@import\s*({_STRING})|{_STRING}|{MARK}",
+    re.IGNORECASE | re.DOTALL,
+)
+_STYLE_ATTRIBUTE: dict[tuple[Write, bool], Write] = {
+    (as_css, True): as_css, (as_css, False): _as_unquoted_css,
+    (as_url, True): _as_html_css_url, (as_url, False): _as_unquoted_css_url,
+    (as_url_part, True): as_url_part, (as_url_part, False): as_url_part,
+}  # fmt: skip
+
+
+def css_writers(text: str) -> Iterator[Write]:
+    """How the value of each field is written in a style with MARK for fields."""
+    return (_as_css_url if write is as_url else write for write in _css_places(text))
+
+
+def _css_places(text: str) -> Iterator[Write]:
+    """For each field: ``as_css``, or ``as_url`` and ``as_url_part`` in a URL."""
+    for found in _CSS.finditer(text):
+        url = found[1] or found[2]
+        if url is None:
+            yield from [as_css] * found[0].count(MARK)
+            continue
+        url = url.removeprefix(url[0]) if url[0] in "\"'" else url
+        at = url.find(MARK)
+        while at >= 0:
+            yield url_writer(url[:at])
+            at = url.find(MARK, at + 1)
+
 
 def html_writers(pieces: list[str | MergeField]) -> list[Write | None]:
     """How the value of each field is written in HTML; None for a field in a place where no value can stand."""
@@ -224,8 +278,10 @@ def _tag_writers(text: str, at: int) -> Generator[Write | None, None, int]:
     closing = raw_end.search(text, at)
     stop = closing.start() if closing is not None else len(text)
     is_json = kind.endswith("json") and name[0].lower() == "script"
-    in_raw = _as_json if is_json else _as_css if name[0].lower() == "style" else None
-    yield from [in_raw] * text.count(MARK, at, stop)
+    if name[0].lower() == "style":
+        yield from css_writers(text[at:stop])
+    else:
+        yield from [_as_json if is_json else None] * text.count(MARK, at, stop)
     return stop
 
 
@@ -234,12 +290,13 @@ def _attribute_writers(key: str, value: str) -> Iterator[Write | None]:
         return
     is_quoted = value[0] in "\"'"
     text = value[1:] if is_quoted else value
+    if key == "style":
+        yield from (_STYLE_ATTRIBUTE[write, is_quoted] for write in _css_places(unescape(text)))
+        return
     at = text.find(MARK)
     while at >= 0:
         if key.startswith("on"):
             yield None
-        elif key == "style":
-            yield _as_css
         elif key in _URL_ATTRIBUTES:
             yield _HTML_URLS[url_writer(unescape(text[:at])), is_quoted]
         else:

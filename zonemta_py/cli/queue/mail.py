@@ -28,6 +28,7 @@ from zonemta_py.cli.common import (
     zone_option,
 )
 from zonemta_py.cli.names import TENANT
+from zonemta_py.cli.options import ADDRESS, DOMAIN, SENDER
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core.codec import replace
@@ -61,12 +62,12 @@ def label_options(command: Command) -> Command:
             click.option("--user", help="Only mail of this user."),
             click.option(
                 "--sender",
-                metavar="ADDRESS",
+                type=SENDER,
                 help="Only mail with this envelope sender; <> is the null sender.",
             ),
             click.option(
                 "--sender-domain",
-                metavar="DOMAIN",
+                type=DOMAIN,
                 help="Only mail whose envelope sender is in this domain.",
             ),
             click.option("--campaign", help="Only mail with this X-Campaign."),
@@ -81,7 +82,7 @@ def selects_mail(command: Command) -> Command:
     """MESSAGE and ``--recipient``, or options that select mail."""
     for option in reversed(
         (
-            click.option("--recipient", metavar="ADDRESS", help="Only this recipient of MESSAGE."),
+            click.option("--recipient", type=ADDRESS, help="Only this recipient of MESSAGE."),
             zone_option,
             domain_option,
             click.option("--state", type=click.Choice(STATES), help="Only recipients in this state."),

@@ -9,11 +9,11 @@ from zonemta_py.queue.accept import NewMessage
 log = logging.getLogger(__name__)
 
 
-class UnknownZones:
-    """Counts those for other zones, ``messages`` since the start; one line a minute for each zone or defect, and submitter."""
+class UnusableFields:
+    """Counts the messages for unknown zones since the start; one line a minute for each zone or defect, and submitter."""
 
     def __init__(self) -> None:
-        self.messages = 0
+        self.unknown_zones = 0
         self._lines = RepeatedLines(log)
 
     def add(self, new: NewMessage) -> None:
@@ -26,7 +26,7 @@ class UnknownZones:
             self._lines.write((defect, who), logging.WARNING, partial(str, line))
         if not new.unknown_zone:
             return
-        self.messages += 1
+        self.unknown_zones += 1
         zones = ", ".join(sorted({to.zone for to in new.recipients}))
         text = f"there is no zone '{new.unknown_zone}', which the header of a message of {who} names: it goes to {zones}"
         self._lines.write((new.unknown_zone, who), logging.WARNING, lambda: text)
