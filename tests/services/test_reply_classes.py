@@ -86,3 +86,17 @@ async def test_a_reload_reads_the_rules_again(directory: Path) -> None:
             rules.write_text("rules: [{class: content, pattern: the moon}]")
             await relay.reload(relay.config)
             assert relay.queue.classifier.classify(*ask) == "content"
+
+
+async def test_a_reply_that_names_the_sender(directory: Path) -> None:
+    """It is about the sender; in mail to oneself about the recipient."""
+    reply = "550 5.1.1 could not verify <s@a.example>: user unknown"
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply=reply))
+        async with relaying(stage.config()) as relay:
+            for recipient in ("x@a.example", "s@a.example"):
+                await send(relay, [recipient], sender="s@a.example")
+            await until(lambda: len(relay.queue.traffic.classes) >= 2, "both failures")
+    found = {each["recipient"]: each["class"] for each in logged_events(directory, "bounced")}
+    assert found["x@a.example"] == "invalid_sender"
+    assert found["s@a.example"] == "invalid_recipient"
