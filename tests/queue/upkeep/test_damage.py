@@ -127,3 +127,19 @@ async def test_a_repair_leaves_no_chunk(directory: Path) -> None:
     assert "removed" in {row["what"] for row in rows}
     assert problems(queue.store) == []
     await queue.close()
+
+
+async def test_damage_with_nothing_whole_behind(directory: Path) -> None:
+    """There a scan ends as if no key followed: a segment, or a suspension, would be forgotten. So nothing starts, and the check says so."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@x.example")
+    store = LevelDBStore(directory / "db")
+    store.compact()
+    (table,) = (directory / "db").glob("*.ldb")
+    data = bytearray(table.read_bytes())
+    data[20] ^= 1  # its only block
+    table.write_bytes(data)
+    assert any("the last keys cannot be read" in text for text in problems(store))
+    store.close()
+    with pytest.raises(QueueCorrupt, match=f"{directory}/db: the last keys cannot be read"):
+        make_queue(directory, Clock())
