@@ -143,3 +143,20 @@ async def test_damage_with_nothing_whole_behind(directory: Path) -> None:
     store.close()
     with pytest.raises(QueueCorrupt, match=f"{directory}/db: the last keys cannot be read"):
         make_queue(directory, Clock())
+
+
+async def test_the_check_reads_the_small_records(directory: Path) -> None:
+    """Those of limits, rates and suspensions: LevelDB's sum of their block is the only one."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@x.example")
+        rates = [(keys.rate_key(f"zone-{n}"), b"value-%d;" % n) for n in range(2000)]
+        queue.store.write(queue.store.batch(rates, sync=True))
+    store = LevelDBStore(directory / "db")
+    store.compact()
+    assert problems(store) == []
+    (table,) = (directory / "db").glob("*.ldb")
+    data = bytearray(table.read_bytes())
+    data[data.index(b"value-1500;") + 6] ^= 1
+    table.write_bytes(data)
+    assert [text for text in problems(store) if "b'meta/'" in text]
+    store.close()
