@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -274,3 +275,50 @@ def test_an_open_database_is_not_touched(database: Path) -> None:
     with pytest.raises(QueueLocked):
         LevelDB(database, Access.EXISTING)
     opened.close()
+
+
+def test_a_flipped_bit_in_a_table_is_never_another_value(directory: Path) -> None:
+    """Small records have no sum of their own: LevelDB's sums of blocks are compared in each read, also behind an unchecked one."""
+    chunk = keys.chunk_key(ID, 1)
+    values = {
+        keys.inflight_key(ID, 1): b"a transaction",
+        chunk: b"a short body",
+        keys.open_key(ID): b"",
+        b"submitted/user:u:key": b"a submission key",
+        b"meta/limit/tenant/3600000/1/0/t": b"17",
+        **{b"meta/rate/zone-%03d" % number: b"%d" % number for number in range(200)},
+    }
+    opened = LevelDB(directory / "db")
+    put(opened, *values.items())
+    opened.compact()
+    opened.close()
+    (table,) = (directory / "db").glob("*.ldb")
+    whole, refused = table.read_bytes(), 0
+    for at in range(0, len(whole), max(1, len(whole) // 150)):
+        copy = directory / f"copy-{at}"
+        shutil.copytree(directory / "db", copy)
+        spoil(copy / table.name, at, bytes([whole[at] ^ 1 << at % 8]))
+        try:
+            opened = LevelDB(copy, Access.EXISTING)
+        except QueueCorrupt:
+            refused += 1
+            continue
+        try:
+            opened.get(chunk, checked=False)
+        except QueueCorrupt:
+            pass
+        found = 0
+        for key, value in values.items():
+            try:
+                assert opened.get(key) == value
+                found += 1
+            except QueueCorrupt:
+                pass
+        try:
+            assert dict(opened.scan(b"", b"\xff")) == values
+        except QueueCorrupt:
+            refused += 1
+        else:
+            assert found == len(values)
+        opened.close()
+    assert refused > 100

@@ -84,9 +84,12 @@ class LevelDB(LevelDBView):
                 if directory.resolve() in _open_here:
                     raise QueueLocked(f"{directory}: in use by this process")
             self._db: Any = _open_whole(opened, access)
+            self.check_end()
             self._lock_file = KnownFile(opened / "LOCK")
             self._names_ns = 0  # the time of the last change in the directory whose names are on disk
         except BaseException as exc:
+            if hasattr(self, "_db"):
+                self._db.close()
             self._borrowed.close()
             if isinstance(exc, _leveldb.Error | OSError):
                 raise _opening_error(exc, directory, opened) from exc
@@ -96,6 +99,20 @@ class LevelDB(LevelDBView):
         super().__init__(self._db)
         if access is not Access.READ:
             _open_here[directory.resolve()] = self
+
+    def check_end(self) -> None:
+        """Raises QueueCorrupt when the last block of a table cannot be read, or the index of the last table.
+
+        A scan with nothing whole behind such damage ends there, as if no key followed: plyvel asks for an error only where
+        there is a next key. ``get`` and all other damage raise.
+        """
+        iterator = self._db.raw_iterator(verify_checksums=True)
+        try:
+            iterator.seek_to_last()
+        except (_leveldb.Error, OSError) as exc:
+            raise QueueCorrupt(f"{self._directory}: the last keys cannot be read: {exc}") from exc
+        finally:
+            iterator.close()
 
     @contextmanager
     def frozen(self) -> Iterator[LevelDBView]:

@@ -280,8 +280,12 @@ class LevelDBStore(SegmentedView):
         return None
 
     def check(self) -> Iterator[str]:
-        """Yield what is wrong with the segments and their keys, and "" where other tasks may run."""
-        return check_segments(self._database, self._files)
+        """Yield what is wrong with the end of the database, the segments and their keys, and "" where other tasks may run."""
+        try:
+            self._database.check_end()
+        except QueueCorrupt as exc:
+            yield str(exc)
+        yield from check_segments(self._database, self._files)
 
     def close(self) -> None:
         """Close the files and the database. A read or write in another thread would crash the process."""

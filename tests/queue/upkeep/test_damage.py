@@ -127,3 +127,36 @@ async def test_a_repair_leaves_no_chunk(directory: Path) -> None:
     assert "removed" in {row["what"] for row in rows}
     assert problems(queue.store) == []
     await queue.close()
+
+
+async def test_damage_with_nothing_whole_behind(directory: Path) -> None:
+    """There a scan ends as if no key followed: a segment, or a suspension, would be forgotten. So nothing starts, and the check says so."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@x.example")
+    store = LevelDBStore(directory / "db")
+    store.compact()
+    (table,) = (directory / "db").glob("*.ldb")
+    data = bytearray(table.read_bytes())
+    data[20] ^= 1  # its only block
+    table.write_bytes(data)
+    assert any("the last keys cannot be read" in text for text in problems(store))
+    store.close()
+    with pytest.raises(QueueCorrupt, match=f"{directory}/db: the last keys cannot be read"):
+        make_queue(directory, Clock())
+
+
+async def test_the_check_reads_the_small_records(directory: Path) -> None:
+    """Those of limits, rates and suspensions: LevelDB's sum of their block is the only one."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@x.example")
+        rates = [(keys.rate_key(f"zone-{n}"), b"value-%d;" % n) for n in range(2000)]
+        queue.store.write(queue.store.batch(rates, sync=True))
+    store = LevelDBStore(directory / "db")
+    store.compact()
+    assert problems(store) == []
+    (table,) = (directory / "db").glob("*.ldb")
+    data = bytearray(table.read_bytes())
+    data[data.index(b"value-1500;") + 6] ^= 1
+    table.write_bytes(data)
+    assert [text for text in problems(store) if "b'meta/'" in text]
+    store.close()

@@ -51,6 +51,7 @@ SUBMITTED = b"submitted/"
 OUTBOX = b"outbox/"
 SEGMENT = b"segment/"
 
+META = b"meta/"
 META_FORMAT = b"meta/format"
 META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
