@@ -16,12 +16,11 @@ from pathlib import Path
 from time import process_time
 
 from tests.kit.queue import Clock, accept, opened, settle
-from zonemta_py.admin.mail_requests import DeleteRequest, HoldRequest, MailRequest, ReleaseRequest
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.requests import DeleteRequest, HoldRequest, MailRequest, ReleaseRequest
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.active import Lease
+from zonemta_py.core.runtime import loop_factory
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
 
 DOMAINS = 50

@@ -16,8 +16,7 @@ from zonemta_py.core import clock
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.keys import DUE, end_of
 from zonemta_py.queue.format.records import DeliveryOptions, Origin
-from zonemta_py.queue.options import QueueOptions
-from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.storage.open import open_store
 
 PER_MESSAGE = 50

@@ -12,8 +12,8 @@ import uvloop
 
 from zonemta_py.config.endpoints import HostPort, NameServer
 from zonemta_py.config.schema import Resolver
-from zonemta_py.config.units import Seconds
-from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.config.values import Seconds
+from zonemta_py.delivery.dns import MxResolver
 
 AT_ONCE = 20
 RUNS = 3

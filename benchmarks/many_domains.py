@@ -20,7 +20,7 @@ import yaml
 from zonemta_py.bench.process import CommandProcess, cpu_seconds, free_port, rss_anon_bytes
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.core.runtime import loop_factory
 from zonemta_py.sink.counter import CountingSession, Deliveries
 from zonemta_py.sink.nameserver import NameServer
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from zonemta_py.bench.sampler import quantile
+from zonemta_py.bench.measure import quantile
+from zonemta_py.sink.provider import ClientAccount, SinkProvider
 from zonemta_py.sink.sink_limits import LimitName
-from zonemta_py.sink.sink_provider import ClientAccount, SinkProvider
 
 WITHIN_S = 1.0  # figures of an address that comes back are for each such period
 SHOWN_S = 20.0

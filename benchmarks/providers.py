@@ -22,10 +22,10 @@ import yaml
 from benchmarks.provider_figures import Block, kinds, latency, share_of_rates
 from zonemta_py.bench.measure import SinkProcess
 from zonemta_py.bench.process import CommandProcess, cpu_seconds, rss_anon_bytes
-from zonemta_py.bench.scenarios import Scenario
+from zonemta_py.bench.setup import Scenario
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.core.runtime import loop_factory
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import load_script

@@ -19,7 +19,7 @@ from typing import Any
 from tests.kit.servers import BUCKET, DURABLE, part_of, start_objects, start_redis
 from zonemta_py.bench.measure import Measurement, measure
 from zonemta_py.bench.process import cpu_seconds
-from zonemta_py.bench.scenarios import SCENARIOS, Scenario
+from zonemta_py.bench.setup import SCENARIOS, Scenario
 from zonemta_py.bench.zonemta import ZonemtaRelay
 
 CHOSEN = {"kept": 1.0, "list50": 1.0, "64k": 0.5}

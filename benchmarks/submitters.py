@@ -15,9 +15,8 @@ from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import TENANT_LANE, Origin
-from zonemta_py.queue.options import QueueOptions
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.storage.open import open_store
 
 WINDOW = 50_000  # the default of queue.ready_window

@@ -10,8 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.registry import Operations, run_operation
 from zonemta_py.admin.requests import ResumeRequest
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config

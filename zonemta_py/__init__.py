@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # for type checkers; tests/test_package.py compares this with
     from zonemta_py.core.errors import QueueLocked as QueueLocked
     from zonemta_py.core.errors import QueueUnavailable as QueueUnavailable
     from zonemta_py.core.errors import ZonemtaError as ZonemtaError
-    from zonemta_py.delivery.bounce_hook import Bounce as Bounce
+    from zonemta_py.delivery.report_composer import Bounce as Bounce
     from zonemta_py.dequeue.standalone import Queue as Queue
     from zonemta_py.policies import Envelope as Envelope
     from zonemta_py.relay.relay import Relay as Relay
@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # for type checkers; tests/test_package.py compares this with
     from zonemta_py.storage.interface import Store as Store
     from zonemta_py.storage.interface import View as View
     from zonemta_py.storage.memory import MemoryStore as MemoryStore
-    from zonemta_py.transports.interface import LocalMessage as LocalMessage
-    from zonemta_py.transports.interface import Parcel as Parcel
+    from zonemta_py.transports.local import LocalMessage as LocalMessage
+    from zonemta_py.transports.local import Parcel as Parcel
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ _NAMES_OF = {
     "zonemta_py.core.errors": (
         "ConfigError", "LocalError", "NotAccepted", "QueueCorrupt", "QueueLocked", "QueueUnavailable", "ZonemtaError",
     ),
-    "zonemta_py.delivery.bounce_hook": ("Bounce",),
+    "zonemta_py.delivery.report_composer": ("Bounce",),
     "zonemta_py.dequeue.standalone": ("Queue",),
     "zonemta_py.policies": ("Envelope",),
     "zonemta_py.relay.relay": ("Relay",),
@@ -48,7 +48,7 @@ _NAMES_OF = {
     "zonemta_py.smtp.reply": ("Reply",),
     "zonemta_py.storage.interface": ("Space", "Store", "View"),
     "zonemta_py.storage.memory": ("MemoryStore",),
-    "zonemta_py.transports.interface": ("LocalMessage", "Parcel"),
+    "zonemta_py.transports.local": ("LocalMessage", "Parcel"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 

@@ -11,11 +11,10 @@ from fnmatch import translate
 from functools import lru_cache
 from ipaddress import ip_address
 
-from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.endpoints import Network
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenant
-from zonemta_py.config.zones import Zone
+from zonemta_py.config.zones import DestinationTable, Zone
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.core.text import one_line
 

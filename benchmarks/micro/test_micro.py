@@ -16,9 +16,8 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import Origin, new_recipient_record, read_recipient_record
-from zonemta_py.queue.options import QueueOptions
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.smtp.commands import parse_mail, parse_rcpt
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.headers import HeaderSplitter

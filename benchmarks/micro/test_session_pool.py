@@ -8,7 +8,7 @@ import pytest
 
 from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.delivery.session_pool import SessionPool
-from zonemta_py.transports.pipelining import SmtpSession
+from zonemta_py.transports.session import SmtpSession
 
 
 class IdleSession:

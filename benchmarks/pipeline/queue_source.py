@@ -22,7 +22,7 @@ from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess
 from zonemta_py.bench.setup import fill_queue
 from zonemta_py.core.clock import monotonic_s
-from zonemta_py.pipeline.spark.source import ZonemtaSource
+from zonemta_py.pipeline.send.source import ZonemtaSource
 
 CONFIG = """
 hostname: relay.example

@@ -16,12 +16,10 @@ from pathlib import Path
 
 from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
-from zonemta_py.pipeline.envelope import PlannedEnvelope, SubmitOptions
-from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
-from zonemta_py.pipeline.rules.scenarios import scenarios
-from zonemta_py.pipeline.spark.event_log import open_log
+from zonemta_py.pipeline.events.log import open_log
+from zonemta_py.pipeline.send.submission import EnvelopeSubmitter, PlannedEnvelope, SubmitOptions
+from zonemta_py.pipeline.simulate.job import SimulateRequest, scenarios, simulate_scenarios
 from zonemta_py.pipeline.spark.session import open_session
-from zonemta_py.pipeline.submission import EnvelopeSubmitter
 from zonemta_py.sink.nameserver import NameServer
 
 DRAIN_TIMEOUT_S = 600.0

@@ -13,9 +13,8 @@ from tests.kit.deadlines import until
 from tests.kit.queue import accept, opened
 from zonemta_py.admin.control import REQUEST_MAX_BYTES, ControlServer
 from zonemta_py.admin.control_client import SOCKET_NAME, ask
-from zonemta_py.admin.mail_requests import DeleteRequest
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import ListRequest, Request, ShowRequest, SummaryRequest
+from zonemta_py.admin.registry import Operations
+from zonemta_py.admin.requests import DeleteRequest, ListRequest, Request, ShowRequest, SummaryRequest
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.queue import Queue
 

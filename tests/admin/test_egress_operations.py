@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.kit.relay import Stage, http_port, relaying, staged
-from zonemta_py.admin.operation_table import OPERATIONS
+from zonemta_py.admin.registry import OPERATIONS
 from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.core import clock
 from zonemta_py.relay.relay import Relay

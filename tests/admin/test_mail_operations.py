@@ -8,25 +8,26 @@ from typing import Any
 import pytest
 
 from tests.kit.queue import accept, events, lease, opened, problems, settle
-from zonemta_py.admin import mail_operations
-from zonemta_py.admin.mail_requests import (
+from zonemta_py.admin import mail
+from zonemta_py.admin.registry import Operations, restrict, run_operation
+from zonemta_py.admin.requests import (
     BounceRequest,
     DeleteRequest,
+    FlushRequest,
     HoldRequest,
+    ListRequest,
     MailRequest,
     ReleaseRequest,
+    Request,
+    WhyRequest,
 )
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.permissions import restrict
-from zonemta_py.admin.requests import FlushRequest, ListRequest, Request, WhyRequest
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.bounces import BounceReporter
+from zonemta_py.delivery.reports import BounceReporter
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.changes import Selected
+from zonemta_py.queue.upkeep.operator import Selected
 from zonemta_py.routing import make_router
 
 PAGE = 7
@@ -35,7 +36,7 @@ PAGE = 7
 @pytest.fixture
 async def queue(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Queue]:
     """A queue with mail of two campaigns, of which pages are short."""
-    monkeypatch.setattr(mail_operations, "PAGE", PAGE)
+    monkeypatch.setattr(mail, "PAGE", PAGE)
     config = parse_config("zones: {default: {}, bulk: {}}", Path("z.yaml"))
     reports = BounceReporter(config, "relay.example", make_router(config))
     async with opened(directory, reports=reports) as queue:

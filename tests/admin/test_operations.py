@@ -10,20 +10,21 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import HEADER, accept, everything, lease, opened, settle
-from zonemta_py.admin.mail_requests import DeleteRequest, HoldRequest, ReleaseRequest
-from zonemta_py.admin.operation_table import OPERATIONS, operation_of, parse_request, run_operation
-from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.reasons import RunningRelay
+from zonemta_py.admin.registry import OPERATIONS, Operations, operation_of, parse_request, run_operation
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
     CheckRequest,
+    DeleteRequest,
     DestinationsRequest,
     FlushRequest,
     HistoryRequest,
+    HoldRequest,
     ListRequest,
     LogLevelRequest,
     RatesRequest,
+    ReleaseRequest,
     Request,
     ResumeRequest,
     ShapeRequest,
@@ -39,20 +40,20 @@ from zonemta_py.admin.requests import (
     WhyRequest,
     name_of,
 )
-from zonemta_py.cli.paces import shaping as shaping_commands
 from zonemta_py.cli.queue.group import COMMANDS as QUEUE_COMMANDS
+from zonemta_py.cli.shaping import shaping as shaping_commands
 from zonemta_py.cli.tenant import tenant as tenant_commands
-from zonemta_py.cli.warming import warmup as warmup_commands
+from zonemta_py.cli.warmup import warmup as warmup_commands
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.egress.paths import Constraint
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, Origin
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.constraint import Constraint
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
 GONE = "0" * 24

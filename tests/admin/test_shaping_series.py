@@ -3,14 +3,14 @@
 from collections import Counter
 
 from tests.admin.page.test_provider_matrix import LOWERED, WARMING, path
-from zonemta_py.admin.requests import Row
-from zonemta_py.admin.shaping_series import (
-    CLASSES_MAX,
+from zonemta_py.admin.metrics import (
     PATHS_MAX,
     RATES_MAX,
+    SHAPING_CLASSES_MAX,
     WARMUPS_MAX,
     shaping_series,
 )
+from zonemta_py.admin.requests import Row
 
 Found = dict[str, dict[tuple[str, ...], float]]
 
@@ -66,6 +66,6 @@ def test_series_are_limited() -> None:
     assert len(found["zonemta_provider_paused"]) == PATHS_MAX
     assert ("p299", "192.0.2.7") in found["zonemta_provider_sessions"]  # with most attempts
     assert len(found["zonemta_provider_rate_used_ratio"]) == RATES_MAX
-    assert len(found["zonemta_provider_last_refusals"]) == CLASSES_MAX
+    assert len(found["zonemta_provider_last_refusals"]) == SHAPING_CLASSES_MAX
     assert len(found["zonemta_warmup_sent"]) == WARMUPS_MAX
     assert sum(Counter({name: len(each) for name, each in found.items()}).values()) < 6000

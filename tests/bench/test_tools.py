@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.bench.charts import bars
-from zonemta_py.bench.measure import measure
-from zonemta_py.bench.sampler import Sample, Span, quantile, spans
-from zonemta_py.bench.scenarios import GROUPS, SCENARIOS, Scenario
+from zonemta_py.bench.measure import Sample, Span, measure, quantile, spans
+from zonemta_py.bench.setup import GROUPS, SCENARIOS, Scenario
 from zonemta_py.bench.source import Load, make_body, run
 from zonemta_py.bench.zonemta import ZonemtaRelay
 from zonemta_py.config.endpoints import HostPort

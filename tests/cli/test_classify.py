@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from zonemta_py.cli.main import main
-from zonemta_py.smtp.classification import ReplyClass
+from zonemta_py.smtp.reply_class import ReplyClass
 
 BLOCKED = "550 5.7.1 Client host [192.0.2.1] blocked using zen.spamhaus.org"
 

@@ -193,7 +193,7 @@ def test_queue_tools_without_a_queue(directory: Path) -> None:
 
 def test_a_damaged_queue_is_found(directory: Path) -> None:
     from zonemta_py.queue.format import keys
-    from zonemta_py.queue.upkeep.recovery import begin_boot
+    from zonemta_py.queue.upkeep.startup import begin_boot
     from zonemta_py.storage.leveldb_store import LevelDBStore
 
     config = _config(directory)

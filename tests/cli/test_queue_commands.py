@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from tests.kit.queue import accept, opened
 from zonemta_py.cli.main import main
-from zonemta_py.cli.queue import mail
+from zonemta_py.cli.queue import change
 from zonemta_py.core import clock
 
 
@@ -80,7 +80,7 @@ def test_a_question_before_selected_mail_is_removed(
         refused = run(command, "--domain", "x.example")
         assert refused.exit_code == 2
         assert "only with --yes" in refused.stderr
-    monkeypatch.setattr(mail, "_has_terminal", lambda: True)
+    monkeypatch.setattr(change, "_has_terminal", lambda: True)
     asked = run("delete", "--zone", "default", answer="n\n")
     assert asked.exit_code == 1
     assert "2 recipients are to be deleted. Go on?" in asked.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zonemta_py.cli.reason import reason_text
+from zonemta_py.cli.common import reason_text
 from zonemta_py.core import clock
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from zonemta_py.cli.common import shaped_text
 from zonemta_py.cli.events import print_event
-from zonemta_py.cli.reason import shaped_text
 from zonemta_py.core.codec import to_plain
 from zonemta_py.events.schema import Shaped
 

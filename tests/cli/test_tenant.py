@@ -11,8 +11,8 @@ from zonemta_py.cli.main import main
 from zonemta_py.config.load import load_config
 from zonemta_py.config.tenants import limit_rules
 from zonemta_py.core import clock
-from zonemta_py.queue.batch import WriteBatch
-from zonemta_py.queue.intake_limits import LimitedClient, Use
+from zonemta_py.queue.commit import WriteBatch
+from zonemta_py.queue.submitters.limits import LimitedClient, Use
 
 
 def zonemta(directory: Path, *arguments: str) -> Result:

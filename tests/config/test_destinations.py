@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.load import load_config, parse_config, to_yaml
 from zonemta_py.config.plain import plain_values
-from zonemta_py.config.zones import Zone
+from zonemta_py.config.zones import DestinationTable, Zone
 from zonemta_py.core.errors import ConfigError
 
 HERE = Path("/etc/zonemta/zonemta.yaml")

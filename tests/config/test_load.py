@@ -13,7 +13,7 @@ from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.config.schema import Config, ListenerTls
 from zonemta_py.config.tenants import Tenants
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import ExponentialRetry, Retry, Zone
 from zonemta_py.core.errors import ConfigError
 

@@ -12,7 +12,7 @@ import yaml
 
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
-from zonemta_py.config.units import PROCESSES_MAX, ProcessCount
+from zonemta_py.config.values import PROCESSES_MAX, ProcessCount
 from zonemta_py.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

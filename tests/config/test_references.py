@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zonemta_py.config.references import named_function, plain_function, read_token
+from zonemta_py.config.hooks import named_function, plain_function, read_token
 from zonemta_py.core.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.smtp.classification import ReplyClass
+from zonemta_py.smtp.reply_class import ReplyClass
 
 
 def written(directory: Path, text: str) -> Path:

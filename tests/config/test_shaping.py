@@ -15,7 +15,7 @@ from zonemta_py.config.shaping import (
     load_shaping,
     read_shaping,
 )
-from zonemta_py.config.units import Percent, Rate
+from zonemta_py.config.values import Percent, Rate
 from zonemta_py.core.errors import ConfigError
 
 WHOLE = """

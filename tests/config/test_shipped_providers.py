@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
+from zonemta_py.config.load import shipped_file
 from zonemta_py.config.providers import ProviderTable, load_providers
-from zonemta_py.config.shipped import shipped_file
 
 TABLE = load_providers(None, shipped=True)
 SOURCE = re.compile(r"(?P<source>[A-Za-z][^,]{5,}.*)[, ] ?(?:read |quoted )?20\d\d-\d\d(-\d\d)?$")

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from zonemta_py.config.units import Rate, duration, moment, rate, size
+from zonemta_py.config.values import Rate, duration, moment, rate, size
 from zonemta_py.core import clock
 
 

@@ -5,7 +5,7 @@ import sysconfig
 
 import pytest
 
-from zonemta_py.core.interpreter import slow_build
+from zonemta_py.core.runtime import slow_build
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.schema import LogSettings
-from zonemta_py.core import logs, repeats
+from zonemta_py.core import logs
+from zonemta_py.core import logs as repeats
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.logs import LogTarget, configure_logs, parse_target
-from zonemta_py.core.repeats import RepeatedLines
+from zonemta_py.core.logs import LogTarget, RepeatedLines, configure_logs, parse_target
 
 log = logging.getLogger("zonemta_py.test")
 

@@ -5,7 +5,7 @@ import signal
 from typing import Any
 
 from zonemta_py.cli.main import main
-from zonemta_py.transports.pipelining import SmtpSession
+from zonemta_py.transports.session import SmtpSession
 
 VARIABLE = "POISON"
 _real = SmtpSession.transact

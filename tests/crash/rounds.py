@@ -29,9 +29,8 @@ from tests.kit.queue import begin, everything, problems
 from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
 from tests.kit.servers import redis_url
 from zonemta_py.admin.control_client import ask
-from zonemta_py.admin.mail_requests import ReleaseRequest
-from zonemta_py.admin.operation_table import parse_request
-from zonemta_py.admin.requests import AuditRequest, ListRequest
+from zonemta_py.admin.registry import parse_request
+from zonemta_py.admin.requests import AuditRequest, ListRequest, ReleaseRequest
 from zonemta_py.bench.process import START_TIMEOUT_S, CommandProcess, free_port
 from zonemta_py.config.load import load_config
 from zonemta_py.core import faults

@@ -12,7 +12,7 @@ import pytest
 from tests.crash.rounds import POINTS, Rounds
 from tests.crash.verdict import assert_nothing_lost
 from tests.kit.load import ComparingSink, body_of
-from zonemta_py.sink.tally import Received
+from zonemta_py.sink.server import Received
 
 
 @pytest.mark.crash

@@ -16,10 +16,10 @@ from zonemta_py.delivery.attempts import (
     without_limited,
 )
 from zonemta_py.delivery.endpoints import Endpoint
-from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.verdict import Phase
 from zonemta_py.transports.connect import SessionRefused, Target
-from zonemta_py.transports.pipelining import LmtpSession, SmtpSession, TransactionResult
+from zonemta_py.transports.session import LmtpSession, SmtpSession, TransactionResult
 
 ENDPOINT = Endpoint("mx.a.example", "192.0.2.1", 25, "192.0.2.9")
 TARGET = Target("mx.a.example", "192.0.2.1", 25)

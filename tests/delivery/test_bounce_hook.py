@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from zonemta_py.config.references import plain_function
-from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
+from zonemta_py.config.hooks import plain_function
+from zonemta_py.delivery.report_composer import Bounce, apply_bounce_function
 
 BOUNCE = Bounce("id", "s@sender.example", (), b"Subject: x\r\n", b"Subject: failed\r\n", b"report\r\n")
 

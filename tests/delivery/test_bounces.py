@@ -13,23 +13,27 @@ from tests.kit.deadlines import scaled
 from tests.kit.queue import LATER, NO, OK, accept, lease, opened
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.units import Size
+from zonemta_py.config.values import Size
 from zonemta_py.config.zones import BounceSettings, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery.bounce_hook import Bounce
-from zonemta_py.delivery.bounces import BounceReporter, settle_effects
-from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.pending_reports import PendingReports
-from zonemta_py.delivery.report_composer import SLICE, ReportComposer, prepare_report
+from zonemta_py.delivery.report_composer import (
+    SLICE,
+    Bounce,
+    DeliveryContext,
+    PendingReports,
+    ReportComposer,
+    prepare_report,
+)
+from zonemta_py.delivery.reports import BounceReporter, settle_effects
 from zonemta_py.events.schema import Discarded
-from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import WAITING, end_of
 from zonemta_py.queue.format.records import FORMAT, Note
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router, make_router
-from zonemta_py.smtp.qsbmf import STRIPPED
+from zonemta_py.smtp.reports.qsbmf import STRIPPED
 
 
 class Reporting:

@@ -10,7 +10,7 @@ from tests.kit.dkim import verified, write_key
 from tests.kit.relay import empty, ledger, received, relaying, send, staged
 from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.config.tenants import Tenants
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.smtp.dkim import BodyHash

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.deadlines import scaled, until
 from zonemta_py.config.endpoints import HostPort
-from zonemta_py.delivery.dns_channel import DnsChannel, NameNotFound, QueryFailed
+from zonemta_py.delivery.dns import DnsChannel, NameNotFound, QueryFailed
 from zonemta_py.sink.nameserver import NameServer
 
 RECORDS: Mapping[str, Mapping[str, list[str]]] = {

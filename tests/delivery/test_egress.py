@@ -9,15 +9,15 @@ import yaml
 from tests.kit.queue import opened
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
-from zonemta_py.core.sliding_window import SlidingWindow
+from zonemta_py.core.counters import SlidingWindow
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.egress_store import delete_old, use_puts
-from zonemta_py.delivery.egress_view import path_rows
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.delivery.egress_operator import path_rows
+from zonemta_py.delivery.shaper import delete_old, use_puts
+from zonemta_py.egress import limits as permits
+from zonemta_py.egress.limits import Permit
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.slices import AT_ONCE
-from zonemta_py.schedule import permits
-from zonemta_py.schedule.permits import Permit
+from zonemta_py.queue.upkeep.cleanup import AT_ONCE
 
 A, B = "192.0.2.1", "192.0.2.2"
 HOUR_MS = 3_600_000

@@ -16,11 +16,11 @@ from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config, Resolver
 from zonemta_py.config.sending import PoolAddress
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import SmarthostAuth, Zone
 from zonemta_py.core.errors import ConfigError, DestinationFailed
+from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.endpoints import EndpointResolver, choose_source, credentials, read_password
-from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.sink.nameserver import SERVFAIL, NameServer, Records
 

@@ -14,7 +14,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.local_agent import LocalAgent, is_local, make_transport
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import LocalMessage, Unanswered
+from zonemta_py.transports.local import LocalMessage, Unanswered
 
 seen: list[LocalMessage] = []
 

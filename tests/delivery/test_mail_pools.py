@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.delivery.mail_pools import mail_pools
+from zonemta_py.delivery.open_queue import mail_pools
+from zonemta_py.egress.sources import PoolPart, parse_pool_key
 from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, RecipientRecord
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
-from zonemta_py.schedule.sources import PoolPart, parse_pool_key
+from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
 
 A, B, C = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 ZONES = {

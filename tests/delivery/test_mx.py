@@ -12,13 +12,12 @@ from tests.kit.deadlines import scaled
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.schema import Resolver
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.delivery import dns_channel, mx
-from zonemta_py.delivery.dns_channel import DnsChannel
-from zonemta_py.delivery.dns_channel import Records as DnsAnswer
-from zonemta_py.delivery.mx import FAILURE_TTL_S, HOST_FAILURE_TTL_S, MxResolver
+from zonemta_py.delivery import dns
+from zonemta_py.delivery.dns import FAILURE_TTL_S, HOST_FAILURE_TTL_S, DnsChannel, MxResolver
+from zonemta_py.delivery.dns import Records as DnsAnswer
 from zonemta_py.sink.nameserver import SERVFAIL, SILENT, NameServer, Records
 from zonemta_py.smtp.mx_order import TARGETS_MAX, Host, MxAnswer, allowed, best, is_public, order
 
@@ -114,7 +113,7 @@ async def test_the_look_ups_of_the_best_host_failed() -> None:
 
 async def test_a_channel_is_replaced_after_many_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """c-ares remembers each answer. What is asked for meanwhile has its answer from the channel before."""
-    monkeypatch.setattr(dns_channel, "QUESTIONS_MAX", 3)
+    monkeypatch.setattr(dns, "QUESTIONS_MAX", 3)
     async with resolving() as (resolver, _):
         channels = set[DnsChannel | None]()
 
@@ -186,7 +185,7 @@ async def test_an_address_behind_many_hosts_without_one(monkeypatch: pytest.Monk
     async with resolving() as (resolver, server):
         monkeypatch.setitem(server.records, "many.example", {"MX": [*nowhere, "20 b.example."]})
         assert [host.name for host in await resolver.resolve("many.example")] == ["b.example"]
-        monkeypatch.setattr(mx, "MX_MAX", 40)
+        monkeypatch.setattr(dns, "MX_MAX", 40)
         resolver._cache.clear()
         with pytest.raises(DestinationFailed):
             await resolver.resolve("many.example")
@@ -215,13 +214,13 @@ async def test_one_that_gives_up_does_not_take_the_answer_along() -> None:
 
 
 async def test_answers_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    from zonemta_py.delivery import mx
+    from zonemta_py.delivery import dns
 
     now = [100.0]
     monkeypatch.setattr(clock, "monotonic_s", lambda: now[0])
     async with resolving(ttl_s=0) as (resolver, server):  # the library keeps other answers itself
         await resolver.resolve("bare.example")
-        now[0] += mx.TTL_MIN_S - 1
+        now[0] += dns.TTL_MIN_S - 1
         await resolver.resolve("bare.example")
         assert server.queries["bare.example", "A"] == 1
         now[0] += 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import Percent, Seconds
+from zonemta_py.config.values import Percent, Seconds
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.outcome import (
@@ -21,13 +21,19 @@ from zonemta_py.delivery.outcome import (
     verdict_of,
 )
 from zonemta_py.queue.format.keys import HELD_MS, waiting_key
-from zonemta_py.queue.format.records import FORMAT, DeliveryOptions, Meta, Origin, new_recipient_record
+from zonemta_py.queue.format.records import (
+    FORMAT,
+    DeliveryOptions,
+    EnvelopeRecord,
+    Origin,
+    new_recipient_record,
+)
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.queue.transitions import deferred
 from zonemta_py.schedule.retry import RetryContext, make_policy
-from zonemta_py.smtp.classify import Phase, Verdict
-from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS, UNSET
+from zonemta_py.smtp.reports.dsn import DELAY, FAILURE, NEVER, SUCCESS, UNSET
+from zonemta_py.smtp.verdict import Phase, Verdict
 
 ACCEPTED_MS = 1_800_000_000_000
 MESSAGE = f"{ACCEPTED_MS:012x}000000abcdef"
@@ -39,7 +45,9 @@ RETRY = Retry(
     warn_after=Seconds(1800),
 )
 RULES = RetryRules(RETRY, make_policy(RETRY))
-META = Meta(FORMAT, "s@sender.example", b"", ("default",), False, False, "", Origin("", "", "", "", ""))
+META = EnvelopeRecord(
+    FORMAT, "s@sender.example", b"", ("default",), False, False, "", Origin("", "", "", "", "")
+)
 
 DELIVERED = Attempt("dot", 250, "2.0.0", "ok", mx="mx.example")
 REFUSED = Attempt("rcpt", 550, "5.1.1", "no such user", mx="mx.example")
@@ -166,7 +174,7 @@ def test_what_a_policy_sees() -> None:
 # ---- what the submitter asked for
 
 
-def asked(**options: Any) -> Meta:
+def asked(**options: Any) -> EnvelopeRecord:
     return META._replace(options=DeliveryOptions(**options))
 
 

@@ -1,7 +1,7 @@
 """What is remembered of peers: by address and port, for an hour, until it works again."""
 
 from zonemta_py.config.schema import PeerSettings
-from zonemta_py.delivery.peers import BROKEN_S, Peers
+from zonemta_py.delivery.session_opener import BROKEN_S, Peers
 from zonemta_py.smtp.reply import Reply
 
 HOST, AT, OTHER_PORT = "mx.example", ("192.0.2.1", 25), ("192.0.2.1", 587)

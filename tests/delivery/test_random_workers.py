@@ -1,7 +1,7 @@
 """The workers of a zone under random work: mail of three submitters, limits, two pools, suspensions, failures and reloads.
 
 Whatever has happened: when nothing is suspended any more and every request succeeds, all mail is sent, and nothing is left at
-a gate, in a ring or in the window.
+a wait list, in a turn queue or in the window.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import replace
-from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.open_queue import configure_queue
+from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.zone_workers import ZoneWorkers
-from zonemta_py.queue.upkeep.flush import flush
-from zonemta_py.relay.reload import use_in_queue
+from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.relay.relay import use_in_queue
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.mx_order import MxAnswer
 
@@ -192,12 +192,12 @@ class RandomZone:
     def left(self) -> list[object]:
         """What is not as it is after all mail was sent."""
         scheduler, window = self.workers.scheduler, self.queue.windows.zone("default")
-        gates = self.context.egress.gates.all()
-        rings = [name for ring in scheduler._rings._waiting for name in ring]
+        wait_lists = self.context.egress.wait_lists.all()
+        turn_queues = [name for turn_queue in scheduler._turn_queues._waiting for name in turn_queue]
         return [
             *everything(self.queue.store)[:3],
-            *gates,
-            *rings,
+            *wait_lists,
+            *turn_queues,
             *range(scheduler.active + window.room.size),
         ]
 

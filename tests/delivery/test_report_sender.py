@@ -19,11 +19,15 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.zones import BounceSettings, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery import pending_reports
-from zonemta_py.delivery.bounces import BounceReporter, settle_effects
-from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.pending_reports import HOUR_S, MINUTE_S, PendingReports, group_of
-from zonemta_py.delivery.report_sender import ReportSender
+from zonemta_py.delivery import report_composer
+from zonemta_py.delivery.report_composer import (
+    HOUR_S,
+    MINUTE_S,
+    DeliveryContext,
+    PendingReports,
+    group_of,
+)
+from zonemta_py.delivery.reports import BounceReporter, ReportSender, settle_effects
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
@@ -76,7 +80,7 @@ async def queue(directory: Path) -> AsyncIterator[Queue]:
 
 async def test_the_failures_of_a_minute(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several transactions, one report, while other recipients wait; the end of the message makes no second one."""
-    monkeypatch.setattr(pending_reports, "MINUTE_S", 0.0)
+    monkeypatch.setattr(report_composer, "MINUTE_S", 0.0)
     life = Life(queue)
     await accept(queue, "1@a.example", "2@a.example", "3@a.example")
     await life.fail("1@a.example")
@@ -106,7 +110,7 @@ async def test_a_life_finds_what_another_left(
     """Failures of a zone that reports at the end of a message stay."""
     await accept(queue, "1@a.example", "2@a.example")
     await Life(queue).fail("1@a.example")
-    monkeypatch.setattr(pending_reports, "MINUTE_S", 0.0)
+    monkeypatch.setattr(report_composer, "MINUTE_S", 0.0)
     life = Life(queue)
     bounce = replace(life.zone.bounce, aggregate=aggregate)
     life.context.config = replace(CONFIG, zones={"default": replace(life.zone, bounce=bounce)})
@@ -128,7 +132,7 @@ async def storm(life: Life, messages: int) -> None:
 
 
 async def test_more_reports_than_a_sender_reads(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_reports, "HOUR_S", 0.0)
+    monkeypatch.setattr(report_composer, "HOUR_S", 0.0)
     life = Life(queue, reports_per_hour=0)
     await storm(life, 30)
     assert (life.reports(), life.count(keys.DIGEST)) == ([], 30)
@@ -160,7 +164,7 @@ async def test_the_first_ones_are_sent_one_by_one(queue: Queue) -> None:
 
 async def test_a_digest_that_an_earlier_life_left(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     await storm(Life(queue, reports_per_hour=0), 3)
-    monkeypatch.setattr(pending_reports, "HOUR_S", 0.0)
+    monkeypatch.setattr(report_composer, "HOUR_S", 0.0)
     life = Life(queue)
     await life.sender.start()
     await until(lambda: life.count(keys.DIGEST) == 0, "the digest")

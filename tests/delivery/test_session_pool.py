@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath
 from zonemta_py.sink.server import Sink
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
-from zonemta_py.transports.pipelining import SmtpSession
+from zonemta_py.transports.session import SmtpSession
 
 LONG_S = 60.0
 

@@ -21,23 +21,20 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, codec
 from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
+from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.endpoints import Endpoint, EndpointResolver
-from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.outcome import verdict_of
-from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryResult, EgressOrder
-from zonemta_py.delivery.session_opener import SmtpResources
+from zonemta_py.delivery.session_opener import Peers, SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool
-from zonemta_py.delivery.smtp_agent import SmtpAgent
+from zonemta_py.delivery.smtp_agent import MessageForm, MessageForms, SmtpAgent
 from zonemta_py.delivery.sts_policies import StsPolicies
-from zonemta_py.delivery.transaction import MessageForm, MessageForms
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.nameserver import SERVFAIL, Records
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.sink.server import Sink
-from zonemta_py.sink.sink_session import SinkSession
-from zonemta_py.smtp.classify import Verdict
-from zonemta_py.transports.pipelining import DsnOptions, SmtpSession
+from zonemta_py.sink.server import Sink, SinkSession
+from zonemta_py.smtp.verdict import Verdict
+from zonemta_py.transports.session import DsnOptions, SmtpSession
 
 BOUNDARY = 'Content-Type: multipart/mixed; boundary="é"\r\n'.encode()
 PLAIN = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")

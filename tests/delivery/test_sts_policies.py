@@ -13,11 +13,11 @@ from tests.kit.policy_server import PolicyServer, policies_served, policy
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.schema import Resolver
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.delivery import mx, sts_policies
-from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery import dns, sts_policies
+from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.sts_policies import RETRY_S, StsPolicies, Trust
 from zonemta_py.sink.nameserver import SERVFAIL, NameServer
 from zonemta_py.smtp.mta_sts import StsPolicy
@@ -203,7 +203,7 @@ async def test_hosts_that_a_policy_permits(directory: Path, monkeypatch: pytest.
         assert await permitted("[127.0.0.9]", (other,), found.trust) == ((other,), "opportunistic")
         assert await permitted("a.example", (other,), found.trust) == ((other,), "opportunistic")
         found.publish(policy("testing", "mx.a.example"), "1")
-        found.later(mx.NEGATIVE_TTL_S + 1)
+        found.later(dns.NEGATIVE_TTL_S + 1)
         assert await permitted("a.example", (ours, other), found.trust) == (
             (ours, other),
             "opportunistic",

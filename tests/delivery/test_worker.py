@@ -19,33 +19,32 @@ from tests.delivery.agents import (
 )
 from tests.kit.queue import HEADER, ORIGIN, accept, events, everything, lease, opened, write
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.units import Percent, Seconds
+from zonemta_py.config.values import Percent, Seconds
 from zonemta_py.config.zones import BounceSettings, Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.egress_routes import EgressRoutes
-from zonemta_py.delivery.egress_store import read_stored
-from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.message_egress import MessageEgress
+from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
-from zonemta_py.delivery.worker import SUSPEND_S, LeaseResult, Worker
+from zonemta_py.delivery.shaper import read_stored
+from zonemta_py.delivery.worker import SUSPEND_S, LeaseContext, LeaseResult, Worker
+from zonemta_py.delivery.zone_egress import EgressRoutes
+from zonemta_py.egress.admission import WorkerSlot
+from zonemta_py.egress.closed_addresses import ClosedAddresses
+from zonemta_py.egress.limits import Permit
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 from zonemta_py.queue.format.records import read_recipient_record
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
-from zonemta_py.schedule.closed_addresses import ClosedAddresses
-from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
-from zonemta_py.transports.pipelining import DsnOptions
+from zonemta_py.smtp.reports.dsn import FAILURE, SUCCESS
+from zonemta_py.transports.session import DsnOptions
 
 AT_ONCE = BounceSettings(aggregate="attempt")
 ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=Percent(0)))
@@ -135,7 +134,7 @@ async def test_retries_leave_from_their_address_and_new_mail_does_not_follow(que
     assert [request.prefers for request in agent.requests] == [
         "", "192.0.2.2", "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.1",
     ]  # fmt: skip
-    assert (slot.source, slot.in_row) == ("192.0.2.1", 3)
+    assert (slot.source, slot.source_run) == ("192.0.2.1", 3)
 
 
 async def test_recipients_of_different_addresses_are_different_requests(queue: Queue) -> None:

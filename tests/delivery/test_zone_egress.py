@@ -1,4 +1,4 @@
-"""Which destinations of a zone may send: with the real queue, limits, gates and scheduler, and no sessions."""
+"""Which destinations of a zone may send: with the real queue, limits, wait lists and scheduler, and no sessions."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,21 +15,21 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.egress import Egress, read_egress
-from zonemta_py.delivery.mail_pools import mail_pools
 from zonemta_py.delivery.message_egress import MessageEgress
+from zonemta_py.delivery.open_queue import mail_pools
 from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.delivery.zone_egress import ZoneEgress
+from zonemta_py.egress.admission import WorkerSlot
+from zonemta_py.egress.limits import Permit
+from zonemta_py.egress.paths import Limit
+from zonemta_py.egress.providers import NOT_FOUND_S, Providers
+from zonemta_py.egress.rules import ProviderReply
+from zonemta_py.egress.sources import PoolPart
+from zonemta_py.egress.warmup import DAY_MS
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.flush import flush
-from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.providers import NOT_FOUND_S, Providers
-from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.queue.upkeep.move import flush
 from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.schedule.shaping import ProviderReply
-from zonemta_py.schedule.sources import PoolPart
-from zonemta_py.schedule.warmup import DAY_MS
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
 
 A, B = "192.0.2.1", "192.0.2.2"
@@ -172,7 +172,7 @@ async def test_what_waits_for_one_pool_keeps_its_place_while_another_is_served(d
         binding = zone.scheduler.binding("d.example", clock.monotonic_s(), "other")
         assert binding is not None
         assert binding.limit == "operator_suspension"
-        assert not zone.admission.others_wait(slot), "it would gain nothing"
+        assert not zone.admission.has_waiters(slot), "it would gain nothing"
 
 
 async def test_old_mail_is_found_for_each_pool(directory: Path) -> None:
@@ -206,7 +206,7 @@ async def deferred_from(zone: Zone, source: str, reply_class: str) -> None:
 async def test_mail_that_wants_one_address_waits_for_that(
     directory: Path, reply_class: str, wanted: str, other: str
 ) -> None:
-    """While it has no room, at a gate that names it; while it may not be used for long, mail leaves from the other one."""
+    """While it has no room, at a wait list that names it; while it may not be used for long, mail leaves from the other one."""
     pools = {"default": [{"address": A}, {"address": B}]}
     async with zone_of(directory, {"sessions_per_address": 1}, pools=pools) as zone:
         part = PoolPart("", A, wanted == B).key
@@ -369,14 +369,14 @@ async def test_no_new_session_from_an_address_is_waited_for(directory: Path) -> 
         zone.admission.not_permitted(slot)
         zone.end(slot, has_mail=True)
         assert zone.start() == []
-        assert egress.gates.due_ms is not None
-        assert egress.gates.due_ms > egress.now_ms() + 3_000_000
+        assert egress.wait_lists.due_ms is not None
+        assert egress.wait_lists.due_ms > egress.now_ms() + 3_000_000
 
 
 async def test_a_destination_that_failed_holds_up_none_of_a_provider_that_answers(
     directory: Path,
 ) -> None:
-    """It has the turn at the gate while all places for destinations that fail are taken."""
+    """It has the turn at the wait list while all places for destinations that fail are taken."""
     async with zone_of(directory, {"sessions": 1}, zones={"default": {"connections": 9}}) as zone:
         scheduler, dead = zone.scheduler, [f"dead{number}.example" for number in range(4)]
         zone.learn("x.example")
@@ -669,7 +669,7 @@ async def test_a_session_of_its_own_ends_the_wait(directory: Path) -> None:
 
 
 async def test_mail_that_comes_just_before_a_suspension_is_noticed_to_be_over(directory: Path) -> None:
-    """It leaves the gate by itself; all others leave when the time comes."""
+    """It leaves the wait list by itself; all others leave when the time comes."""
     zones = {"default": {"connections": 900}}
     async with opened(directory, clock.now_ms, store="memory") as queue:
         zone = Zone(queue, configured(directory, {}, zones=zones))
@@ -688,5 +688,5 @@ async def test_mail_that_comes_just_before_a_suspension_is_noticed_to_be_over(di
             return started == names
 
         await until(all_started, "the others")
-        assert zone.egress.gates.all() == []
+        assert zone.egress.wait_lists.all() == []
         zone.egress.close()

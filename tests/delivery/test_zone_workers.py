@@ -20,15 +20,15 @@ from tests.delivery.agents import (
 from tests.kit.deadlines import scaled, until
 from tests.kit.queue import accept, events, everything, opened
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.units import Percent, Rate, Seconds
+from zonemta_py.config.values import Percent, Rate, Seconds
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.delivery import zone_workers
-from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.worker import LeaseResult, Next, decide_next
 from zonemta_py.delivery.zone_workers import ZoneWorkers
-from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.queue.commit import CommitFuture
 from zonemta_py.queue.format.keys import DEFERRED, SPILL, WAITING, chunk_key, end_of, mark_key
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
@@ -413,7 +413,7 @@ async def test_a_reload_forgets_no_destination_that_failed(directory: Path) -> N
         await until(lambda: window.is_suspended("dead.example"), "the failure")
         await queue.suspended.suspend("domain:dead.example", "test")
         egress.changed()
-        await until(lambda: egress.gates.all(), "the probe to wait at a gate")
+        await until(lambda: egress.wait_lists.all(), "the probe to wait at a gate")
         fails = False
         stage.workers.configure(zone)
         await stage.idle()

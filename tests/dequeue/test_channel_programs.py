@@ -46,8 +46,8 @@ from zonemta_py.dequeue import (
     dequeue,
 )
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.flush import flush
-from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS
+from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.smtp.reports.dsn import DELAY, FAILURE, NEVER, SUCCESS
 
 TENANTS = {
     "acme": TenantSettings(users=("ann",), domains=("acme.example",)),

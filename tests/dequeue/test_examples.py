@@ -11,7 +11,7 @@ from tests.kit.deadlines import scaled
 from tests.kit.dequeue import meta_of, per_recipient, reports, rows
 from zonemta_py import Queue
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
-from zonemta_py.smtp.dsn_params import SUCCESS
+from zonemta_py.smtp.reports.dsn import SUCCESS
 
 EXAMPLES = Path(zonemta_py.__file__).parents[1] / "docs" / "examples"
 TEXT = b"Subject: x\r\n\r\nHello\r\n.stuffed\r\n"

@@ -24,9 +24,9 @@ from zonemta_py.dequeue import (
     adequeue,
     dequeue,
 )
-from zonemta_py.queue import bodies
+from zonemta_py.queue import messages
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 
 FAST: dict[str, Any] = {"retry_interval_s": 0.01, "max_attempts": 1}
 
@@ -320,7 +320,7 @@ async def test_no_room_for_the_copy_of_a_body(directory: Path, monkeypatch: pyte
 
     async with opened(directory) as queue:
         await put(queue, body=b"hello\r\n" * 20_000)
-        monkeypatch.setattr(bodies, "SpooledTemporaryFile", FullDisk)
+        monkeypatch.setattr(messages, "SpooledTemporaryFile", FullDisk)
         monkeypatch.setattr(type(queue.channels.context.queue.store), "is_remote", lambda self: True)
         await run(queue, routine)
         await until(lambda: not in_flight(queue))  # the call does not wait for the batch that defers it

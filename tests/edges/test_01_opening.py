@@ -17,8 +17,8 @@ from zonemta_py.cli.main import main
 from zonemta_py.config.load import load_config
 from zonemta_py.core.errors import LocalError, QueueLocked
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.recovery import begin_boot
-from zonemta_py.relay.repair import repair
+from zonemta_py.queue.upkeep.startup import begin_boot
+from zonemta_py.relay.runner import repair
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.open import open_store
 

@@ -23,7 +23,7 @@ from zonemta_py.events.segments import Segment
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
-from zonemta_py.relay.repair import accept_older_queue, repair
+from zonemta_py.relay.runner import accept_older_queue, repair
 from zonemta_py.storage.interface import Access
 
 STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])

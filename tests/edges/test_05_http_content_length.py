@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.deadlines import until_blocking
 from tests.kit.local_transport import HEADER, delivered
-from zonemta_py.bench.peers import slimta
+from zonemta_py.bench import peers
 from zonemta_py.transports.http import HttpTransport
 
 CHUNKS = [b"a" * 70_000, b"\r\n", b"b" * 70_000]
@@ -72,12 +72,12 @@ async def test_the_standard_library(directory: Path) -> None:
     assert received == [HEADER + b"\r\n" + b"".join(CHUNKS)]
 
 
-@pytest.mark.skipif(bool(slimta.SlimtaRelay.missing()), reason=slimta.SlimtaRelay.missing())
+@pytest.mark.skipif(bool(peers.SlimtaRelay.missing()), reason=peers.SlimtaRelay.missing())
 async def test_slimta(directory: Path) -> None:
     """python-slimta's own HTTP edge queues what was sent."""
     script, queued = directory / "edge.py", directory / "queued"
     script.write_text(EDGE)
-    command = [str(slimta._python()), str(script), str(queued)]
+    command = [str(peers._python()), str(script), str(queued)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     port = int(process.stdout.readline())

@@ -10,7 +10,7 @@ from tests.kit.queue import accept
 from tests.kit.segments import of_earlier_version
 from tests.kit.servers import queue_settings
 from zonemta_py.config.schema import Config, Events, Rotate
-from zonemta_py.config.units import Seconds, Size
+from zonemta_py.config.values import Seconds, Size
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.log import gaps, read_log

@@ -15,9 +15,9 @@ from tests.kit.listener import certificate
 from tests.kit.relay import ONE_PROCESS, http_port, relaying, staged
 from zonemta_py.admin import connections, http_server
 from zonemta_py.config.schema import Admin, Config, Processes
-from zonemta_py.config.units import ProcessCount
+from zonemta_py.config.values import ProcessCount
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.relay.descriptors import check_descriptors, descriptors_needed
+from zonemta_py.relay.preflight import check_descriptors, descriptors_needed
 
 
 def connect(port: int, count: int) -> list[socket.socket]:

@@ -13,8 +13,7 @@ from tests.kit.smtp_client import RawClient
 from zonemta_py.config.schema import QueueSettings, RedisSettings
 from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.options import QueueOptions
-from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.storage import redis as redis_store
 from zonemta_py.storage.open import open_store
 

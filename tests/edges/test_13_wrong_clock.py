@@ -11,32 +11,29 @@ import yaml
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_store, opened, settle
-from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.sending import PoolAddress
-from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.config.tenants import ClientLimits, IntakeLimits, LimitRules
+from zonemta_py.config.values import HOUR, Rate
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.core import clock as core_clock
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.egress_store import read_stored
-from zonemta_py.delivery.egress_view import warmup_rows
+from zonemta_py.delivery.egress_operator import warmup_rows
 from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.delivery.shaper import read_stored
+from zonemta_py.egress.limits import Permit
+from zonemta_py.egress.paths import Limit, Refusal
+from zonemta_py.egress.rules import ProviderReply
+from zonemta_py.egress.waiting import WaitKey, ZoneWaits
+from zonemta_py.egress.warmup import EPOCH, Warming, WarmupState
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import born
-from zonemta_py.queue.intake_limits import LimitedClient, Use
-from zonemta_py.queue.options import QueueOptions
-from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.verifications import VerificationResult
+from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.submitters.domains import VerificationResult
+from zonemta_py.queue.submitters.limits import LimitedClient, Use
 from zonemta_py.relay.domain_verifier import DomainVerifier
-from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gate import GateKey
-from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.shaping import ProviderReply
-from zonemta_py.schedule.warmup import EPOCH, Warming, WarmupState
-from zonemta_py.schedule.zone_gates import ZoneGates
 
 DAY_MS = 86_400_000
 A, B = "192.0.2.1", "192.0.2.2"
@@ -254,8 +251,8 @@ async def test_the_day_of_a_warm_up_after_the_clock_was_set(
         assert isinstance(found, Refusal)
         assert (found.limit, found.until_ms - now_ms) == (Limit.WARMUP, 400 * DAY_MS - now_ms % DAY_MS)
         tried = list[str]()
-        zone_gates = ZoneGates(egress.gates, lambda name: not tried.append(name))
-        zone_gates.wait("d.example", GateKey("z:default", "big"), found, 0)
+        zone_waits = ZoneWaits(egress.wait_lists, lambda name: not tried.append(name))
+        zone_waits.wait("d.example", WaitKey("z:default", "big"), found, 0)
         await egress.forget_old()
         assert tried == []
         clock.ms = right_ms

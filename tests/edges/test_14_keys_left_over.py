@@ -8,13 +8,11 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, everything, make_store, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.batch import CommitFuture, WriteBatch
+from zonemta_py.queue.commit import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.options import QueueOptions
-from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.upkeep.move import flush, move_zone
 from zonemta_py.queue.upkeep.operator import STEP
-from zonemta_py.queue.upkeep.rezone import move_zone
 
 COUNT = 1200
 STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
 from tests.kit.relay import ONE_PROCESS, staged
-from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
+from zonemta_py.delivery.report_composer import Bounce, apply_bounce_function
 from zonemta_py.policies import Envelope
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step

@@ -11,16 +11,17 @@ from tests.kit.listener import ListenerUnderTest, listening
 from tests.kit.queue import events
 from tests.kit.smtp_client import RawClient
 from zonemta_py.core.networks import network_of
-from zonemta_py.intake import authentication
-from zonemta_py.intake.authentication import (
+from zonemta_py.intake import users as authentication
+from zonemta_py.intake.users import (
     BLOCKED,
     BUSY,
     STILL_WRONG,
     WRONG,
     PasswordChecks,
+    Users,
+    hash_password,
 )
-from zonemta_py.intake.users import Users, hash_password
-from zonemta_py.queue.logins import FAILURES_MAX
+from zonemta_py.queue.submitters.limits import FAILURES_MAX
 
 HASH = hash_password("right")
 

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.relay import ONE_PROCESS, http_port, relaying, staged
 from zonemta_py.core.errors import NotAccepted, QueueUnavailable
 from zonemta_py.relay.relay import Relay
-from zonemta_py.smtp.http_mapping import encode_address
+from zonemta_py.smtp.reply import encode_address
 
 TEXT = b"Subject: x\r\n\r\nhello\r\n"
 

@@ -7,12 +7,7 @@ from pathlib import Path
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import listening
 from tests.kit.smtp_client import RawClient
-from zonemta_py.intake.admission import (
-    TOO_MANY_OF_ADDRESS,
-    TOO_MANY_OF_OWNER,
-    SessionLimits,
-    Stranger,
-)
+from zonemta_py.intake.context import TOO_MANY_OF_ADDRESS, TOO_MANY_OF_OWNER, SessionLimits, Stranger
 
 PACE_S = 0.05  # of the client that sends a byte now and then
 

@@ -12,7 +12,7 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import RedisSettings
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.core.text import without_secrets
-from zonemta_py.storage.redis_client import RedisClient
+from zonemta_py.storage.redis import RedisClient
 from zonemta_py.transports.http import HttpTransport
 
 

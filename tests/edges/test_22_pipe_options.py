@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.local_transport import HEADER
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import LocalMessage
+from zonemta_py.transports.local import LocalMessage
 from zonemta_py.transports.pipe import PRESETS, PipeTransport
 
 

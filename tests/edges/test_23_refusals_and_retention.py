@@ -16,17 +16,17 @@ from tests.kit.relay import relaying, send, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Events
-from zonemta_py.config.units import Keep, keep
+from zonemta_py.config.values import Keep, keep
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.events import retention
+from zonemta_py.events import log
 from zonemta_py.events.schema import Rejected
 from zonemta_py.events.segment_reading import sealed_segments
-from zonemta_py.intake import rejections
-from zonemta_py.intake.rejections import Rejections
+from zonemta_py.intake import context
+from zonemta_py.intake.context import Rejections
 from zonemta_py.queue import outbox
 from zonemta_py.queue.outbox import Exporter
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage.open import DiskSpace
 
 EVENT = Rejected(
     time_ms=1, listener="l", client_ip="192.0.2.1", helo="h", user="", tenant="", command="MAIL", sender="s@x.example",
@@ -43,7 +43,7 @@ async def refused(relay: ListenerUnderTest, count: int) -> None:
 
 
 async def test_a_stranger_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejections, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(context, "INTERVAL_S", 0.2)
     async with listening(tmp_path, "    trusted_networks: []\n    max_errors: 2000") as relay:
         await refused(relay, 500)
         await until(lambda: sum(counts(relay)) == 500, "the counts")
@@ -78,7 +78,7 @@ async def test_the_end_and_a_full_disk(tmp_path: Path) -> None:
 
 async def test_many_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a number of networks they are counted together; addresses of one /64 are one network."""
-    monkeypatch.setattr(rejections, "KINDS_MAX", 10)
+    monkeypatch.setattr(context, "KINDS_MAX", 10)
     written: list[Any] = []
     counted = Rejections(written.append, DiskSpace(tmp_path, 1))
     for number in range(100):
@@ -119,27 +119,27 @@ def test_what_is_not_understood(text: object) -> None:
 
 
 def test_oldest_first_and_never_the_newest() -> None:
-    segments = [retention.Sealed(Path(str(n)), 1000.0 + n, 10) for n in range(10)]
-    names = [str(path) for path in retention.removable(segments, Keep(age_s=5), 1010.0)]
+    segments = [log.Sealed(Path(str(n)), 1000.0 + n, 10) for n in range(10)]
+    names = [str(path) for path in log.removable(segments, Keep(age_s=5), 1010.0)]
     assert names == ["0", "1", "2", "3", "4"]
-    assert len(retention.removable(segments, Keep(size_bytes=35), 1010.0)) == 7
-    assert len(retention.removable(segments, Keep(age_s=5, size_bytes=35), 1010.0)) == 7
-    assert len(retention.removable(segments, Keep(size_bytes=0), 1010.0)) == 9
-    assert retention.removable([], Keep(size_bytes=0), 1010.0) == []
+    assert len(log.removable(segments, Keep(size_bytes=35), 1010.0)) == 7
+    assert len(log.removable(segments, Keep(age_s=5, size_bytes=35), 1010.0)) == 7
+    assert len(log.removable(segments, Keep(size_bytes=0), 1010.0)) == 9
+    assert log.removable([], Keep(size_bytes=0), 1010.0) == []
 
 
 def test_a_clock_that_is_wrong_for_less_than_a_day_removes_nothing() -> None:
     """Also when segments were sealed under it, and a start follows; what ``keep`` says of the size holds."""
     day_s, now_s = 86_400.0, 2e9
-    old = [retention.Sealed(Path(str(n)), now_s - (366 - n) * day_s, 10) for n in range(3)]
-    assert retention.removable(old, Keep(age_s=90 * day_s), now_s) == []
-    assert len(retention.removable(old, Keep(90 * day_s, size_bytes=10), now_s)) == 2
-    wrong = [*old, retention.Sealed(Path("new"), now_s - 0.9 * day_s, 10)]
-    assert retention.removable(wrong, Keep(age_s=90 * day_s), now_s) == []
-    right = [*old, retention.Sealed(Path("new"), now_s - 1.1 * day_s, 10)]
-    assert len(retention.removable(right, Keep(age_s=90 * day_s), now_s)) == 3
-    short = [*old, retention.Sealed(Path("new"), now_s - 2400, 10)]
-    assert len(retention.removable(short, Keep(age_s=3600), now_s)) == 3
+    old = [log.Sealed(Path(str(n)), now_s - (366 - n) * day_s, 10) for n in range(3)]
+    assert log.removable(old, Keep(age_s=90 * day_s), now_s) == []
+    assert len(log.removable(old, Keep(90 * day_s, size_bytes=10), now_s)) == 2
+    wrong = [*old, log.Sealed(Path("new"), now_s - 0.9 * day_s, 10)]
+    assert log.removable(wrong, Keep(age_s=90 * day_s), now_s) == []
+    right = [*old, log.Sealed(Path("new"), now_s - 1.1 * day_s, 10)]
+    assert len(log.removable(right, Keep(age_s=90 * day_s), now_s)) == 3
+    short = [*old, log.Sealed(Path("new"), now_s - 2400, 10)]
+    assert len(log.removable(short, Keep(age_s=3600), now_s)) == 3
 
 
 async def test_what_queued_mail_needs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

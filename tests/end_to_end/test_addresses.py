@@ -22,8 +22,8 @@ from tests.end_to_end.test_providers import (
 from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
 from zonemta_py.core import clock
-from zonemta_py.delivery import endpoints, mx
-from zonemta_py.schedule import providers
+from zonemta_py.delivery import dns, endpoints
+from zonemta_py.egress import providers
 from zonemta_py.sink.server import Sink
 
 BOTH = {"127.0.0.31", "::1"}
@@ -162,7 +162,7 @@ async def test_slow_answers(directory: Path, processes: tuple[int, int]) -> None
 async def test_a_domain_that_moves(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its MX hosts are asked for again by the deliveries: mail has the limits of its new provider from the next one on."""
     monkeypatch.setattr(providers, "FRESH_S", 0.0)  # an hour
-    monkeypatch.setattr(mx, "TTL_MIN_S", 0.0)
+    monkeypatch.setattr(dns, "TTL_MIN_S", 0.0)
     monkeypatch.setattr(endpoints, "SOLE_ENDPOINT_S", 0.0)  # five seconds, as the next
     async with staged(directory) as stage:
         stage.names.ttl_s = 0

@@ -12,8 +12,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, ledger, logged_events, received, relaying, send, staged
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.sink.server import EXTENSIONS, Sink
-from zonemta_py.sink.tally import Received
+from zonemta_py.sink.server import EXTENSIONS, Received, Sink
 
 NO = Rule(Step.RCPT, recipient="no*", reply="550 5.1.1 no such user")
 LATER = Rule(Step.RCPT, recipient="later*", reply="451 4.7.1 later", times=1)

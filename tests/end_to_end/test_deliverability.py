@@ -14,9 +14,9 @@ from tests.kit.relay import relaying, staged
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.egress import read_egress
-from zonemta_py.schedule.shaping import ProviderReply, ShapingEngine
-from zonemta_py.schedule.sources import names_in_pools
-from zonemta_py.schedule.warmup import DAY_MS, EPOCH, WarmUp
+from zonemta_py.egress.rules import ProviderReply, ShapingEngine
+from zonemta_py.egress.sources import names_in_pools
+from zonemta_py.egress.warmup import DAY_MS, EPOCH, WarmUp
 
 PAGE = (Path(__file__).parents[2] / "docs/deliverability.md").read_text()
 FILES = dict(re.findall(r"```yaml\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))

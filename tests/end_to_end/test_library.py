@@ -12,11 +12,11 @@ from tests.kit.deadlines import scaled
 from tests.kit.relay import ONE_PROCESS, empty, ledger, logged_events, staged
 from zonemta_py import NotAccepted, Relay, parse_config
 from zonemta_py.policies import split_by_domain
-from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_recipient_record
+from zonemta_py.queue.messages import read_message, recipients_of
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
+from zonemta_py.smtp.reports.dsn import FAILURE, SUCCESS
 from zonemta_py.storage.memory import MemoryStore
 
 EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded.py"

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from tests.end_to_end.test_providers import ADDRESSES, BLOCKED, PROCESSES, fill, shaped
 from tests.kit.deadlines import until
 from tests.kit.relay import empty, logged_events, relaying, sound, staged
-from zonemta_py.admin.page.provider_matrix import matrix
-from zonemta_py.admin.shaping_series import shaping_series
+from zonemta_py.admin.metrics import shaping_series
+from zonemta_py.admin.page.views import matrix
 from zonemta_py.cli.main import main
-from zonemta_py.delivery.egress_control import RunningEgress
+from zonemta_py.delivery.egress_operator import RunningEgress
 from zonemta_py.delivery.worker import Worker
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 
 OTHER = "127.0.0.33"
 POOLS = {"default": [{"address": ADDRESSES[0]}], "other": [{"address": OTHER}]}
@@ -107,7 +107,7 @@ async def test_a_tenant_with_a_pool_of_its_own(
 async def test_mail_for_a_limited_pool_is_not_put_off(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deferred mail whose fallback pool has a low rate waits for that at the gate, and is not written again."""
+    """Deferred mail whose fallback pool has a low rate waits for that at the wait list, and is not written again."""
     put_off: list[str] = []
     monkeypatch.setattr(Worker, "put_off", lambda self, lease, reason, due_ms: put_off.append(reason))
     async with staged(directory) as stage:
@@ -132,7 +132,7 @@ async def test_mail_for_a_limited_pool_is_not_put_off(
 async def test_mail_for_one_address_is_not_put_off(
     directory: Path, monkeypatch: pytest.MonkeyPatch, how: str, limits: dict[str, Any]
 ) -> None:
-    """Mail that wants the address that greylisted it, or not the one that blocked it, waits at a gate until that has room."""
+    """Mail that wants the address that greylisted it, or not the one that blocked it, waits at a wait list until that has room."""
     put_off: list[str] = []
     real = Worker.put_off
 

@@ -1,4 +1,4 @@
-"""Many destinations that wait at one gate go on together, within the connections of their zone."""
+"""Many destinations that wait at one wait list go on together, within the connections of their zone."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ import yaml
 from tests.kit.deadlines import until
 from tests.kit.relay import empty, relaying, sound, staged
 from zonemta_py.delivery.zone_workers import ZoneWorkers
+from zonemta_py.egress.waiting import WaitLists
 from zonemta_py.queue.upkeep.inspect import recipient_rows
-from zonemta_py.schedule.gates import Gates
 
 TEXT = b"Subject: hi\r\n\r\nbody\r\n"
 DOMAINS = 400
@@ -41,7 +41,8 @@ async def test_a_pause_ends_for_all(directory: Path) -> None:
             for domain in domains:
                 await relay.enqueue("s@sender.example", [f"x@{domain}"], TEXT)
             await until(
-                lambda: sum(len(gate.waiting) for gate in egress.gates.all()) == DOMAINS, "all to wait"
+                lambda: sum(len(wait_list.waiting) for wait_list in egress.wait_lists.all()) == DOMAINS,
+                "all to wait",
             )
             assert sum(1 for _ in recipient_rows(relay.queue.store)) == DOMAINS
             egress.shaper.controller.end(("big", "127.0.0.31"), egress.now_ms(), "test")
@@ -81,15 +82,15 @@ async def test_a_change_at_one_provider_wakes_no_other(
             for name in names * 3:
                 await relay.enqueue("s@sender.example", [f"x@{name}-d.example"], TEXT)
             egress = relay._delivery.egress
-            await until(lambda: len(egress.gates.all()) == len(names), "all providers to wait")
+            await until(lambda: len(egress.wait_lists.all()) == len(names), "all providers to wait")
             woken: list[str] = []
-            wake = Gates.capacity_at_provider
+            wake = WaitLists.capacity_at_provider
 
-            def capacity_at_provider(gates: Gates, provider: str) -> None:
+            def capacity_at_provider(wait_lists: WaitLists, provider: str) -> None:
                 woken.append(provider)
-                wake(gates, provider)
+                wake(wait_lists, provider)
 
-            monkeypatch.setattr(Gates, "capacity_at_provider", capacity_at_provider)
+            monkeypatch.setattr(WaitLists, "capacity_at_provider", capacity_at_provider)
             now_ms = egress.now_ms()
             changes = egress.shaper.controller.attempt(("p7", "127.0.0.31"), "blocked", now_ms)
             egress.shaper.write(*egress.shaper.apply(changes))

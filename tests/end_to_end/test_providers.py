@@ -10,23 +10,21 @@ import yaml
 
 from tests.kit.deadlines import eventually, time_limit, until
 from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
-from zonemta_py.admin.mail_requests import ReleaseRequest
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import ListRequest
+from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.requests import ListRequest, ReleaseRequest
 from zonemta_py.core import clock
-from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.rings import IN_ROW
+from zonemta_py.egress.admission import SOURCE_RUN
+from zonemta_py.egress.paths import Limit
 from zonemta_py.sink.nameserver import SILENT
+from zonemta_py.sink.provider import SinkProvider
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
-from zonemta_py.sink.sink_provider import SinkProvider
 
 ADDRESSES = ["127.0.0.31", "127.0.0.32"]
 PROCESSES = [(0, 0), (2, 2)]
 SLACK = time_limit(0.2)  # by which a slow machine may be late
 PERIOD = time_limit(2)  # of a rate: longer than the slack
-MANY = 20 * IN_ROW  # messages: an address of two that none of 20 draws takes is one in a million
+MANY = 20 * SOURCE_RUN  # messages: an address of two that none of 20 draws takes is one in a million
 TEXT = b"Subject: hi\r\n\r\nbody\r\n"
 
 
@@ -534,7 +532,7 @@ async def test_zones_that_share_a_session_have_it_in_turn(
         assert sum(len(each.accepted) for each in found.values()) == 2 * messages
     zones = [each["zone"] for each in logged_events(directory, "delivered")]
     last = {zone: len(zones) - zones[::-1].index(zone) for zone in ("default", "second")}
-    assert min(last.values()) > len(zones) - IN_ROW * 3, (
+    assert min(last.values()) > len(zones) - SOURCE_RUN * 3, (
         f"one has waited for the end of the other: {last}"
     )
 

@@ -15,13 +15,13 @@ from tests.kit.queue import everything
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
 from tests.kit.smtp_client import RawClient
-from zonemta_py.admin.mail_requests import HoldRequest, ReleaseRequest
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.reasons import RunningRelay
+from zonemta_py.admin.registry import Operations, run_operation
 from zonemta_py.admin.requests import (
     FlushRequest,
+    HoldRequest,
     ListRequest,
+    ReleaseRequest,
     UnreachableClearRequest,
     UnreachableRequest,
 )
@@ -217,7 +217,7 @@ async def test_a_zone_that_there_is_not(directory: Path, caplog: pytest.LogCaptu
             assert relay.queue.traffic.accepted["bulk"] == 3
     found = [each for each in caplog.messages if "there is no zone 'blk'" in each]
     loggers = {each.name for each in caplog.records if "there is no zone" in each.getMessage()}
-    assert loggers == {"zonemta_py.queue.unusable_fields"}
+    assert loggers == {"zonemta_py.queue.queue"}
     assert len(found) == 2
     assert found[0].endswith("of 127.0.0.1 names: it goes to bulk")
     assert found[1].startswith("repeated 1 more times within a minute")

@@ -20,7 +20,7 @@ from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.config.schema import Config, MessageOptions
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.delivery.dkim import Key
-from zonemta_py.intake.message_options import of_header
+from zonemta_py.intake.options import of_header
 from zonemta_py.intake.users import hash_password
 from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions
 from zonemta_py.queue.upkeep.inspect import recipient_rows

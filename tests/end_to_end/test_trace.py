@@ -16,9 +16,8 @@ from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import TraceRequest
 from zonemta_py.core.errors import LocalError
 from zonemta_py.relay.relay import Relay
-from zonemta_py.relay.traces import WATCHERS_MAX
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.transports.tracing import TRACER
+from zonemta_py.transports.tracing import TRACER, WATCHERS_MAX
 
 Rows = list[dict[str, Any]]
 

@@ -10,7 +10,7 @@ import zstandard
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, settle
 from zonemta_py.config.schema import Events, Rotate
-from zonemta_py.config.units import Seconds, Size
+from zonemta_py.config.values import Seconds, Size
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.accounting import RecipientHistory, read_history

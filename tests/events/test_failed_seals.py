@@ -7,7 +7,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, opened
 from zonemta_py.config.schema import Events, Rotate
-from zonemta_py.config.units import Seconds, Size
+from zonemta_py.config.values import Seconds, Size
 from zonemta_py.core import clock
 from zonemta_py.events import segments
 from zonemta_py.events.log import gaps, read_log

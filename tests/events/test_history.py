@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.kit.relay import empty, relaying, send, staged
 from zonemta_py.admin import event_stream
 from zonemta_py.admin.event_stream import EventStream
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.registry import Operations, run_operation
 from zonemta_py.admin.requests import HistoryRequest, TailRequest
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError

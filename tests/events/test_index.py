@@ -7,8 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.core.checksum import crc32
-from zonemta_py.core.codec import to_json
+from zonemta_py.core.codec import crc32, to_json
 from zonemta_py.events.index import (
     NAME,
     add_to_index,

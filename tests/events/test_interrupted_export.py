@@ -12,7 +12,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, opened
 from zonemta_py.config.schema import Events, Rotate
-from zonemta_py.config.units import Seconds, Size
+from zonemta_py.config.values import Seconds, Size
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.queue import outbox

@@ -13,13 +13,8 @@ from click.testing import CliRunner, Result
 from tests.kit.relay import empty, relaying, send, staged
 from zonemta_py.cli.main import main
 from zonemta_py.core.codec import to_json
-from zonemta_py.events.peer_formats import (
-    POWERMTA_COLUMNS,
-    kumomta_record,
-    powermta_rows,
-    without_repeats,
-)
-from zonemta_py.events.retention import Extent, write_extent
+from zonemta_py.events.export import POWERMTA_COLUMNS, kumomta_record, powermta_rows, without_repeats
+from zonemta_py.events.log import Extent, write_extent
 from zonemta_py.events.segment_reading import by_number, sealed_segments
 from zonemta_py.events.segments import Segment
 from zonemta_py.sink.script import Rule, Step

@@ -15,11 +15,11 @@ from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config, Resolver
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import SmarthostAuth, Zone
 from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.endpoints import EndpointResolver
-from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.sts_policies import StsPolicies, Trust
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
@@ -27,7 +27,7 @@ from zonemta_py.smtp.mta_sts import StsPolicy, parse_policy
 
 SLOW = {"delays": ["1h"]}
 PROCESSES = [{"receivers": 0, "senders": 0}, {"receivers": 2, "senders": 2}]
-ORDERS = [["plain", "strict"], ["strict", "plain"]]
+TURN_ORDERS = [["plain", "strict"], ["strict", "plain"]]
 
 
 def two_zones(stage: Stage, processes: dict[str, int], **strict: object) -> Config:
@@ -53,11 +53,11 @@ async def test_tls_that_is_required(directory: Path, processes: dict[str, int]) 
     cert, key, _ = certificate(directory)
     async with staged(directory) as stage:
         context = server_context(cert, key)
-        for first, _ in ORDERS:
+        for first, _ in TURN_ORDERS:
             await stage.receiver(f"clear.{first}-first.example", kind=TlsSink)
             await stage.receiver(f"own.{first}-first.example", kind=TlsSink, context=context)
         async with relaying(two_zones(stage, processes, tls="required")) as relay:
-            for number, order in enumerate(ORDERS):
+            for number, order in enumerate(TURN_ORDERS):
                 for name in order:
                     for kind in ("clear", "own"):
                         domain = f"{kind}.{order[0]}-first.example"
@@ -111,7 +111,9 @@ async def test_mail_under_an_enforced_policy(
 ) -> None:
     """Each zone is first at a host as the policy has it, without TLS, with another's certificate, and not permitted."""
     kinds = ("right", "clear", "other", "foreign")
-    domains = [(f"{kind}.{order[0]}-first.example", kind, order) for order in ORDERS for kind in kinds]
+    domains = [
+        (f"{kind}.{order[0]}-first.example", kind, order) for order in TURN_ORDERS for kind in kinds
+    ]
     served = policies_served(directory, monkeypatch, *(f"mta-sts.{domain}" for domain, _, _ in domains))
     async with staged(directory) as stage, served as web:
         for domain, kind, _ in domains:

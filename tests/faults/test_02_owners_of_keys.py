@@ -16,7 +16,7 @@ from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.config.schema import Config
 from zonemta_py.intake.users import hash_password
 from zonemta_py.relay.relay import Relay
-from zonemta_py.smtp.http_mapping import encode_address
+from zonemta_py.smtp.reply import encode_address
 
 TENANTS = ("acme", "globex")
 USERS = {"ann": "acme", "bob": "globex", "app1": "", "app2": ""}

@@ -28,9 +28,9 @@ from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.users import hash_password
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import SubmissionRecord
-from zonemta_py.queue.submission_keys import KeyQuestion, KeyUse, _digest, submission_digest
+from zonemta_py.queue.submitters.keys import KeyQuestion, KeyUse, _digest, submission_digest
 from zonemta_py.relay.relay import Relay
-from zonemta_py.smtp.http_mapping import encode_address
+from zonemta_py.smtp.reply import encode_address
 
 TESTER, OTHER = "tester@dest.example", "list@other.example"
 LISTMONK = (

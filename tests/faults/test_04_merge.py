@@ -19,8 +19,13 @@ from click.testing import CliRunner, Result
 
 from zonemta_py.cli.main import main
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.envelope import ACCEPTED, REFUSED, PlannedEnvelope, SubmitOptions
-from zonemta_py.pipeline.submission import EnvelopeSubmitter
+from zonemta_py.pipeline.send.submission import (
+    ACCEPTED,
+    REFUSED,
+    EnvelopeSubmitter,
+    PlannedEnvelope,
+    SubmitOptions,
+)
 from zonemta_py.sink.server import Sink
 
 LETTER = b"""\

@@ -4,11 +4,11 @@ import pytest
 
 from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.core.model import Attempt
-from zonemta_py.pipeline.rules.reasons import HARD, FailedReply, reason_of
+from zonemta_py.pipeline.report.templates import HARD, FailedReply, reason_of
 from zonemta_py.queue.outcome import classify_attempts
-from zonemta_py.smtp.classification import ReplyClass, subject
-from zonemta_py.smtp.classify import Phase, Verdict, verdict
 from zonemta_py.smtp.reply import make_reply
+from zonemta_py.smtp.reply_class import ReplyClass, subject
+from zonemta_py.smtp.verdict import Phase, Verdict, verdict
 
 NOT_OF_THE_RECIPIENT = """\
 553 5.1.8 Sender address rejected: Domain not found

@@ -9,8 +9,7 @@ from tests.kit.queue import everything
 from tests.kit.relay import FAST_RETRY, ledger, logged_events, relaying, send, staged
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.sink.server import Sink
-from zonemta_py.sink.sink_session import SinkSession
+from zonemta_py.sink.server import Sink, SinkSession
 
 PROCESSES = [{"receivers": 0, "senders": 0}, {"receivers": 2, "senders": 2}]
 in_processes = pytest.mark.parametrize("processes", PROCESSES, ids=["0/0", "2/2"])

@@ -13,7 +13,7 @@ from zonemta_py.admin.http_server import refusal_of_local
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.relay.preflight import warnings
-from zonemta_py.smtp.http_mapping import encode_address
+from zonemta_py.smtp.reply import encode_address
 
 OPEN = ("GET /livez", "GET /readyz", "GET /metrics", "GET /api/openapi.json", "POST /mail")
 FORWARDED = (

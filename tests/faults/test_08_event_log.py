@@ -18,20 +18,19 @@ from tests.kit.deadlines import until
 from tests.kit.queue import accept, lease, settle
 from tests.kit.segments import of_earlier_version
 from tests.kit.shared_relays import shared_storage
-from zonemta_py.admin.event_operations import EventOperations
+from zonemta_py.admin.events import EventOperations
 from zonemta_py.admin.requests import HistoryRequest
 from zonemta_py.cli.main import main
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
-from zonemta_py.config.units import Keep
+from zonemta_py.config.values import Keep
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.history import missing_events
-from zonemta_py.events.log import gaps, read_log
+from zonemta_py.events.log import Needed, gaps, read_extent, read_log, remove_old
 from zonemta_py.events.recovery import recover, seal_recovered
-from zonemta_py.events.retention import Needed, read_extent, remove_old
 from zonemta_py.events.schema import first_seq
 from zonemta_py.events.segment_reading import (
     by_number,

@@ -11,7 +11,7 @@ from tests.kit.relay import http_port, received, relaying, send, staged
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.http import PATH
 from zonemta_py.relay.relay import Relay
-from zonemta_py.smtp.http_mapping import RECIPIENT_FIELD, SENDER_FIELD, encode_address, read_reply
+from zonemta_py.smtp.reply import RECIPIENT_FIELD, SENDER_FIELD, encode_address, read_reply
 
 FIRST_LINES = [
     b"From a1b2c3d4 Mon Sep 17 00:00:00 2001",

@@ -19,36 +19,34 @@ from zonemta_py.admin.requests import ClassifyRequest, HistoryRequest, ListReque
 from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.config.schema import MessageOptions
 from zonemta_py.config.shaping import load_shaping
-from zonemta_py.config.units import duration, moment
+from zonemta_py.config.values import duration, moment
 from zonemta_py.core.codec import from_json, from_query
 from zonemta_py.core.errors import NotAccepted, SessionLost
 from zonemta_py.dequeue import disposition
 from zonemta_py.intake.http import PATH
-from zonemta_py.intake.message_options import of_header
+from zonemta_py.intake.options import of_header
 from zonemta_py.intake.stamping import key_in_header
 from zonemta_py.queue.format.records import NO_OPTIONS
 from zonemta_py.queue.suspensions import part_of_key
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Script, Step
-from zonemta_py.smtp import (
-    authors,
-    bulk_rules,
-    dkim,
-    dsn_params,
-    http_mapping,
-    mta_sts,
-    reply_text,
-    sasl,
-    verp,
-)
+from zonemta_py.smtp import auth, authors, bulk_rules, dkim, mta_sts, reply_class, verp
+from zonemta_py.smtp import reply as http_mapping
 from zonemta_py.smtp.address import normalise, normalise_domain
+from zonemta_py.smtp.auth import read_proxy_header
 from zonemta_py.smtp.commands import Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.encoded_words import decode
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, field_value, fold, names_in, scan
-from zonemta_py.smtp.http_mapping import RECIPIENT_FIELD, SENDER_FIELD, encode_address, read_reply
-from zonemta_py.smtp.proxy import read_proxy_header
-from zonemta_py.smtp.reply import ReplyReader, make_reply
-from zonemta_py.smtp.reports import read_notices
+from zonemta_py.smtp.reply import (
+    RECIPIENT_FIELD,
+    SENDER_FIELD,
+    ReplyReader,
+    encode_address,
+    make_reply,
+    read_reply,
+)
+from zonemta_py.smtp.reports import dsn
+from zonemta_py.smtp.reports.reader import read_notices
 from zonemta_py.smtp.seven_bit import NotConvertible, to_seven_bit
 from zonemta_py.smtp.seven_bit_fields import ascii_value
 
@@ -160,10 +158,10 @@ def command(text: str) -> None:
 
 def parameters(text: str) -> None:
     for parse in (
-        dsn_params.parse_notify,
-        dsn_params.valid_envid,
-        dsn_params.valid_orcpt,
-        dsn_params.decode_xtext,
+        dsn.parse_notify,
+        dsn.valid_envid,
+        dsn.valid_orcpt,
+        dsn.decode_xtext,
     ):
         parse(text)
     verp.contract(f"{text}@b.example", "news@b.example")
@@ -178,7 +176,7 @@ def addresses(text: str) -> None:
 
 
 def credentials(text: str) -> None:
-    for make in sasl.MECHANISMS.values():
+    for make in auth.MECHANISMS.values():
         for each in (text, base64.b64encode(text.encode("utf-8", "replace")).decode()):
             with suppress(StopIteration):
                 next(make(each))
@@ -210,8 +208,8 @@ def reply(text: str) -> None:
         http_mapping.write_reply(found)
         http_mapping.retry_after_s(found, 0)
     with suppress(ValueError):
-        reply_text.read_reply(text)
-    reply_text.embedded_status(550, text[: reply_text.SEARCHED_MAX])
+        reply_class.read_reply(text)
+    reply_class.embedded_status(550, text[: reply_class.SEARCHED_MAX])
     for phase in ("connect", "rcpt", "dot"):
         CLASSIFIER.explain(phase, 550, "", text)
     disposition._REPLY.match(text)
@@ -223,7 +221,7 @@ def reply(text: str) -> None:
 
 def patterns(text: str) -> None:
     """Of the classifier, of the shaping rules, and of the sink, whose recipients are as long as a line may be."""
-    said = reply_text.searched(550, "5.1.1", text)
+    said = reply_class.searched(550, "5.1.1", text)
     CLASSIFIER._patterns.matches(said)
     SHAPING._patterns.matches(said)
     rules = [Rule(Step.RCPT, recipient=each) for each in ("*a*b*c*@*.x*", "*" * 30 + "z", "?*?*?*?*z")]

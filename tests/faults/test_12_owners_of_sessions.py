@@ -18,11 +18,11 @@ from tests.kit.listener import listening
 from tests.kit.proxy import proxy_header
 from tests.kit.relay import relaying, staged
 from tests.kit.smtp_client import RawClient
-from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules
+from zonemta_py.config.tenants import ClientLimits, IntakeLimits, LimitRules
 from zonemta_py.core import clock
-from zonemta_py.intake import authentication
+from zonemta_py.intake import users as authentication
 from zonemta_py.intake import users as users_module
-from zonemta_py.intake.admission import (
+from zonemta_py.intake.context import (
     STRESS_S,
     TOO_MANY,
     TOO_MANY_OF_ADDRESS,
@@ -31,10 +31,17 @@ from zonemta_py.intake.admission import (
     SessionLimits,
     Stranger,
 )
-from zonemta_py.intake.authentication import BLOCKED, BUSY, STILL_WRONG, WRONG, PasswordChecks
-from zonemta_py.intake.users import Users, hash_password
-from zonemta_py.queue import logins
-from zonemta_py.queue.logins import FAILURES_MAX, RecentLogins, WrongPasswords
+from zonemta_py.intake.users import (
+    BLOCKED,
+    BUSY,
+    STILL_WRONG,
+    WRONG,
+    PasswordChecks,
+    Users,
+    hash_password,
+)
+from zonemta_py.queue.submitters import limits as logins
+from zonemta_py.queue.submitters.limits import FAILURES_MAX, RecentLogins, WrongPasswords
 from zonemta_py.relay.relay import Relay
 
 PLACES = 40
@@ -526,7 +533,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_claim_is_returned_once() -> None:
     """Whenever it is closed, and under whichever rules."""
-    from zonemta_py.queue.intake_limits import IntakeLimiter, LimitedClient
+    from zonemta_py.queue.submitters.limits import IntakeLimiter, LimitedClient
 
     limiter = IntakeLimiter(None, None, lambda: 0)  # type: ignore[arg-type]
     rules = LimitRules(

@@ -13,11 +13,10 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.relay import received, relaying, send, staged
 from zonemta_py.config.zones import Zone
-from zonemta_py.delivery.failing_destinations import SECOND_TRY_S
-from zonemta_py.delivery.look_ups import LOOK_UPS_MAX, LookUps
-from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.destination import Destination
-from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.delivery.egress import LOOK_UPS_MAX, LookUps
+from zonemta_py.delivery.zone_workers import SECOND_TRY_S
+from zonemta_py.egress.admission import Destination, WorkerSlot
+from zonemta_py.egress.paths import Limit
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from tests.kit.queue import accept, opened
-from zonemta_py.admin import mail_operations
-from zonemta_py.admin.mail_requests import DeleteRequest, HoldRequest
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import ListRequest, Request
+from zonemta_py.admin import mail
+from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.requests import DeleteRequest, HoldRequest, ListRequest, Request
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import inspect
 from zonemta_py.queue.upkeep.inspect import recipient_rows
@@ -80,7 +78,7 @@ async def test_nothing_is_missed(directory: Path, monkeypatch: pytest.MonkeyPatc
     random = Random(seed)
     monkeypatch.setattr(inspect, "PASSED", random.randint(1, 7))
     monkeypatch.setattr(inspect, "READ_ON", random.randint(1, 4))
-    monkeypatch.setattr(mail_operations, "PAGE", random.randint(1, 9))
+    monkeypatch.setattr(mail, "PAGE", random.randint(1, 9))
     expected: dict[str, set[tuple[str, str]]] = {"acme": set(), "other": set(), "": set()}
     async with opened(directory, store="memory") as queue:
         for _ in range(30):

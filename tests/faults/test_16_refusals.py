@@ -10,9 +10,9 @@ import pytest
 
 from tests.kit.relay import logged_events, relaying, staged
 from zonemta_py.events.schema import Rejected
-from zonemta_py.intake import rejections
-from zonemta_py.intake.rejections import Rejections
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.intake import context
+from zonemta_py.intake.context import Rejections
+from zonemta_py.storage.open import DiskSpace
 
 COUNT = 100
 TENANTS = {
@@ -70,7 +70,7 @@ async def test_whose_and_which_refusals_are_counted_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Users of one address are not one client, and strangers cannot take the kinds of those who are known."""
-    monkeypatch.setattr(rejections, "KINDS_MAX", 5)
+    monkeypatch.setattr(context, "KINDS_MAX", 5)
     written: list[Any] = []
     counted = Rejections(written.append, DiskSpace(tmp_path, 1))
     for number in range(20):

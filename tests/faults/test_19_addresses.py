@@ -15,13 +15,12 @@ from tests.kit.relay import empty, ledger, received, relaying, send, sound, stag
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.pipeline.rules.addresses import address_or_reason
-from zonemta_py.pipeline.rules.suppression import entry_key
+from zonemta_py.pipeline.plan.suppression import address_or_reason, entry_key
 from zonemta_py.queue.format.keys import WAITING, parse_recipient, waiting_key
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import normalise
-from zonemta_py.storage.filesystem_names import relay_key, relay_path
+from zonemta_py.storage.filesystem_layout import relay_key, relay_path
 from zonemta_py.submit.recipients import read_rows
 from zonemta_py.transports.tracing import _ADDRESS
 

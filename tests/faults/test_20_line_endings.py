@@ -14,7 +14,7 @@ from tests.hostile.test_submitted_messages import ENDS, SMUGGLED
 from tests.kit.listener import users_file
 from tests.kit.relay import empty, received, relaying, staged
 from tests.kit.smtp_client import RawClient
-from zonemta_py.intake.message_data import LINE_MAX
+from zonemta_py.intake.message import LINE_MAX
 from zonemta_py.smtp.transparency import DotDecoder, DotEncoder, LineCheck, LineNormaliser
 
 ONE, MANY = {"receivers": 0, "senders": 0}, {"receivers": 2, "senders": 2}

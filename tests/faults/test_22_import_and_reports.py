@@ -13,9 +13,15 @@ from zonemta_py.config.imports.kumomta import import_kumomta
 from zonemta_py.config.imports.powermta import import_powermta
 from zonemta_py.config.providers import load_providers
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.smtp.digest import DigestRow, report_digest
-from zonemta_py.smtp.dsn import SUBJECTS, RecipientReport, ReportedMessage, ReportHead, status_report
-from zonemta_py.smtp.qsbmf import bounce_report
+from zonemta_py.smtp.reports.digest import DigestRow, report_digest
+from zonemta_py.smtp.reports.dsn import (
+    SUBJECTS,
+    RecipientReport,
+    ReportedMessage,
+    ReportHead,
+    status_report,
+)
+from zonemta_py.smtp.reports.qsbmf import bounce_report
 
 KNOWN = load_providers(None, shipped=True)
 LISTS = """

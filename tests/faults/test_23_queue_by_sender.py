@@ -11,10 +11,8 @@ from click.testing import CliRunner, Result
 
 from tests.kit.queue import accept, opened
 from tests.kit.relay import ONE_PROCESS, http_port, relaying, send, staged
-from zonemta_py.admin.mail_requests import DeleteRequest, HoldRequest
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import ListRequest, Request
+from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.requests import DeleteRequest, HoldRequest, ListRequest, Request
 from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.cli.main import main
 from zonemta_py.core import clock

@@ -11,7 +11,7 @@ from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.events.segment_reading import verify_segment
 from zonemta_py.events.segments import Segment
 
-event_log = pytest.importorskip("zonemta_py.pipeline.spark.event_log")
+event_log = pytest.importorskip("zonemta_py.pipeline.events.log")
 
 LINES = 10  # of each of two frames
 TORN = [

@@ -5,9 +5,9 @@ import pytest
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.endpoints import NameServer as Server
 from zonemta_py.config.schema import Resolver
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.delivery.mx import FAILURE_TTL_S, MX_MAX, MxResolver
+from zonemta_py.delivery.dns import FAILURE_TTL_S, MX_MAX, MxResolver
 from zonemta_py.sink.nameserver import NameServer, Records
 
 

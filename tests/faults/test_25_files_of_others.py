@@ -24,7 +24,7 @@ from zonemta_py.queue.upkeep.transfer import export_queue
 from zonemta_py.relay.preflight import verify, warnings
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.open import PID_FILE, locked_files, open_store
-from zonemta_py.transports.maildir import MaildirTransport
+from zonemta_py.transports.local import MaildirTransport
 
 OTHER = 65_534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

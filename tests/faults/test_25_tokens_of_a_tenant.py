@@ -10,14 +10,18 @@ import pytest
 
 from tests.kit.queue import accept, events, opened, problems
 from tests.kit.relay import http_port, relaying, staged
-from zonemta_py.admin.mail_requests import HoldRequest, MailRequest, ReleaseRequest
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.permissions import restrict
-from zonemta_py.admin.requests import ResumeRequest, SuspendRequest, WhyRequest
+from zonemta_py.admin.registry import Operations, restrict, run_operation
+from zonemta_py.admin.requests import (
+    HoldRequest,
+    MailRequest,
+    ReleaseRequest,
+    ResumeRequest,
+    SuspendRequest,
+    WhyRequest,
+)
 from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.queue.queue import Queue
-from zonemta_py.smtp.http_mapping import encode_address
+from zonemta_py.smtp.reply import encode_address
 
 TENANTS = {"acme": "192.0.2.1/32", "globex": "127.0.0.1/32"}
 

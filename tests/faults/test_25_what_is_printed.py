@@ -21,8 +21,8 @@ from zonemta_py.cli.main import main
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.logs import LogTarget, configure_logs
-from zonemta_py.pipeline.page.rendering import make_environment as rendering_environment
-from zonemta_py.smtp.dialogue_lines import DialogueLines
+from zonemta_py.pipeline.report.page import make_environment as rendering_environment
+from zonemta_py.smtp.dialogue import DialogueLines
 from zonemta_py.transports.http import HttpTransport
 
 URL = "https://user:hunter2@hook.example/in?token=hunter2&to=x#hunter2"

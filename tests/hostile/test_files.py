@@ -10,7 +10,7 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 from zonemta_py.storage.leveldb_store import LevelDBStore
 from zonemta_py.submit.merge import Template
 

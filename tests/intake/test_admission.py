@@ -4,7 +4,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from zonemta_py.intake.admission import SessionLimits, Stranger, is_trusted
+from zonemta_py.intake.context import SessionLimits, Stranger, is_trusted
 
 NETWORKS = [ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")]
 

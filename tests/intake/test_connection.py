@@ -10,8 +10,8 @@ from tests.intake.dialogue import BEGIN, connected
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import listening, settings_of, users_file
 from tests.kit.queue import everything
-from zonemta_py.config.units import Seconds
-from zonemta_py.intake.state import TRANSITIONS, State
+from zonemta_py.config.values import Seconds
+from zonemta_py.intake.connection import TRANSITIONS, State
 
 pytestmark = pytest.mark.usefixtures("queue_client")
 

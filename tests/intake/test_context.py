@@ -10,13 +10,18 @@ from tests.kit.listener import certificate, make_config, users_file
 from tests.kit.queue import opened
 from zonemta_py.config.hooks import NO_HOOKS
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import TOO_MANY
-from zonemta_py.intake.authentication import PasswordChecks
-from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings, make_tls_context
-from zonemta_py.intake.turns import IntakeTurns
+from zonemta_py.intake.context import (
+    TOO_MANY,
+    IntakeTurns,
+    ListenerContext,
+    SessionSettings,
+    load_settings,
+    make_tls_context,
+)
+from zonemta_py.intake.users import PasswordChecks
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage.open import DiskSpace
 
 
 class Stub:

@@ -19,7 +19,7 @@ from zonemta_py.intake.http import PATH
 from zonemta_py.intake.inject import Injector
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
-from zonemta_py.smtp.http_mapping import encode_address
+from zonemta_py.smtp.reply import encode_address
 
 FIELDS = {
     "Content-Type": "message/rfc822",

@@ -17,7 +17,7 @@ from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.http import PATH
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.routing import make_router
-from zonemta_py.smtp.http_mapping import encode_address
+from zonemta_py.smtp.reply import encode_address
 
 BODY = b"From: n@acme.example\r\n\r\nhello\r\n.\r\n"
 TENANT = (

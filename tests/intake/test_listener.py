@@ -10,10 +10,9 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.listener import HOSTNAME, ListenerUnderTest, listening, make_config
 from tests.kit.queue import opened
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.listener import Intake
-from zonemta_py.intake.sockets import listening_sockets
+from zonemta_py.intake.listener import Intake, listening_sockets
 from zonemta_py.routing import make_router
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage.open import DiskSpace
 
 
 async def test_processes_divide_the_sessions(tmp_path: Path) -> None:

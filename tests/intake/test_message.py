@@ -17,14 +17,13 @@ from tests.kit.queue import everything, opened, problems
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import ListenerSettings
-from zonemta_py.config.units import Size
+from zonemta_py.config.values import Size
 from zonemta_py.core import clock
 from zonemta_py.core.codec import replace
-from zonemta_py.intake.message import MessageReceiver
-from zonemta_py.intake.message_data import _both
+from zonemta_py.intake.message import MessageReceiver, _both
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
 from zonemta_py.intake.submission_key import SubmissionKeyClaim
-from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.queue.commit import CommitFuture
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.schema import MessageOptions
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.message_options import NO_LABELS, Labels, latest_release, of_header, of_mail
+from zonemta_py.intake.options import NO_LABELS, Labels, latest_release, of_header, of_mail
 from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions
 from zonemta_py.smtp.commands import Refused, parse_mail
 

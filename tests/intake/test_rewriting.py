@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.queue import opened
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.rewriting import (
+from zonemta_py.intake.policies import (
     FAILED,
     NO_RECIPIENT,
     UNSTORABLE,

@@ -16,14 +16,14 @@ from tests.kit.queue import events, opened
 from tests.kit.scanner import ScriptedScanner, scripted_scanner
 from tests.kit.smtp_client import RawClient
 from zonemta_py.bench.process import free_port
-from zonemta_py.config.scan import ScanSettings
+from zonemta_py.config.schema import ScanSettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, NotAccepted
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.intake.scan import MessageScanner, ScanVerdict, read_verdict
-from zonemta_py.queue.active import read_message
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.messages import read_message
+from zonemta_py.queue.upkeep.move import flush
 from zonemta_py.routing import make_router
 
 BODY = b"From: a@b.example\r\nSubject: x\r\n\r\nhello\r\n.\r\n"

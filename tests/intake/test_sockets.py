@@ -7,8 +7,8 @@ import pytest
 
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake import sockets
-from zonemta_py.intake.sockets import bound_address, listening_sockets
+from zonemta_py.intake import listener
+from zonemta_py.intake.listener import bound_address, listening_sockets
 
 ANY_PORT = HostPort("127.0.0.1", 0)
 
@@ -55,7 +55,7 @@ async def test_both_families_have_the_same_port() -> None:
 @pytest.mark.parametrize("copies", [1, 2])
 async def test_a_busy_address(copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the other relay shares its port: SO_REUSEPORT alone would join it."""
-    monkeypatch.setattr(sockets, "BUSY_S", 0.1)
+    monkeypatch.setattr(listener, "BUSY_S", 0.1)
     taken = await listening_sockets(ANY_PORT, copies)
     try:
         address = bound_address(ANY_PORT, taken[0])

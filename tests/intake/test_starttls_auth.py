@@ -12,7 +12,7 @@ from tests.kit.deadlines import until
 from tests.kit.listener import certificate, listening, users_file
 from tests.kit.queue import everything
 from tests.kit.smtp_client import RawClient
-from zonemta_py.queue.logins import FAILURES_MAX
+from zonemta_py.queue.submitters.limits import FAILURES_MAX
 
 pytestmark = pytest.mark.usefixtures("queue_client")
 

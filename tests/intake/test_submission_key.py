@@ -14,7 +14,7 @@ from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import SubmissionKey
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.core import faults
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 

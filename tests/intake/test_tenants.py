@@ -26,11 +26,11 @@ from zonemta_py.intake.http import PATH
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.intake.users import hash_password
 from zonemta_py.policies import Envelope, EnvelopePolicy
-from zonemta_py.queue.active import read_message
-from zonemta_py.queue.format.records import Meta
+from zonemta_py.queue.format.records import EnvelopeRecord
+from zonemta_py.queue.messages import read_message
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
-from zonemta_py.smtp.http_mapping import encode_address, read_reply
+from zonemta_py.smtp.reply import encode_address, read_reply
 
 DOMAINS = {"ann": "acme.example", "bob": "other.example", "eve": "other.example"}
 FOREIGN = {"ann": "other.example", "bob": "acme.example", "eve": "acme.example"}
@@ -100,7 +100,7 @@ dkim:
 """
 
 
-async def signed_for(config: Config, message: str, meta: Meta) -> set[str]:
+async def signed_for(config: Config, message: str, meta: EnvelopeRecord) -> set[str]:
     """The domains of the signatures of a message."""
     signer = Signer(config.dkim, load_keys(config.dkim), Tenants(config.tenants))
 

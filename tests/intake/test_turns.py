@@ -3,7 +3,7 @@
 import asyncio
 
 from tests.kit.deadlines import until
-from zonemta_py.intake.turns import IntakeTurns
+from zonemta_py.intake.context import IntakeTurns
 
 
 class Client:

@@ -17,8 +17,7 @@ from tests.kit.queue import everything, problems
 from tests.kit.relay import Stage, relaying, send, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.relay.relay import Relay
-from zonemta_py.sink.server import Sink
-from zonemta_py.sink.tally import Received
+from zonemta_py.sink.server import Received, Sink
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -12,11 +12,11 @@ from tests.kit.deadlines import scaled
 from tests.kit.servers import queue_settings
 from zonemta_py import Config, Queue
 from zonemta_py.config.schema import Events
-from zonemta_py.config.units import Percent
+from zonemta_py.config.values import Percent
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
-from zonemta_py.queue.active import read_message
 from zonemta_py.queue.format.keys import MESSAGE, end_of, owner_of
+from zonemta_py.queue.messages import read_message
 from zonemta_py.queue.upkeep.inspect import recipient_rows
 
 BODY = b"From: s@a.example\r\nSubject: x\r\n\r\nhello\r\n"

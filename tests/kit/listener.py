@@ -17,19 +17,18 @@ from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
-from zonemta_py.config.units import Size
+from zonemta_py.config.values import Size
 from zonemta_py.core import clock
-from zonemta_py.intake.listener import Intake, Listener
+from zonemta_py.intake.context import IntakeTurns
+from zonemta_py.intake.listener import Intake, Listener, listening_sockets
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
-from zonemta_py.intake.sockets import listening_sockets
-from zonemta_py.intake.turns import IntakeTurns
 from zonemta_py.intake.users import hash_password
 from zonemta_py.processes.receiver_process import ReceiverProcess
 from zonemta_py.processes.receivers import ReceiverChild
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage.open import DiskSpace
 
 HOSTNAME = "relay.example"
 way = "direct"  # or "linked"; set by a fixture of tests/intake

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.kit.deadlines import until
-from zonemta_py.sink.server import Sink
-from zonemta_py.sink.tally import Received
+from zonemta_py.sink.server import Received, Sink
 
 DOMAINS = 3
 FILLER = b"." + b"x" * 69 + b"\r\n"  # a dot is doubled on the way

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import LocalMessage, LocalTransport
+from zonemta_py.transports.local import LocalMessage, LocalTransport
 
 HEADER = b"Subject: x\r\n"
 STORED = b"Return-Path: <s@a.example>\nDelivered-To: joe@b.example\nSubject: x\n\n"

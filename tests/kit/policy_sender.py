@@ -3,8 +3,8 @@
 import os
 
 from zonemta_py.delivery import sts_policies
-from zonemta_py.processes.child import child_main
 from zonemta_py.processes.sender_process import run
+from zonemta_py.processes.supervisor import child_main
 
 if __name__ == "__main__":
     sts_policies.HTTPS_PORT = int(os.environ["HTTPS_PORT"])

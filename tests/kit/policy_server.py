@@ -11,7 +11,7 @@ import trustme
 from aiohttp import web
 
 from zonemta_py.delivery import sts_policies
-from zonemta_py.processes.sender_child import SenderChild
+from zonemta_py.processes.senders import SenderChild
 from zonemta_py.sink.nameserver import NameServer
 
 PATH = "/.well-known/mta-sts.txt"

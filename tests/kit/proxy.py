@@ -3,7 +3,7 @@
 import struct
 from ipaddress import IPv4Address, IPv6Address
 
-from zonemta_py.smtp.proxy import SIGNATURE
+from zonemta_py.smtp.auth import SIGNATURE
 
 
 def binary_header(command: int, family: int, rest: bytes) -> bytes:

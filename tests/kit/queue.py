@@ -9,8 +9,6 @@ from typing import Any
 from tests.kit.servers import LOCAL, SHARED, queue_settings
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.active import Lease
-from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.format.keys import (
     CLEANUP,
     DEFERRED,
@@ -26,12 +24,12 @@ from zonemta_py.queue.format.keys import (
     owner_of,
 )
 from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin, RecipientRecord
-from zonemta_py.queue.options import QueueOptions, Reports
+from zonemta_py.queue.messages import Lease, MessageWriter
 from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
-from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
+from zonemta_py.queue.queue import Queue, QueueOptions, Reports
+from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
+from zonemta_py.queue.ready.windows import OnReady, ignore_ready
 from zonemta_py.queue.upkeep.check import check_queue
-from zonemta_py.queue.windows import OnReady, ignore_ready
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.open import open_store

@@ -19,10 +19,9 @@ from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
+from zonemta_py.sink.provider import SinkProvider
 from zonemta_py.sink.script import Rule, Script, load_script
-from zonemta_py.sink.server import Sink
-from zonemta_py.sink.sink_provider import SinkProvider
-from zonemta_py.sink.tally import Received
+from zonemta_py.sink.server import Received, Sink
 
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
 

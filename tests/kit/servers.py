@@ -18,7 +18,7 @@ import pytest
 
 from tests.kit.deadlines import scaled, until_blocking
 from zonemta_py.config.schema import QueueSettings, RedisSettings, S3Settings, SharedStorageSettings
-from zonemta_py.config.units import Seconds, Size
+from zonemta_py.config.values import Seconds, Size
 
 BUCKET = "queues"
 REDIS, OBJECTS = "ZONEMTA_TEST_REDIS", "ZONEMTA_TEST_OBJECTS"  # for programs that a test starts

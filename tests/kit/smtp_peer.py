@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from tests.kit.deadlines import scaled
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
-from zonemta_py.transports.pipelining import SmtpSession, Transaction, TransactionResult
+from zonemta_py.transports.session import SmtpSession, Transaction, TransactionResult
 
 FAST = Timeouts(*(Seconds(scaled(2)),) * 5)
 EHLO = ["*EHLO ", "250-mx\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 SIZE 1000\r\n"]

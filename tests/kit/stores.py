@@ -15,8 +15,8 @@ from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import QueueLocked
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.partitions import SharedStorage
 from zonemta_py.storage.remote import RemoteBodyStore
+from zonemta_py.storage.shared import SharedStorage
 
 CHUNK = keys.chunk_key("0" * 24, 1)
 MARK = keys.mark_key("0" * 24)  # a key that makes a partition one with mail

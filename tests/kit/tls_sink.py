@@ -5,8 +5,7 @@ import ssl
 from base64 import b64decode
 from typing import Any
 
-from zonemta_py.sink.server import EXTENSIONS, Sink
-from zonemta_py.sink.sink_session import SinkSession
+from zonemta_py.sink.server import EXTENSIONS, Sink, SinkSession
 
 TLS_EXTENSIONS = (*EXTENSIONS, "STARTTLS")
 

@@ -135,11 +135,11 @@ def test_links_in_the_docs_are_valid() -> None:
 
 @pytest.mark.parametrize("name", [".rdd", "sparkContext", "._jvm", "._jdf", "._jsparkSession"])
 def test_the_pipeline_works_with_spark_connect(name: str) -> None:
-    """Spark Connect does not have these attributes; ``storage`` asks whether they are there."""
+    """Spark Connect does not have these attributes; ``spark.files`` asks whether they are there."""
     found = [
         path
         for path in SOURCES
-        if "pipeline" in path.parts and path.name != "storage.py" and name in path.read_text()
+        if "pipeline" in path.parts and path.name != "files.py" and name in path.read_text()
     ]
     assert found == []
 

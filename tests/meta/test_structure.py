@@ -13,7 +13,6 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 50
 PARAMETERS_MAX = 7  # without self
-FILES_OF_A_NAME_MAX = 2
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -25,8 +24,6 @@ SEVERAL_CLASSES: dict[str, str] = {
     "Configure": "a frame of the receivers' protocol and one of the senders'",
     "Queue": "the class of the library, and the queue that it opens",
 }
-# file: why more than two have this name
-SEVERAL_FILES: dict[str, str] = {}
 
 
 def _functions() -> Iterator[tuple[Path, Function]]:
@@ -102,16 +99,3 @@ def test_no_class_name_twice() -> None:
     ]
     assert problems == [], "\n" + "\n".join(problems)
     assert set(SEVERAL_CLASSES) <= set(twice), "an exception that is not needed any more"
-
-
-def test_no_file_name_three_times() -> None:
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in SOURCES:
-        if path.name not in ("__init__.py", "__main__.py"):
-            places[path.name].append(str(path.relative_to(PACKAGE)))
-    often = {name: found for name, found in places.items() if len(found) > FILES_OF_A_NAME_MAX}
-    problems = [
-        f"{name}: {', '.join(found)}" for name, found in often.items() if name not in SEVERAL_FILES
-    ]
-    assert problems == [], "\n" + "\n".join(problems)
-    assert set(SEVERAL_FILES) <= set(often), "an exception that is not needed any more"

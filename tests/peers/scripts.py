@@ -17,12 +17,11 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import everything
 from tests.kit.relay import FAST_RETRY, Stage, relaying, send, staged
-from zonemta_py.config.units import duration
+from zonemta_py.config.values import duration
 from zonemta_py.queue.format.keys import DEFERRED, end_of, parse_recipient
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.sink.server import Sink
-from zonemta_py.sink.sink_session import SinkSession
+from zonemta_py.sink.server import Sink, SinkSession
 
 HOSTS = ("one", "two", "three")
 DOMAIN = "peer.example"

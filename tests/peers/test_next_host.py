@@ -9,7 +9,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.relay import logged_events
 from tests.peers.scripts import SENDERS, peers
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 
 CONNECTIONS = 5
 NEVER: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import everything
 from tests.kit.relay import logged_events, relaying, send, staged
-from zonemta_py.bench.peers import postfix
+from zonemta_py.bench import peers
 
 RECIPIENTS = 5_000
 LIMITS = """\
@@ -22,11 +22,11 @@ smtpd_client_event_limit_exceptions =
 """
 
 
-class PostfixReceiver(postfix.PostfixRelay):
+class PostfixReceiver(peers.PostfixRelay):
     """An instance that discards what it accepts."""
 
     main_cf = (
-        postfix.MAIN_CF.replace("relayhost = [127.0.0.1]:{sink_port}\n", "")
+        peers.MAIN_CF.replace("relayhost = [127.0.0.1]:{sink_port}\n", "")
         .replace("smtpd_client_connection_count_limit = 0\n", "")
         .replace("relay.bench", "mx.bench")
         + LIMITS
@@ -37,7 +37,7 @@ class PostfixReceiver(postfix.PostfixRelay):
         return (self.directory / "log/mail.log").read_text()
 
 
-@pytest.mark.skipif(bool(postfix.PostfixRelay.missing()), reason=postfix.PostfixRelay.missing() or "-")
+@pytest.mark.skipif(bool(peers.PostfixRelay.missing()), reason=peers.PostfixRelay.missing() or "-")
 async def test_a_list_for_postfix(directory: Path) -> None:
     """Its limits of sessions and recipients are learned: none is deferred, and few connections are refused."""
     with tempfile.TemporaryDirectory() as home:  # pytest's are closed to those who give up root

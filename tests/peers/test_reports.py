@@ -9,7 +9,7 @@ from tests.kit.deadlines import until
 from tests.kit.queue import problems
 from tests.kit.relay import empty, received, relaying, send, staged
 from tests.peers.scripts import SENDERS
-from zonemta_py.delivery import pending_reports
+from zonemta_py.delivery import report_composer
 from zonemta_py.events.accounting import read_history
 from zonemta_py.queue.format.keys import DIGEST, end_of
 from zonemta_py.relay.relay import Relay
@@ -44,7 +44,7 @@ async def test_a_storm(directory: Path, monkeypatch: pytest.MonkeyPatch, senders
             await until(lambda: put_off(relay) == MESSAGES - 5, "the others put off")
             await received(home, 5)
             assert problems(relay.queue.store) == []
-        monkeypatch.setattr(pending_reports, "HOUR_S", 0.1)
+        monkeypatch.setattr(report_composer, "HOUR_S", 0.1)
         async with relaying(config) as relay:
             await received(home, 6)
             await empty(relay)

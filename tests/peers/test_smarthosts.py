@@ -10,7 +10,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, logged_events, relaying, send, staged
 from tests.peers.scripts import DOMAIN, SENDERS, peers
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 
 NEVER: dict[str, Any] = {"retry": {"delays": ["1h"], "give_up_after": "2h"}}
 

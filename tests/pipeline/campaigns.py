@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.kit.relay import Stage, relaying, staged
 from zonemta_py.config.load import parse_config
-from zonemta_py.pipeline.envelope import SubmitOptions
+from zonemta_py.pipeline.send.submission import SubmitOptions
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule
 from zonemta_py.sink.server import Sink
@@ -16,10 +16,10 @@ from zonemta_py.sink.server import Sink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from zonemta_py.pipeline.jobs.report import ReportRequest
-    from zonemta_py.pipeline.jobs.send import SendCounts
-    from zonemta_py.pipeline.spark.event_log import EventLog
-    from zonemta_py.pipeline.spark.plan_manifest import PlanManifest
+    from zonemta_py.pipeline.events.log import EventLog
+    from zonemta_py.pipeline.plan.request import PlanManifest
+    from zonemta_py.pipeline.report.job import ReportRequest
+    from zonemta_py.pipeline.send.job import SendCounts
 
 
 LETTER = b"From: n@example.com\r\nSubject: hi\r\n\r\nhello\r\n"
@@ -48,7 +48,7 @@ def suppressed(text: str) -> dict[str, dict[str, str]]:
 
 def content(spark: "SparkSession", path: str) -> str:
     """The text of a file on this machine or in an object store."""
-    from zonemta_py.pipeline.spark.storage import read_bytes
+    from zonemta_py.pipeline.spark.files import read_bytes
 
     return read_bytes(spark, path).decode()
 
@@ -60,7 +60,7 @@ def sorted_rows(table: "DataFrame") -> list[str]:
 
 def copy(spark: "SparkSession", source: Path, target: str) -> None:
     """Copy a file, or the files below a directory, to a place on this machine or in an object store."""
-    from zonemta_py.pipeline.spark.storage import write_bytes
+    from zonemta_py.pipeline.spark.files import write_bytes
 
     for file in [source] if source.is_file() else sorted(source.rglob("*")):
         if file.is_file():
@@ -72,8 +72,8 @@ def plan(
     spark: "SparkSession", source: Path | str, output: Path | str, **changes: Any
 ) -> "PlanManifest":
     """Plan ``source`` with settings of the tests."""
-    from zonemta_py.pipeline.jobs.plan import make_plan
-    from zonemta_py.pipeline.jobs.plan_request import PlanRequest
+    from zonemta_py.pipeline.plan.job import make_plan
+    from zonemta_py.pipeline.plan.request import PlanRequest
 
     settings: dict[str, Any] = {
         "campaign": "june", "sender": "n@example.com", "message": LETTER, "slots": 4,
@@ -95,21 +95,21 @@ def submit_options(*targets: str, **changes: Any) -> SubmitOptions:
 
 def send(spark: "SparkSession", directory: Path | str, options: SubmitOptions) -> "SendCounts":
     """Submit the plan in ``directory``."""
-    from zonemta_py.pipeline.jobs.send import send_plan
+    from zonemta_py.pipeline.send.job import send_plan
 
     return send_plan(spark, str(directory), options, no_progress)
 
 
 def open_log(spark: "SparkSession", path: Path | str) -> "EventLog":
     """An event log, verified."""
-    from zonemta_py.pipeline.spark import event_log
+    from zonemta_py.pipeline.events import log
 
-    return event_log.open_log(spark, str(path))
+    return log.open_log(spark, str(path))
 
 
 def report(spark: "SparkSession", request: "ReportRequest") -> dict[str, Any]:
     """Make a report; returns the sums."""
-    from zonemta_py.pipeline.jobs.report import make_report
+    from zonemta_py.pipeline.report.job import make_report
 
     return make_report(spark, request, open_log(spark, request.events), no_progress)
 

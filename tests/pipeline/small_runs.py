@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.pipeline.campaigns import PERSONAL, no_progress, open_log, plan, report, write_list
-from tests.pipeline.jobs.test_dsn import as_table, ledger_of
+from tests.pipeline.feedback.test_dsn import as_table, ledger_of
 from tests.pipeline.segments import HOUR_MS, accepted, delivered, write_segment
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.pipeline.rules.engagement import EngagementPolicy
-from zonemta_py.pipeline.rules.scenarios import scenarios
+from zonemta_py.pipeline.plan.segment import EngagementPolicy
+from zonemta_py.pipeline.simulate.job import scenarios
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ def _read(spark: "SparkSession", directory: Path, name: str) -> "DataFrame":
 
 
 def _plan(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
-    from zonemta_py.pipeline.spark.plan_ledger import begin_of_sending, read_ledger
+    from zonemta_py.pipeline.plan.request import begin_of_sending, read_ledger
 
     directory.mkdir()
     rows = [["a@x.example", "A"], ["A@x.example", "again"], ["wrong", "W"]]
@@ -49,8 +49,8 @@ def _plan(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
 
 def _report(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     """A day of deliveries, and an hour in which all are deferred."""
-    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
-    from zonemta_py.pipeline.jobs.report import ReportRequest
+    from zonemta_py.pipeline.events.compact import CompactRequest, compact
+    from zonemta_py.pipeline.report.job import ReportRequest
 
     directory.mkdir()
     events = [
@@ -71,9 +71,9 @@ def _report(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
 
 
 def _lists(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
-    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
-    from zonemta_py.pipeline.jobs.segment import SegmentRequest, make_segments
-    from zonemta_py.pipeline.transforms.bounces import complaint_counts
+    from zonemta_py.pipeline.feedback.bounces import complaint_counts
+    from zonemta_py.pipeline.feedback.reports import DsnRequest, read_reports
+    from zonemta_py.pipeline.plan.segment import SegmentRequest, make_segments
 
     directory.mkdir()
     ledger = ledger_of(spark, directory / "sent")
@@ -96,10 +96,9 @@ def _lists(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
 
 def _forecasts(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     """From the plan and the events of the other runs."""
-    from zonemta_py.pipeline.jobs.anomaly import AnomalyRequest, find_anomalies
-    from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
-    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
-    from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
+    from zonemta_py.pipeline.report.anomalies import AnomalyRequest, AnomalyThresholds, find_anomalies
+    from zonemta_py.pipeline.report.outcomes import ReconcileRequest, reconcile
+    from zonemta_py.pipeline.simulate.job import SimulateRequest, simulate_scenarios
 
     events = open_log(spark, directory / "report" / "events")
     planned = str(directory / "plan" / "plan")

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from zonemta_py.cli.main import main
+from zonemta_py.cli.pipeline.common import PATHS, _with_absolute_paths
 from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.pipeline.plan import _checked_caps
 from zonemta_py.cli.pipeline.send import _submit_values, send
 from zonemta_py.cli.pipeline.simulate import CHANGES_MAX, PER_SECOND, _print_prediction
-from zonemta_py.cli.pipeline.spark import PATHS, _with_absolute_paths
 from zonemta_py.config.endpoints import host_port
 from zonemta_py.config.schema import Config
 
@@ -47,7 +47,9 @@ def test_output_says_what_it_is(name: str) -> None:
 def test_json_is_documented() -> None:
     """Every command has ``--json`` and a row in docs/pipeline.md, with the keys of what it prints."""
     pytest.importorskip("pyspark")
-    from zonemta_py.pipeline.jobs import dsn, segment, send
+    from zonemta_py.pipeline.feedback import reports
+    from zonemta_py.pipeline.plan import segment
+    from zonemta_py.pipeline.send import job
 
     section = PAGE.read_text().partition("\n## JSON\n")[2].partition("\n## ")[0]
     cells = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("| `")]
@@ -55,7 +57,7 @@ def test_json_is_documented() -> None:
     assert sorted(rows) == COMMANDS
     assert all(any(each.name == "as_json" for each in pipeline.commands[name].params) for name in COMMANDS)  # fmt: skip
     printed = {
-        "send": (send.SendCounts,), "segment": (segment.SegmentCounts, segment.EngagementCounts), "dsn": (dsn.DsnCounts,),
+        "send": (job.SendCounts,), "segment": (segment.SegmentCounts, segment.EngagementCounts), "dsn": (reports.DsnCounts,),
     }  # fmt: skip
     for name, classes in printed.items():
         keys = {field.name for each in classes for field in fields(each)}

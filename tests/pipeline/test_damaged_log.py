@@ -49,7 +49,7 @@ def directory(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -
 def documented_keys(command: str) -> set[str]:
     """The keys that docs/pipeline.md names in the table of what ``--json`` prints, some by the table of a report or job."""
     from tests.pipeline.test_schema_page import ROWS
-    from zonemta_py.pipeline.transforms.outcomes import OUTCOMES
+    from zonemta_py.pipeline.report.outcomes import OUTCOMES
 
     section = PAGE.read_text().partition("\n## JSON\n")[2].partition("\n## ")[0]
     [row] = [line for line in section.splitlines() if line.startswith(f"| `{command}`")]

@@ -3,8 +3,8 @@
 import asyncio
 
 from zonemta_py.core.codec import pack, unpacker
-from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link
+from zonemta_py.processes.supervisor import child_main
 
 
 async def serve(beat_s: float, link_fd: int) -> None:

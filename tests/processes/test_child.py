@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.kit.deadlines import scaled, until
-from zonemta_py.core import signals
+from zonemta_py.core import runtime
 from zonemta_py.core.codec import unpacker
-from zonemta_py.processes.child import ChildProcess
+from zonemta_py.processes.supervisor import ChildProcess
 
 STUBBORN = """
 import asyncio, sys
-from zonemta_py.processes.child import child_main
+from zonemta_py.processes.supervisor import child_main
 
 async def stubborn():
     while True:
@@ -130,13 +130,13 @@ async def test_signals_are_ignored() -> None:
 async def test_signals_before_it_has_handlers() -> None:
     """While it imports its modules, they wait."""
     child = await start([])
-    for number in signals.HANDLED:
+    for number in runtime.HANDLED:
         os.kill(child.pid, number)
     child.send(b"started")
     await until(lambda: child.frames or child.gone, "an answer")
     assert not child.gone
     await child.close()
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.HANDLED), (
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(runtime.HANDLED), (
         "handled here as before"
     )
 

@@ -13,11 +13,11 @@ from tests.kit.relay import empty, ledger, logged_events, received, relaying, se
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
-from zonemta_py.intake.sockets import listening_sockets
+from zonemta_py.intake.listener import listening_sockets
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.receivers import ReceiverChild
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.logins import FAILURES_MAX
+from zonemta_py.queue.submitters.limits import FAILURES_MAX
 from zonemta_py.relay.relay import Relay
 
 TWO = {"receivers": 2}

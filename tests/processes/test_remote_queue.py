@@ -7,9 +7,9 @@ import pytest
 from zonemta_py.core import clock
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.link import Link
-from zonemta_py.processes.remote_queue import RemoteQueue
-from zonemta_py.queue.batch import WriteBatch
-from zonemta_py.queue.intake_limits import LimitedClient, Use
+from zonemta_py.processes.receiver_process import RemoteQueue
+from zonemta_py.queue.commit import WriteBatch
+from zonemta_py.queue.submitters.limits import LimitedClient, Use
 
 
 class _NoLink:

@@ -16,7 +16,7 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key
 from zonemta_py.processes import sender_protocol as protocol
-from zonemta_py.processes.child import ChildProcess
+from zonemta_py.processes.supervisor import ChildProcess
 from zonemta_py.queue.format import keys
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step

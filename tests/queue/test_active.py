@@ -8,7 +8,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, settle
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue import active
+from zonemta_py.queue import messages
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.storage.interface import View
@@ -19,13 +19,13 @@ TO = ["a@x.example", "b@x.example", "c@y.example"]
 def counts_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The messages whose recipients are counted in the store from now on."""
     found: list[str] = []
-    count = active.count_remaining
+    count = messages.count_remaining
 
     def counted(view: View, message: str, zones: Sequence[str]) -> object:
         found.append(message)
         return count(view, message, zones)
 
-    monkeypatch.setattr(active, "count_remaining", counted)
+    monkeypatch.setattr(messages, "count_remaining", counted)
     return found
 
 
@@ -91,18 +91,18 @@ async def test_keys_of_recipients(directory: Path) -> None:
     async with opened(directory, cache=0) as queue:
         message = await accept(queue, *TO)
         entry = queue.acquire_message(message)
-        assert len(list(active.recipient_keys(queue.store, entry))) == 3
+        assert len(list(messages.recipient_keys(queue.store, entry))) == 3
         entry.remaining = 1
-        assert len(list(active.recipient_keys(queue.store, entry))) == 1
+        assert len(list(messages.recipient_keys(queue.store, entry))) == 1
         held = lease(queue, "x.example")
-        assert len(list(active.recipient_keys(queue.store, entry))) == 3
+        assert len(list(messages.recipient_keys(queue.store, entry))) == 3
         await queue.release(held)
         entry.remaining = 3
         queue.release_message(entry)
 
 
 async def test_the_number_of_counts_is_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(active, "COUNTS_MAX", 2)
+    monkeypatch.setattr(messages, "COUNTS_MAX", 2)
     counted = counts_made(monkeypatch)
     async with opened(directory, cache=0) as queue:
         for _ in range(4):

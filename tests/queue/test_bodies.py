@@ -6,8 +6,8 @@ import pytest
 
 from tests.kit.queue import accept, lease, opened
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.bodies import Bodies
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.messages import Bodies
 
 SIZES = [0, 1, keys.CHUNK_BYTES, keys.CHUNK_BYTES + 1, 5 * keys.CHUNK_BYTES // 2]
 

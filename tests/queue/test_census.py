@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, outcomes, settle
+from zonemta_py.admin.depths import Depths
 from zonemta_py.core.model import AGES_MIN, STATES, OutcomeKind
 from zonemta_py.queue import census as census_module
-from zonemta_py.queue import census_scan
-from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import WriteBatch
-from zonemta_py.queue.census import OTHER, TOTAL, Census, differences
-from zonemta_py.queue.census_scan import count_all
-from zonemta_py.queue.depths import Depths
+from zonemta_py.queue import census as census_scan
+from zonemta_py.queue.census import OTHER, TOTAL, Census, count_all, differences
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import CensusLabels, DeliveryOptions, RecipientState
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 
 
 def destination_of(zone: str, domain: str) -> str:

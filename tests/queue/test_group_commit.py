@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.queue import opened
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.storage.interface import Op
 
 

@@ -26,17 +26,16 @@ from tests.kit.queue import (
     outcomes,
     problems,
 )
+from zonemta_py.admin.depths import Depths
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import WriteBatch
-from zonemta_py.queue.census import differences
-from zonemta_py.queue.census_scan import count_all
-from zonemta_py.queue.depths import Depths
+from zonemta_py.queue.census import count_all, differences
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_recipient_record
-from zonemta_py.queue.submitter_queues import ONE_POOL, MailPools
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.messages import Lease
+from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
+from zonemta_py.queue.upkeep.move import flush
 
 DOMAINS = ["x.example", "y.example"]
 ZONES = ["default", "bulk"]

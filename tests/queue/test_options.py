@@ -13,7 +13,7 @@ from zonemta_py.queue import deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, read_recipient_record
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 
 LATER = DeliveryOptions(Clock().ms + 3_600_000)
 URGENT = DeliveryOptions(priority="urgent")

@@ -29,10 +29,10 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
-from zonemta_py.queue.chunks import WRITES_AHEAD
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.messages import WRITES_AHEAD
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 
 pytestmark = pytest.mark.usefixtures("each_store")
 

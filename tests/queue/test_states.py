@@ -7,9 +7,9 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import accept, lease, opened, settle, write
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format.keys import cleanup_key
-from zonemta_py.queue.upkeep.state import state_of_message
+from zonemta_py.queue.upkeep.inspect import state_of_message
 
 pytestmark = pytest.mark.usefixtures("each_store")
 

@@ -9,7 +9,7 @@ from zonemta_py.queue import traffic as traffic_module
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import new_recipient_record
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.queue.traffic import OTHER, WINDOWS_MIN, RecentCounts, Traffic, percentile
 
 

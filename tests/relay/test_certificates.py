@@ -8,8 +8,8 @@ import trustme
 
 from tests.kit.deadlines import until
 from zonemta_py.config.load import parse_config
-from zonemta_py.relay import certificates
-from zonemta_py.relay.certificates import CertificateWatch, certificate_warnings
+from zonemta_py.relay import preflight
+from zonemta_py.relay.preflight import CertificateWatch, certificate_warnings
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
@@ -45,7 +45,7 @@ def test_when_a_certificate_ends(tmp_path: Path, days: int | None, expected: str
 async def test_the_watch_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(preflight, "LOOK_EVERY_S", 0.0)
     path = tmp_path / "cert.pem"
     now = datetime.now(UTC)
     issued = trustme.CA().issue_cert("relay.example", not_after=now + timedelta(days=1))

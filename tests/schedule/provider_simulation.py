@@ -1,4 +1,4 @@
-"""Permits and gates played on a virtual clock: destinations with mail, a provider, and what it sees."""
+"""Permits and wait lists played on a virtual clock: destinations with mail, a provider, and what it sees."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,11 +9,9 @@ from random import Random
 
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
-from zonemta_py.schedule.allowance import together
-from zonemta_py.schedule.gate import GateKey
-from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import Permit, Permits
+from zonemta_py.egress.limits import Permit, Permits, together
+from zonemta_py.egress.paths import Refusal
+from zonemta_py.egress.waiting import WaitKey, WaitLists
 
 ZONE = "bulk"
 BEGIN_MS = 1_700_000_000_000
@@ -62,7 +60,7 @@ class ProviderSimulation:
         self.wakes = 0
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = count()
-        self.gates = Gates(lambda: None)
+        self.wait_lists = WaitLists(lambda: None)
         self.permits = Permits(self.room)
         self.permits.configure(
             lambda name: limits if name in names else ProviderLimits(),
@@ -75,25 +73,25 @@ class ProviderSimulation:
 
     def room(self, provider: str, address: str) -> None:
         """Something has ended."""
-        self.gates.capacity_at_provider(provider)
-        self.gates.capacity_at_address(address)
+        self.wait_lists.capacity_at_provider(provider)
+        self.wait_lists.capacity_at_address(address)
 
-    def wake(self, destination: str, place: GateKey) -> bool:
-        """A gate gives the turn to ``destination``."""
+    def wake(self, destination: str, place: WaitKey) -> bool:
+        """A wait list gives the turn to ``destination``."""
         self.wakes += 1
         if self.left[destination]:
             self.ready.append(destination)
         return bool(self.left[destination])
 
-    def release(self, destination: str, place: GateKey) -> None:
-        """A gate has no turns any more for ``destination``."""
+    def release(self, destination: str, place: WaitKey) -> None:
+        """A wait list has no turns any more for ``destination``."""
         self.wake(destination, place)
 
     def run(self, until_ms: float = inf) -> int:
         """Until nothing happens any more, or ``until_ms``; returns the virtual milliseconds that it took."""
         while True:
             self._start()
-            due_ms = self.gates.due_ms
+            due_ms = self.wait_lists.due_ms
             times = [
                 each for each in (due_ms, *(event[0] for event in self._events[:1])) if each is not None
             ]
@@ -105,7 +103,7 @@ class ProviderSimulation:
             else:
                 assert due_ms is not None
                 self.now_ms = max(self.now_ms, due_ms)
-                self.gates.run_due(self.now_ms)
+                self.wait_lists.run_due(self.now_ms)
 
     def _at(self, delay_ms: int, act: Callable[[], object]) -> None:
         heappush(self._events, (self.now_ms + delay_ms, next(self._numbers), act))
@@ -115,13 +113,13 @@ class ProviderSimulation:
             destination = self.ready.popleft()
             provider = self.provider_of[destination]
             if not self.left[destination]:
-                self.gates.emptied(GateKey(ZONE, provider), destination)
+                self.wait_lists.emptied(WaitKey(ZONE, provider), destination)
                 continue
             found = self._take(provider)
             if isinstance(found, Refusal):
-                self.gates.wait(GateKey(ZONE, provider), destination, self, found, self.now_ms)
+                self.wait_lists.wait(WaitKey(ZONE, provider), destination, self, found, self.now_ms)
                 continue
-            self.gates.granted(GateKey(ZONE, provider), destination)
+            self.wait_lists.granted(WaitKey(ZONE, provider), destination)
             self.left[destination] -= 1
             self._begin(destination, found, 1)
             if self.left[destination]:
@@ -183,7 +181,7 @@ class ProviderSimulation:
             return False
         found.remove(session or found[0])
         if self.permits.set_idle(provider, address, len(found)):
-            self.gates.capacity_at_provider(provider)
+            self.wait_lists.capacity_at_provider(provider)
         return True
 
     def _answered(self, destination: str, permit: Permit, sent: int) -> None:

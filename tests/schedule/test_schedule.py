@@ -9,11 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.config.sending import PoolAddress
-from zonemta_py.config.units import Seconds, duration
+from zonemta_py.config.values import Seconds, duration
 from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.endpoints import choose_source
-from zonemta_py.schedule.destination import Destination
+from zonemta_py.egress.admission import SOURCE_RUN, Destination, WorkerSlot
+from zonemta_py.egress.sources import (
+    PoolPart,
+    addresses_of,
+    parse_pool_key,
+    part_after,
+    preferred,
+    ranked,
+)
 from zonemta_py.schedule.retry import (
     FALLBACK_S,
     SOONEST_S,
@@ -27,15 +35,7 @@ from zonemta_py.schedule.retry import (
     quadratic,
     warning_is_due,
 )
-from zonemta_py.schedule.rings import FRESH, IN_ROW, WorkerSlot
-from zonemta_py.schedule.sources import (
-    PoolPart,
-    addresses_of,
-    parse_pool_key,
-    part_after,
-    preferred,
-    ranked,
-)
+from zonemta_py.schedule.turns import FRESH
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 
@@ -194,15 +194,17 @@ def test_a_worker_draws_its_address_again() -> None:
     slot, sent = WorkerSlot(Destination("d.example", 1), FRESH), Counter[str]()
     changes = 0
     for number in range(40_000):
-        source = choose_source(pool, f"{number}", "" if slot.draws else slot.source, "198.51.100.1")
+        source = choose_source(
+            pool, f"{number}", "" if slot.redraw_source else slot.source, "198.51.100.1"
+        )
         assert source is not None
         assert source.address is not None
         changes += source.address != slot.source
-        slot.left_from(source.address)
+        slot.note_source(source.address)
         sent[source.address] += 1
-    draws = 40_000 / IN_ROW
+    redraw_source = 40_000 / SOURCE_RUN
     assert 0.7 < sent["192.0.2.1"] / 40_000 < 0.8
-    assert draws / 4 < changes < draws / 2, "three of eight draws change it"
+    assert redraw_source / 4 < changes < redraw_source / 2, "three of eight draws change it"
 
 
 @pytest.mark.parametrize(

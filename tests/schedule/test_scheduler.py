@@ -8,21 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zonemta_py.config.units import Rate
+from zonemta_py.config.values import Rate
 from zonemta_py.config.zones import Zone
-from zonemta_py.schedule.admission import ANY_MAIL, Admitted, Unlimited
-from zonemta_py.schedule.constraint import Binding, Limit
-from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.rings import (
-    ALL_TRIED_S,
-    FAILING,
-    FRESH,
-    FRESH_S,
-    PROBE_S,
-    TRY_MIN_S,
+from zonemta_py.egress.admission import (
+    ANY_MAIL,
+    LIMIT_S,
+    SUSPENDED_MAX_S,
+    Admitted,
+    Destination,
+    Unlimited,
     WorkerSlot,
 )
+from zonemta_py.egress.paths import Binding, Limit
 from zonemta_py.schedule.scheduler import KNOWN_S, Scheduler
+from zonemta_py.schedule.turns import ALL_TRIED_S, FAILING, FRESH, FRESH_S, PROBE_S, TRY_MIN_S
 
 
 def ignore(destination: Destination) -> None:
@@ -255,7 +254,7 @@ def test_the_time_for_a_session() -> None:
     for slot in slots:
         fail(scheduler, slot)
         scheduler.ready(slot.destination.name, 30.0)
-    found = {slot.ring: slot for slot in started(scheduler, 30.0)}
+    found = {slot.turn_queue: slot for slot in started(scheduler, 30.0)}
     assert found[FRESH].session_within_s == TRY_MIN_S
     assert found[FAILING].session_within_s == PROBE_S
     fail(scheduler, found[FAILING], 30.0)
@@ -418,7 +417,7 @@ def test_all_mail_is_served_in_the_end(
                 scheduler.empty(name)
             scheduler.ended(slot, 0.0, has_mail=waiting[name] > 0)
     assert waiting.total() == 0
-    assert (scheduler.active, scheduler.unpaid) == (0, 0)
+    assert (scheduler.active, scheduler.needs_token) == (0, 0)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -505,7 +504,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for slot in self.slots:
             if name not in (None, slot.destination.name):
                 continue
-            if slot.is_newcomer:
+            if slot.first_lease:
                 self.scheduler.leased(slot, self.now_s, more=slot.destination.name in self.with_mail)
             if slot not in self.sessions:
                 self.scheduler.session_opened(slot, self.now_s)
@@ -571,11 +570,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             mine = [s for s in self.slots if s.destination is destination]
             assert destination.active == len(mine)
             assert destination.starting == sum(not s.established for s in mine)
-            assert destination.has_newcomer == any(s.is_newcomer for s in mine)
-            assert sum(s.is_newcomer for s in mine) <= 1
+            assert destination.has_newcomer == any(s.first_lease for s in mine)
+            assert sum(s.first_lease for s in mine) <= 1
             assert destination.working == sum(s in self.sessions for s in mine)
-        assert scheduler.unpaid == sum(slot.unpaid for slot in self.slots)
-        trying = [s for s in self.slots if not s.established and s.ring.name not in ("KNOWN", "URGENT")]
+        assert scheduler.needs_token == sum(slot.needs_token for slot in self.slots)
+        trying = [
+            s for s in self.slots if not s.established and s.turn_queue.name not in ("KNOWN", "URGENT")
+        ]
         assert len(trying) <= max(1, zone.connections // 3)
 
 

@@ -5,8 +5,8 @@ from bisect import bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import Rate
-from zonemta_py.schedule.token_bucket import AHEAD_S, TokenBucket
+from zonemta_py.config.values import Rate
+from zonemta_py.schedule.scheduler import AHEAD_S, TokenBucket
 
 
 @given(st.integers(1, 200), st.lists(st.floats(0, 0.2), min_size=1, max_size=300))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import ExponentialRetry, Retry
 from zonemta_py.schedule.unreachable import (
     ADDRESSES_MAX,

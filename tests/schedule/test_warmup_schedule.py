@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.schedule.warmup import DAY_MS, EPOCH, Warming, WarmupState
+from zonemta_py.egress.warmup import DAY_MS, EPOCH, Warming, WarmupState
 
 BEGINS = date(2026, 12, 1)
 FIRST = BEGINS.toordinal() - EPOCH

@@ -10,13 +10,13 @@ import yaml
 
 from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, relaying
-from zonemta_py.admin.page.provider_matrix import state_of
-from zonemta_py.config.units import Rate
+from zonemta_py.admin.page.views import state_of
+from zonemta_py.config.values import Rate
 from zonemta_py.core import clock
-from zonemta_py.delivery.egress_view import path_rows
+from zonemta_py.delivery.egress_operator import path_rows
+from zonemta_py.egress.limits import Permit
+from zonemta_py.egress.rules import ProviderReply
 from zonemta_py.relay.relay import Relay
-from zonemta_py.schedule.permits import Permit
-from zonemta_py.schedule.shaping import ProviderReply
 from zonemta_py.sink.script import Rule, Step
 
 ADMIN = {"address": "127.0.0.1:0"}

@@ -20,7 +20,7 @@ from tests.kit.relay import Stage, empty, relaying, staged
 from tests.services.test_page_browser import browsing, path_of
 from zonemta_py.config.load import load_config
 from zonemta_py.relay.relay import Relay
-from zonemta_py.sink.sink_provider import SinkProvider
+from zonemta_py.sink.provider import SinkProvider
 
 FIRST = 41  # the last part of the first address of loopback
 NEW = "127.0.0.43"

@@ -17,15 +17,16 @@ from tests.kit.queue import everything
 from tests.kit.relay import ONE_PROCESS, empty, http_port, logged_events, relaying, staged
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.relay.relay import Relay
-from zonemta_py.smtp.http_mapping import (
+from zonemta_py.smtp.reply import (
+    Reply,
     decode_address,
     encode_address,
+    printable,
     read_reply,
     reply_of,
     status_of,
     write_reply,
 )
-from zonemta_py.smtp.reply import Reply, printable
 
 TEXT = b"Subject: x\r\n\r\nhello\r\n"
 

@@ -31,7 +31,7 @@ from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.dequeue import AsyncMessage, Disposition
 from zonemta_py.policies import Client, Forward, Lookup, split_by_domain, split_by_recipient
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.upkeep.move import flush
 from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.storage.interface import Store

@@ -13,7 +13,7 @@ from tests.kit.listener import listening
 from tests.kit.queue import events
 from tests.kit.smtp_client import RawClient
 from zonemta_py.bench.process import free_port
-from zonemta_py.queue.active import read_message
+from zonemta_py.queue.messages import read_message
 
 GTUBE = {
     "reject": "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X",

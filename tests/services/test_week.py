@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.services.page_week import MOMENTS, NEW, relay_at, week
-from zonemta_py.delivery.egress_view import path_rows, warmup_rows
+from zonemta_py.delivery.egress_operator import path_rows, warmup_rows
 from zonemta_py.relay.relay import Relay
 
 pytestmark = pytest.mark.timeout(scaled(240))

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import Rate
-from zonemta_py.sink.event_times import EventTimes
+from zonemta_py.config.values import Rate
+from zonemta_py.sink.provider import EventTimes
 
 TICK_S = 1 / 1024  # times of whole ticks have exact differences
 GAPS = st.lists(st.integers(0, 300), min_size=1, max_size=120)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import MessagesWithin, Rate, Seconds
+from zonemta_py.config.values import MessagesWithin, Rate, Seconds
 from zonemta_py.core.codec import to_json
+from zonemta_py.sink.provider import ProviderSession, SinkProvider, SinkRefusal, Violation
 from zonemta_py.sink.script import Step
 from zonemta_py.sink.sink_limits import REPLIES, LimitName, SinkBlock, SinkLimits
-from zonemta_py.sink.sink_provider import ProviderSession, SinkProvider, SinkRefusal, Violation
 
 ONE, TWO = "127.0.0.5", "127.0.0.6"
 

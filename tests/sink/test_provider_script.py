@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.units import MessagesWithin, Rate, Seconds, Word
+from zonemta_py.config.values import MessagesWithin, Rate, Seconds, Word
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.sink import sink_limits
 from zonemta_py.sink.script import Step, load_script

@@ -16,12 +16,12 @@ import yaml
 from tests.kit.deadlines import scaled, until
 from tests.kit.smtp_client import RawClient
 from zonemta_py.bench.process import free_port
-from zonemta_py.config.units import Word
+from zonemta_py.config.values import Word
 from zonemta_py.core import clock
+from zonemta_py.sink.provider import SinkProvider
 from zonemta_py.sink.script import Rule, Script, Step, load_script
 from zonemta_py.sink.server import Sink
 from zonemta_py.sink.sink_limits import SinkLimits
-from zonemta_py.sink.sink_provider import SinkProvider
 
 HOSTS = ("127.0.0.21", "127.0.0.22")
 ONE, TWO = "127.0.0.5", "127.0.0.6"

@@ -14,7 +14,7 @@ from tests.kit.deadlines import scaled
 from tests.kit.relay import Stage, empty, logged_events, relaying
 from zonemta_py.bench.process import free_port
 from zonemta_py.cli.main import main
-from zonemta_py.config.units import Word
+from zonemta_py.config.values import Word
 from zonemta_py.sink.sink_limits import SinkLimits, name_records
 
 SCRIPT = """

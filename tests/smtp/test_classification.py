@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
-from zonemta_py.smtp.classification import (
+from zonemta_py.smtp.reply_class import (
     NAMES,
+    SEARCHED_MAX,
     ReplyClass,
     ReplyClassifier,
     ReplyRule,
     classified_row,
     code_matches,
+    read_reply,
     status_matches,
 )
-from zonemta_py.smtp.reply_text import SEARCHED_MAX, read_reply
-from zonemta_py.smtp.rule_lint import examples_of, lint_rules
+from zonemta_py.smtp.reply_lint import examples_of, lint_rules
 
 REPLIES = Path(__file__).with_name("replies")
 LEAST_SHARE = 0.97

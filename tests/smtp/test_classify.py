@@ -2,8 +2,9 @@
 
 import pytest
 
-from zonemta_py.smtp.classification import ReplyClass, subject
-from zonemta_py.smtp.classify import (
+from zonemta_py.smtp.reply import Reply, make_reply
+from zonemta_py.smtp.reply_class import ReplyClass, subject
+from zonemta_py.smtp.verdict import (
     Phase,
     ReplySubject,
     Verdict,
@@ -12,7 +13,6 @@ from zonemta_py.smtp.classify import (
     may_limit_recipients,
     verdict,
 )
-from zonemta_py.smtp.reply import Reply, make_reply
 
 
 @pytest.mark.parametrize(

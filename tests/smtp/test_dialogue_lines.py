@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.core.text import SECRET
-from zonemta_py.smtp.dialogue_lines import LINE_MAX, UNREAD_MAX, DialogueLines, readable
+from zonemta_py.smtp.dialogue import LINE_MAX, UNREAD_MAX, DialogueLines, readable
 
 PASSWORD = base64.b64encode(b"\0ann\0correct horse").decode()
 BODY = b"Subject: private\r\n\r\nDATA of the reader\r\n..dotted\r\n250 not a reply\r\n"

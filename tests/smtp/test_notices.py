@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.smtp.dsn import RecipientReport, ReportedMessage, ReportHead, status_report
-from zonemta_py.smtp.reports import Notice, read_notices
+from zonemta_py.smtp.reports.dsn import RecipientReport, ReportedMessage, ReportHead, status_report
+from zonemta_py.smtp.reports.reader import Notice, read_notices
 from zonemta_py.smtp.verp import contract, expand
 
 

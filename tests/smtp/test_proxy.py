@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.proxy import binary_header, proxy_header
-from zonemta_py.smtp.proxy import (
+from zonemta_py.smtp.auth import (
     SIGNATURE,
     InvalidProxyHeader,
     ProxyHeader,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zonemta_py.smtp.classification import ReplyClass
+from zonemta_py.smtp.reply_class import ReplyClass
 
 HERE = Path(__file__).parent / "replies"
 KEYS = ["code", "status", "text", "class", "provider", "phase", "source"]

@@ -4,7 +4,7 @@ from base64 import b64encode
 
 import pytest
 
-from zonemta_py.smtp.sasl import MECHANISMS, Credentials
+from zonemta_py.smtp.auth import MECHANISMS, Credentials
 
 
 def encoded(text: str) -> str:

@@ -7,9 +7,9 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.kit.servers import SHARED, queue_settings
-from zonemta_py.storage import redis_client, s3_client
+from zonemta_py.storage import redis, s3_client
 from zonemta_py.storage.open import open_shared_storage
-from zonemta_py.storage.partitions import SharedStorage
+from zonemta_py.storage.shared import SharedStorage
 
 
 @pytest.fixture(params=SHARED)
@@ -30,5 +30,5 @@ def storage(directory: Path, kind: str) -> Iterator[SharedStorage]:
 def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients give up at once, instead of after seconds."""
     config = s3_client._CONFIG
-    monkeypatch.setattr(redis_client, "RETRIES", 0)
+    monkeypatch.setattr(redis, "RETRIES", 0)
     monkeypatch.setattr(s3_client, "_CONFIG", config.merge(type(config)(retries={"max_attempts": 0})))

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from zonemta_py.storage import disk_space
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage import open
+from zonemta_py.storage.open import DiskSpace
 
 
 def test_disk_space(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It follows the file system; a change is logged once."""
-    monkeypatch.setattr(disk_space, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(open, "CHECK_INTERVAL_S", 0.0)
     stat = os.statvfs(tmp_path)
     disk = DiskSpace(tmp_path, 1)
     assert disk.is_sufficient()

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zonemta_py.core.checksum import crc32
-from zonemta_py.core.codec import pack
+from zonemta_py.core.codec import crc32, pack
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.filesystem import FilesystemStore
-from zonemta_py.storage.filesystem_names import RELAY, relay_key, relay_path
+from zonemta_py.storage.filesystem_layout import RELAY, relay_key, relay_path
 from zonemta_py.storage.interface import Access
 
 MESSAGE = "0" * 24

@@ -15,12 +15,11 @@ from tests.kit.servers import notice_queue, part_of, queue_settings
 from tests.kit.stores import kill, own_server, replaced
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
-from zonemta_py.storage.lease import LeaseBackend, PartitionLease, _unreleased, has_ended
 from zonemta_py.storage.open import open_shared_storage
-from zonemta_py.storage.redis import RedisLease
-from zonemta_py.storage.redis_client import RedisClient
+from zonemta_py.storage.redis import RedisClient, RedisLease
+from zonemta_py.storage.s3 import S3Lease
 from zonemta_py.storage.s3_client import S3Client
-from zonemta_py.storage.s3_lease import S3Lease
+from zonemta_py.storage.shared import LeaseBackend, PartitionLease, _unreleased, has_ended
 
 LONG_S = 30.0
 
@@ -194,7 +193,7 @@ async def test_a_lease_that_could_not_be_released(
     assert is_locked(make_lease())
     again.release(mail=False)
     left()
-    monkeypatch.setattr("zonemta_py.storage.lease._unreleased", left_over := dict(_unreleased))
+    monkeypatch.setattr("zonemta_py.storage.shared._unreleased", left_over := dict(_unreleased))
     left_over.clear()
     assert is_locked(make_lease()), "as in another process"
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.deadlines import scaled, until, until_blocking
 from zonemta_py.core.errors import LocalError
-from zonemta_py.storage.loop_thread import LoopThread
+from zonemta_py.storage.remote import LoopThread
 
 
 async def failing(error: Exception) -> None:

@@ -10,8 +10,8 @@ from tests.kit.stores import CHUNK, content, kill, own_server, put, replaced, su
 from zonemta_py.config.schema import QueueSettings, RedisSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
+from zonemta_py.storage import redis as redis_client
 from zonemta_py.storage import redis as redis_store
-from zonemta_py.storage import redis_client
 from zonemta_py.storage.open import open_store
 from zonemta_py.storage.redis import RedisStore
 

@@ -17,9 +17,8 @@ from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.storage import s3 as s3_store
 from zonemta_py.storage import s3_client
 from zonemta_py.storage.open import open_shared_storage, open_store
-from zonemta_py.storage.s3 import S3Store
+from zonemta_py.storage.s3 import S3Lease, S3Store
 from zonemta_py.storage.s3_client import Conflict, S3Client
-from zonemta_py.storage.s3_lease import S3Lease
 
 
 @contextmanager

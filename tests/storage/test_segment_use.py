@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.queue.format import keys
-from zonemta_py.storage import segment_use
-from zonemta_py.storage.segment_use import SegmentUse
-from zonemta_py.storage.segments import FILE_HEADER
+from zonemta_py.storage import segments
+from zonemta_py.storage.segments import FILE_HEADER, SegmentUse
 
 BODY = "0" * 24
 CHUNKS = [keys.chunk_key(BODY, number) for number in range(1, 200)]
@@ -17,7 +16,7 @@ HEADER = len(FILE_HEADER)
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_use, "SEGMENT_BYTES", HEADER + 20 * SIZE)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", HEADER + 20 * SIZE)
 
 
 def test_a_new_segment_for_each_process_and_when_one_is_full() -> None:

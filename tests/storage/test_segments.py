@@ -14,7 +14,8 @@ from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, pro
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.storage import leveldb_store, segment_use
+from zonemta_py.storage import leveldb_store
+from zonemta_py.storage import segments as segment_use
 from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op
 from zonemta_py.storage.leveldb import LevelDB
 from zonemta_py.storage.leveldb_store import LevelDBStore

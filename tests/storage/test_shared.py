@@ -20,10 +20,10 @@ from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage, open_store
-from zonemta_py.storage.partitions import SharedStorage
 from zonemta_py.storage.redis import RedisStore
 from zonemta_py.storage.remote import RemoteBodyStore
 from zonemta_py.storage.s3 import S3Store
+from zonemta_py.storage.shared import SharedStorage
 
 
 def name_of(store: Store) -> str:

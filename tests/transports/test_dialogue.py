@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.kit.deadlines import until
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.dialogue import Dialogue
+from zonemta_py.transports.session import Dialogue
 
 
 @asynccontextmanager

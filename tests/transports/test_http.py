@@ -9,10 +9,9 @@ from aiohttp import web
 
 from tests.kit.deadlines import scaled
 from tests.kit.local_transport import HEADER, delivered, local_message
-from zonemta_py.smtp.http_mapping import decode_address
-from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.reply import Reply, decode_address
 from zonemta_py.transports.http import HttpTransport
-from zonemta_py.transports.interface import Unanswered
+from zonemta_py.transports.local import Unanswered
 
 Answer = Callable[[web.Request, bytes], web.Response]
 

@@ -1,8 +1,8 @@
 """LMTP: LHLO, and an answer to the final dot for each recipient."""
 
 from tests.kit.smtp_peer import no_wait, open_to, peer, transaction
-from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.verdict import Phase
 
 LHLO = ["*LHLO me.example", "250-mx\r\n250-PIPELINING\r\n250 8BITMIME\r\n"]
 THREE = ["*MAIL", "*RCPT TO:<a@d.example>", "*RCPT TO:<b@d.example>", "*RCPT TO:<c@d.example>", "*DATA"]

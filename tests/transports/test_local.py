@@ -18,14 +18,19 @@ from hypothesis import strategies as st
 from tests.kit.deadlines import scaled, until
 from tests.kit.local_transport import STORED, delivered, local_message
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.core.runtime import loop_factory
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports import python
-from zonemta_py.transports.blackhole import BlackholeTransport
-from zonemta_py.transports.interface import LocalMessage, Unanswered, lines, parts
-from zonemta_py.transports.maildir import MaildirTransport
+from zonemta_py.transports import local
+from zonemta_py.transports.local import (
+    BlackholeTransport,
+    LocalMessage,
+    MaildirTransport,
+    PythonTransport,
+    Unanswered,
+    lines,
+    parts,
+)
 from zonemta_py.transports.pipe import TEMPORARY, PipeTransport, verdict_of
-from zonemta_py.transports.python import PythonTransport
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
@@ -237,7 +242,7 @@ async def test_a_function_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -
     """It may have delivered the message, unless it was not called: the threads of others are all there are."""
     reply = await delivered(PythonTransport(f"{__name__}.never", 0.05), b"x")
     assert isinstance(reply, Unanswered)
-    monkeypatch.setattr(python, "THREADS", 1)
+    monkeypatch.setattr(local, "THREADS", 1)
     go_on.clear()
     transport = PythonTransport(f"{__name__}.hangs", 0.05)
     try:

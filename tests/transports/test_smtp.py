@@ -13,13 +13,13 @@ import pytest
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import certificate
 from tests.kit.smtp_peer import EHLO, FAST, no_wait, open_to, peer, transact, transaction
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed, SessionLost
-from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.verdict import Phase
 from zonemta_py.transports.connect import LoopsBack, SessionOptions, Target, TlsFailed, open_session
-from zonemta_py.transports.pipelining import Transaction
+from zonemta_py.transports.session import Transaction
 
 DATA = ["*MAIL FROM:<a@b.example> SIZE=100", "*RCPT TO:<c@d.example>", "*DATA"]
 

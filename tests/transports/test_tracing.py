@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from zonemta_py.core import clock
-from zonemta_py.smtp.dialogue_lines import DialogueLines
+from zonemta_py.smtp.dialogue import DialogueLines
 from zonemta_py.transports import tracing
 from zonemta_py.transports.tracing import TraceLine, Tracer, normal_target
 

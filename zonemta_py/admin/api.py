@@ -11,12 +11,10 @@ from typing import Any, get_origin
 
 from aiohttp import web
 
+from zonemta_py.admin.connections import Shares, owner_of
 from zonemta_py.admin.http_server import HttpRoute, problem
-from zonemta_py.admin.operation_table import OPERATIONS, Operation, run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.permissions import restrict
+from zonemta_py.admin.registry import OPERATIONS, Operation, Operations, restrict, run_operation
 from zonemta_py.admin.requests import ENDLESS, ListRequest, Request, Row
-from zonemta_py.admin.shares import Shares, owner_of
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core.codec import (
     fields_of,

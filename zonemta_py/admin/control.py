@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.admin.control_client import SOCKET_NAME, short_path
-from zonemta_py.admin.operation_table import parse_request, run_operation
-from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.registry import Operations, parse_request, run_operation
 from zonemta_py.admin.requests import ENDLESS, Request
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError, UnknownName
 
-REQUEST_MAX_BYTES = 65_536
-
 log = logging.getLogger(__name__)
+
+
+REQUEST_MAX_BYTES = 65_536
 
 
 class _Line(Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,13 +19,15 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from zonemta_py.admin.connections import HttpConnections
-from zonemta_py.admin.shares import Shares, owner_of
+from zonemta_py.admin.connections import HttpConnections, Shares, owner_of
 from zonemta_py.admin.tokens import Role, Token, Tokens
 from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import HTTP_CONNECTIONS_MAX, Admin
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
+
+log = logging.getLogger(__name__)
+
 
 BACKLOG = 128
 LINGERING_S = 1.0  # for the rest of a request that was answered before its end
@@ -48,7 +50,6 @@ _WHOLE_URL = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 
 Handler = Callable[[web.Request, Token | None], Awaitable[web.StreamResponse]]
 
-log = logging.getLogger(__name__)
 _aiohttp_log = logging.getLogger(f"{__name__}.protocol")
 _aiohttp_log.setLevel(logging.CRITICAL)  # a traceback for every request that is not HTTP
 

@@ -4,13 +4,14 @@ At most 10,000 series: zones, destinations, tenants and providers beyond a limit
 does not decide how many there are. Names are documented in docs/metrics.md.
 """
 
+import asyncio
 import os
 import resource
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiohttp import web
 from prometheus_client import exposition
@@ -22,20 +23,179 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from zonemta_py.admin.health import LoopWatch
+from zonemta_py.admin.depths import Depths
+from zonemta_py.admin.egress import is_lowered, level
 from zonemta_py.admin.http_server import HttpRoute
-from zonemta_py.admin.process_use import open_descriptors, process_use
 from zonemta_py.admin.reasons import StoppedMail
 from zonemta_py.admin.requests import Row
-from zonemta_py.admin.shaping_series import shaping_series
-from zonemta_py.admin.suspension_operations import suspended_names
+from zonemta_py.admin.suspensions import suspended_names
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core import clock
-from zonemta_py.core.histogram import Histogram
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.counters import Histogram
 from zonemta_py.core.model import AGES_MIN, STATES, OutcomeKind
+from zonemta_py.core.runtime import open_descriptors, process_use
 from zonemta_py.queue.census import OTHER
-from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.queue import Queue
+
+# ---- Whether the relay lives, and whether it is ready for mail: ``/livez`` and ``/readyz``.
+
+TICK_S = 0.25
+STUCK_S = 10.0  # a loop that did not turn for so long does not live
+DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+Check = Callable[[], str]  # why the relay is not ready; empty when it is
+
+
+class LoopWatch:
+    """Measures how late the event loop calls a timer. ``delays``: in seconds."""
+
+    def __init__(self) -> None:
+        self.delays = Histogram(DELAYS_S)
+        self._due_s = self._ticked_s = monotonic_s()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin; needs a running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._due_s = monotonic_s() + TICK_S
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        now_s = self._ticked_s = monotonic_s()
+        self.delays.add(max(0.0, now_s - self._due_s))
+        self._due_s = now_s + TICK_S
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def stuck_s(self) -> float:
+        """How long ago the loop last turned, if that is too long; else 0."""
+        ago_s = monotonic_s() - self._ticked_s
+        return ago_s if ago_s > STUCK_S else 0.0
+
+
+def health_routes(watch: LoopWatch, checks: Sequence[Check]) -> list[HttpRoute]:
+    """``/livez`` and ``/readyz``, which need no token on a loopback address."""
+
+    async def live(request: web.Request, token: Token | None) -> web.Response:
+        stuck_s = watch.stuck_s()
+        if stuck_s:
+            return web.json_response({"live": False, "stuck_s": round(stuck_s, 1)}, status=503)
+        return web.json_response({"live": True})
+
+    async def ready(request: web.Request, token: Token | None) -> web.Response:
+        reasons = [reason for check in checks if (reason := check())]
+        body = {"ready": not reasons, "reasons": reasons}
+        return web.json_response(body, status=503 if reasons else 200)
+
+    return [
+        HttpRoute("GET", "/livez", live, Role.READ, is_local=True, is_quick=True),
+        HttpRoute("GET", "/readyz", ready, Role.READ, is_local=True, is_quick=True),
+    ]
+
+
+# ---- The metrics of sending: what is used of the limits of providers, and how far warm-ups are. Pure.
+#
+# Of paths from an address to a provider those PATHS_MAX that need most attention, then have most attempts, so that neither
+# the mail nor the number of providers decides how many series there are.
+
+PATHS_MAX = 500
+RATES_MAX = 1000
+SHAPING_CLASSES_MAX = 1000
+WARMUPS_MAX = 500
+PATH_LABELS = ("provider", "address")
+WARMUP = ("address", "provider")
+
+Values = list[tuple[tuple[str, ...], float]]  # of labels, and the number
+
+
+class SeriesFamily(NamedTuple):
+    """A gauge with its series."""
+
+    name: str
+    help_text: str
+    labels: tuple[str, ...]
+    values: Values
+
+
+def shaping_series(rows: Sequence[Row], warmups: Sequence[Row]) -> Iterator[SeriesFamily]:
+    """All of them."""
+    first = sorted(rows, key=lambda row: (level(row), -row["attempts"]))[:PATHS_MAX]
+    paths = {(row["provider"], row["address"]): row for row in first}
+    yield SeriesFamily(
+        "zonemta_provider_sessions", "Sessions with a provider that are in use.", PATH_LABELS,
+        [(path, row["sessions"]) for path, row in paths.items()],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_sessions_max", "As many as there may be, where there is a limit.", PATH_LABELS,
+        [(path, row["sessions_max"]) for path, row in paths.items() if row["sessions_max"] is not None],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_rate_used_ratio", "How much of a rate is used, from 0 to 1.", (*PATH_LABELS, "rate"),
+        [each for path, row in paths.items() for each in _rates(path, row)][:RATES_MAX],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_paused", "1 while nothing is sent: paused by replies, or suspended by an operator.", PATH_LABELS,
+        [(path, int(bool(row["paused_until_ms"] or row["suspended"]))) for path, row in paths.items()],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_pace_ratio", "The messages a minute to which sending is lowered, of those of the limits.", PATH_LABELS,
+        [
+            (path, row["pace_per_min"] / max(1, row["full_per_min"]))
+            for path, row in paths.items() if is_lowered(row)
+        ],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_refused_recent",
+        "Replies of the last interval of the controller that refuse or defer mail for reasons of the sender.", PATH_LABELS,
+        [(path, row["refused"]) for path, row in paths.items()],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_last_refusals", "The last five refusals and deferrals, by their class.", (*PATH_LABELS, "class"),
+        [each for path, row in paths.items() for each in _shaping_classes(path, row)][:SHAPING_CLASSES_MAX],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_waiting", "Destinations that wait for a limit.", ("provider",),
+        [((name,), count) for name, count in {row["provider"]: row["waiting"] for row in paths.values()}.items()],
+    )  # fmt: skip
+    yield from _warmup_series(warmups)
+
+
+def _shaping_classes(path: tuple[str, str], row: Row) -> Iterator[tuple[tuple[str, ...], float]]:
+    counts: Counter[str] = Counter(row["last_classes"])
+    for name, count in sorted(counts.items()):
+        yield (*path, name), count
+
+
+def _rates(path: tuple[str, str], row: Row) -> Iterator[tuple[tuple[str, ...], float]]:
+    for kind, name in (("", "rates"), ("connect ", "connect_rates")):
+        for each in row[name]:
+            yield (*path, kind + each["rate"]), each["used"] / each["of"]
+
+
+def _warmup_series(warmups: Sequence[Row]) -> Iterator[SeriesFamily]:
+    known = [((row["address"], row["provider"]), row) for row in warmups]
+    known.sort(key=lambda item: (item[1]["allowed"] is None, -item[1]["late_days"], -item[1]["sent"]))
+    del known[WARMUPS_MAX:]
+    yield SeriesFamily(
+        "zonemta_warmup_sent", "Recipients of today (UTC) from an address with a warm-up.", WARMUP,
+        [(path, row["sent"]) for path, row in known],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_warmup_allowed", "As many as the warm-up allows today, until its last day.", WARMUP,
+        [(path, row["allowed"]) for path, row in known if row["allowed"] is not None],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_warmup_late_days", "By how many days the warm-up is late.", WARMUP,
+        [(path, row["late_days"]) for path, row in known if row["allowed"] is not None],
+    )  # fmt: skip
+
+
+# ---- metrics
 
 ZONES_MAX = 50
 DESTINATIONS_MAX = 50

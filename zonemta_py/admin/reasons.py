@@ -9,13 +9,13 @@ from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.egress.paths import Constraint, Limit
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Meta, RecipientRecord, RecipientState, read_meta
+from zonemta_py.queue.format.records import EnvelopeRecord, RecipientRecord, RecipientState, read_meta
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MAIL, USER, Suspensions, named, suspended_submitter
-from zonemta_py.schedule.constraint import Constraint, Limit
 from zonemta_py.schedule.unreachable import UnreachableHosts
-from zonemta_py.smtp.classify import NO_ADDRESS
+from zonemta_py.smtp.verdict import NO_ADDRESS
 
 DNS_FAILED = "4.4.3"  # RFC 3463: the look-up of the destination failed
 
@@ -135,7 +135,7 @@ class Reasons:
         self._queue = queue
         self._relay = relay
         self._by_destination: dict[tuple[str, str, str], Constraint | None] = {}
-        self._meta: tuple[str, Meta | None] = ("", None)
+        self._meta: tuple[str, EnvelopeRecord | None] = ("", None)
 
     def destination(self, zone: str, destination: str) -> Constraint | None:
         """What keeps mail for a destination waiting; of one with mail for several pools, the first of them that waits."""
@@ -181,7 +181,7 @@ class Reasons:
         who = f"tenant {record.held_by} holds it" if record.held_by else "it is held"
         return Constraint("hold", f"{who}; `zonemta queue release` ends that{reply}")
 
-    def _suspended(self, meta: Meta, message: str) -> Constraint | None:
+    def _suspended(self, meta: EnvelopeRecord, message: str) -> Constraint | None:
         """The suspension of the tenant or user of a message that waits."""
         origin, suspended = meta.origin, self._queue.suspended
         name = suspended_submitter(suspended, origin.tenant, origin.user)
@@ -198,7 +198,7 @@ class Reasons:
         text = f"{what} is suspended: {found.reason}"
         return Constraint(f"{kind}_suspension", text, since_ms, found.until_ms)
 
-    def _meta_of(self, message: str) -> Meta | None:
+    def _meta_of(self, message: str) -> EnvelopeRecord | None:
         if self._meta[0] != message:
             value = self._queue.store.get(keys.meta_key(message))
             try:

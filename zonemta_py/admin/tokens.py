@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 
-from zonemta_py.config.references import read_token
+from zonemta_py.config.hooks import read_token
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, LocalError

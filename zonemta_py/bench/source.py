@@ -18,7 +18,7 @@ from typing import cast
 
 from zonemta_py.config.endpoints import HostPort, host_port
 from zonemta_py.core.codec import to_json
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.core.runtime import loop_factory
 
 
 @dataclass(slots=True)

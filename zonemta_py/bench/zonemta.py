@@ -8,12 +8,10 @@ from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import StatsRequest
 from zonemta_py.bench.measure import LOGIN
 from zonemta_py.bench.process import CommandProcess
-from zonemta_py.bench.scenarios import Scenario
-from zonemta_py.bench.setup import churn_queue, fill_dead, fill_queue, make_dkim_key
+from zonemta_py.bench.setup import Scenario, churn_queue, fill_dead, fill_queue, make_dkim_key
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
-from zonemta_py.intake.users import hash_password
-from zonemta_py.intake.users_file import add_user
+from zonemta_py.intake.users import add_user, hash_password
 
 CONFIG = """\
 hostname: relay.bench.example
@@ -87,7 +85,7 @@ class ZonemtaRelay:
         """Start a name server; returns its port."""
         arguments = [str(sink_port), str(scenario.domains), str(scenario.dead)]
         log = self._directory / "domains.log"
-        names = CommandProcess(arguments, log, module="zonemta_py.bench.domains")
+        names = CommandProcess(arguments, log, module="zonemta_py.bench.setup")
         self._started.append(names)
         return names.wait_ready()[0]
 

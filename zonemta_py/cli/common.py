@@ -3,22 +3,78 @@
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
+from click.types import StringParamType
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from zonemta_py.cli.names import ZONE
 from zonemta_py.config.load import load_config
+from zonemta_py.config.providers import DEFAULT, SMARTHOST, load_providers
 from zonemta_py.config.schema import Config
+from zonemta_py.core import clock
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked, UnknownName
-from zonemta_py.core.text import escaped, escaped_json
+from zonemta_py.core.text import ago, escaped, escaped_json, time_left
+from zonemta_py.egress.sources import BY_SYSTEM, names_in_pools
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+# ---- Parameter types for names that the configuration has, which a shell completes.
+
+
+class ConfiguredName(StringParamType):
+    """A name of ``--config``, or another one: the command, or the relay, says what is wrong with it."""
+
+    def __init__(self, name: str, known: Callable[[Config], Iterable[str]]) -> None:
+        self.name = name
+        self._known = known
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The names of the configuration that the command line names so far; none if it is not usable."""
+        path: Any = ctx.params.get("config_path")
+        try:
+            known = self._known(load_config(path)) if path else ()
+        except ConfigError:
+            return []
+        return [CompletionItem(each) for each in sorted(known) if each.startswith(incomplete)]
+
+
+def _providers(config: Config) -> set[str]:
+    table = load_providers(config.providers.file, shipped=config.providers.shipped)
+    return {SMARTHOST, *table.providers} - {DEFAULT}
+
+
+def _addresses(config: Config) -> set[str]:
+    return {BY_SYSTEM}.union(*names_in_pools(config.pools).values())
+
+
+ZONE = ConfiguredName("NAME", lambda config: config.zones)
+PROVIDER = ConfiguredName("NAME", _providers)
+POOL = ConfiguredName("NAME", lambda config: config.pools)
+ADDRESS = ConfiguredName("IP", _addresses)
+TENANT = ConfiguredName("NAME", lambda config: config.tenants)
+
+
+# ---- common
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -132,3 +188,95 @@ def print_table(table: "Table", width: int = PIPE_WIDTH) -> None:
             escaped(cell, LINES) if isinstance(cell, str) else cell for cell in column._cells
         ]
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else width).print(table)
+
+
+# ---- Progress indicators on stderr, shown only on a terminal.
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yields a function that advances the bar by a number of items. ``total`` None: the number is not known."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total, rate="")
+
+        def advance(count: int) -> None:
+            speed = progress.tasks[0].speed
+            progress.update(task, advance=count, rate=f"{speed:,.0f}/s" if speed else "")
+
+        yield advance
+
+
+@contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """Show ``title`` with a spinner until the end of the block."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(title):
+        yield
+
+
+@contextmanager
+def step_shower() -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows the name of the step that begins, with a spinner."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with Console(stderr=True).status("") as status:
+        yield status.update
+
+
+# ---- Reasons and changes of shaping as text, as all commands print them.
+
+
+def reason_text(why: dict[str, Any]) -> str:
+    """``name, for …, next in …: reason [key]``, without what is unknown, or less than a second: limits such as a rate come and go."""
+    text: str = why["name"].replace("_", " ")
+    if why["since_ms"] and (since := ago(why["since_ms"])) != "0s":
+        text += f", for {since}"
+    left = time_left(why["until_ms"])
+    if left:
+        text += ", next now" if left in ("0s", "now") else f", next in {left}"
+    text += f": {why['reason']}"
+    return f"{text} [{why['key']}]" if why["key"] else text
+
+
+def shaped_text(row: dict[str, Any]) -> str:
+    """``google from 192.0.2.1: pace: full -> 5 sessions, 300/m (cause)``, of an event ``shaped``; ``any`` for an empty name."""
+    where = f"{row['provider'] or 'any'} from {row['address'] or 'any'}"
+    return f"{where}: {row['what']}: {clock.with_times(row['from'])} -> {clock.with_times(row['to'])} ({row['cause']})"
+
+
+# ---- Groups whose commands are imported when they are used: all together take more than half a second.
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are attributes of modules: ``commands_in`` has ``module:attribute`` by name."""
+
+    def __init__(self, *args: Any, commands_in: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._commands_in = commands_in
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(self._commands_in)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported now; None for an unknown name."""
+        place = self._commands_in.get(cmd_name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command

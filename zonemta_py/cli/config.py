@@ -1,27 +1,41 @@
 """The group ``zonemta config``."""
 
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from zonemta_py.admin.control_client import ask, is_running
+from zonemta_py.admin.requests import LogLevel, LogLevelRequest, ReloadRequest, SummaryRequest
 from zonemta_py.cli.common import (
+    EXIT_USAGE,
     config_option,
     echo,
+    fail,
     json_option,
     print_json,
     read_config,
     reports_errors,
     zone_option,
 )
-from zonemta_py.config.destinations import DestinationTable
+from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
 from zonemta_py.config.providers import SMARTHOST, load_providers
 from zonemta_py.config.schema import Config
-from zonemta_py.config.zones import DELIVERY_KEYS, Zone
-from zonemta_py.core.errors import ConfigError
+from zonemta_py.config.zones import DELIVERY_KEYS, DestinationTable, Zone
+from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.core.model import STATES
+from zonemta_py.core.runtime import slow_build
+from zonemta_py.core.text import escaped
+from zonemta_py.queue.upkeep.startup import zones_on_disk
+from zonemta_py.relay.preflight import check_addresses, verify, warnings
 from zonemta_py.smtp.address import AddressError, normalise_domain
+from zonemta_py.storage.interface import Access
+from zonemta_py.storage.open import open_store, store_directory
 
 
 @click.group()
@@ -95,3 +109,139 @@ def _provider(config: Config, zone: Zone, domain: str) -> str:
         return SMARTHOST
     table = load_providers(config.providers.file, shipped=config.providers.shipped)
     return table.of_domain(domain) or "that of its MX hosts: `zonemta queue destinations` shows it"
+
+
+# ---- ``zonemta check``.
+
+
+@click.command()
+@config_option
+@json_option
+@reports_errors
+def check(config_path: Path, as_json: bool) -> None:
+    """Validate a configuration, and the files, directories and addresses it names.
+
+    Prints the warnings that `zonemta serve` logs, and zones with mail that the configuration lacks.
+
+    Exits 0 when `zonemta serve` could start with it. Otherwise prints file, line, key, the value found
+    and the values allowed, and exits 2.
+
+    \b
+    Example:
+      zonemta check -c config/zonemta.yaml
+    """
+    config = read_config(config_path)
+    verify(config)
+    found = list(warnings(config, config.hostname or socket.getfqdn()))
+    running = is_running(config.queue.directory)
+    if not running:
+        found += check_addresses(config)
+    found += _missing_zones(config, running=running)
+    found += filter(None, [slow_build()])
+    listeners = [str(listener.address) for listener in config.listeners]
+    for warning in [] if as_json else found:
+        click.secho(f"warning: {escaped(warning)}", fg="yellow", err=True)
+    if as_json:
+        print_json(
+            {"ok": True, "listeners": listeners, "zones": sorted(config.zones), "warnings": found}
+        )
+    else:
+        click.echo(
+            f"{config_path}: ok (listeners {', '.join(listeners)}; zones {', '.join(sorted(config.zones))})"
+        )
+
+
+def _missing_zones(config: Config, *, running: bool) -> Iterator[str]:
+    """A warning for each zone that has mail and is not in ``config``, as far as the queue can be read here."""
+    try:
+        found = _zones_of_relay(config) if running else _zones_on_disk(config)
+    except LocalError:
+        return
+    for zone in sorted(found - config.zones.keys()):
+        moves = config.zone_removed == "default"
+        what = (
+            "a start moves it to default, a reload is refused"
+            if moves
+            else "start and reload are refused"
+        )
+        yield f"zones: mail waits in zone '{zone}', which this configuration lacks: {what} (zone_removed)"
+
+
+def _zones_of_relay(config: Config) -> set[str]:
+    rows = ask(config.queue.directory, SummaryRequest())
+    return {row["zone"] for row in rows if any(row[state] for state in STATES)}
+
+
+def _zones_on_disk(config: Config) -> set[str]:
+    directory = store_directory(config.queue)
+    if directory is None or not directory.exists():
+        return set()
+    store = open_store(config.queue, access=Access.READ)
+    try:
+        return zones_on_disk(store)
+    finally:
+        store.close()
+
+
+# ---- ``zonemta reload``.
+
+
+@click.command()
+@config_option
+@json_option
+@reports_errors
+def reload(config_path: Path, as_json: bool) -> None:
+    """Let the running relay read its configuration again, as SIGHUP does, and say what changed.
+
+    Files that it names (certificates, users, tokens, DKIM keys) are read again. Exits 2 and changes nothing when
+    the configuration cannot be used, is not the file of the running relay, or when a change needs a restart; exits 1
+    when no relay is running.
+
+    \b
+    Example:
+      zonemta reload -c config/zonemta.yaml
+    """
+    for row in rows_of(config_path, ReloadRequest(str(config_path.absolute())), relay_only=True):
+        if "refused" in row:
+            fail(f"not reloaded: {row['refused']}", EXIT_USAGE)
+        if as_json:
+            print_json(row)
+        else:
+            echo("reloaded, changed: " + (", ".join(row["changed"]) or "no key"))
+            if files := list(_files_of(read_config(config_path))):
+                echo(f"read again: {', '.join(files)}")
+        for warning in row["warnings"]:
+            click.secho(f"warning: {warning}", fg="yellow", err=True)
+
+
+def _files_of(value: object, key: str = "") -> Iterator[str]:
+    """The keys of the files that a configuration names."""
+    if is_dataclass(value):
+        for each in fields(value):
+            yield from _files_of(getattr(value, each.name), f"{key}.{each.name}".lstrip("."))
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _files_of(item, f"{key}.{name}")
+    elif type(value) is tuple:
+        for number, item in enumerate(value):
+            yield from _files_of(item, f"{key}[{number}]")
+    elif isinstance(value, Path) and key.endswith("file"):
+        yield key
+
+
+# ---- ``zonemta log-level``.
+
+
+@click.command("log-level")
+@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
+@config_option
+@reports_errors
+def log_level(level: LogLevel, config_path: Path) -> None:
+    """Change which messages the running relay logs, until its end: those of LEVEL and above.
+
+    \b
+    Example:
+      zonemta log-level debug -c config/zonemta.yaml
+    """
+    for row in rows_of(config_path, LogLevelRequest(level), relay_only=True):
+        echo(f"messages of the level {row['level']} and above are logged")

@@ -3,40 +3,40 @@
 import click
 
 from zonemta_py import __version__
-from zonemta_py.cli.lazy import LazyGroup
+from zonemta_py.cli.common import LazyGroup
 
 COMMANDS = {
     "serve": "zonemta_py.cli.serve",
-    "check": "zonemta_py.cli.check",
+    "check": "zonemta_py.cli.config",
     "config": "zonemta_py.cli.config",
-    "reload": "zonemta_py.cli.reload",
-    "log-level": "zonemta_py.cli.log_level",
+    "reload": "zonemta_py.cli.config",
+    "log-level": "zonemta_py.cli.config",
     "submit": "zonemta_py.cli.submit",
     "lint": "zonemta_py.cli.lint",
-    "classify": "zonemta_py.cli.classification",
+    "classify": "zonemta_py.cli.lint",
     "import-shaping": "zonemta_py.cli.import_shaping",
     "queue": "zonemta_py.cli.queue.group",
     "status": "zonemta_py.cli.status",
     "top": "zonemta_py.cli.top",
     "rates": "zonemta_py.cli.status",
-    "why": "zonemta_py.cli.why",
+    "why": "zonemta_py.cli.status",
     "history": "zonemta_py.cli.events",
     "tail": "zonemta_py.cli.events",
-    "trace": "zonemta_py.cli.trace",
-    "export": "zonemta_py.cli.export",
-    "audit": "zonemta_py.cli.audit",
+    "trace": "zonemta_py.cli.events",
+    "export": "zonemta_py.cli.events",
+    "audit": "zonemta_py.cli.events",
     "sink": "zonemta_py.cli.sink",
     "bench": "zonemta_py.cli.bench",
     "demo": "zonemta_py.cli.demo",
     "suspend": "zonemta_py.cli.suspend",
     "resume": "zonemta_py.cli.suspend",
-    "shaping": "zonemta_py.cli.paces",
-    "warmup": "zonemta_py.cli.warming",
+    "shaping": "zonemta_py.cli.shaping",
+    "warmup": "zonemta_py.cli.warmup",
     "tenant": "zonemta_py.cli.tenant",
     "user": "zonemta_py.cli.user",
     "token": "zonemta_py.cli.token",
-    "dkim": "zonemta_py.cli.credentials",
-    "password": "zonemta_py.cli.credentials",
+    "dkim": "zonemta_py.cli.user",
+    "password": "zonemta_py.cli.user",
     "pipeline": "zonemta_py.cli.pipeline.group",
 }
 

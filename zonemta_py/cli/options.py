@@ -9,7 +9,7 @@ import click
 from zonemta_py.cli.common import EXIT_USAGE, fail
 from zonemta_py.config.endpoints import host_port
 from zonemta_py.config.schema import Config
-from zonemta_py.config.units import duration, moment, positive_duration
+from zonemta_py.config.values import duration, moment, positive_duration
 from zonemta_py.core.errors import ConfigError, LocalError
 
 FILE = click.Path(dir_okay=False, path_type=Path)

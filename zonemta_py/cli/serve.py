@@ -12,15 +12,14 @@ import click
 
 from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.config.schema import Config
-from zonemta_py.core import faults, signals
+from zonemta_py.core import faults
+from zonemta_py.core import runtime as signals
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.interpreter import slow_build
 from zonemta_py.core.logs import configure_logs, parse_target
-from zonemta_py.core.loop import loop_factory
-from zonemta_py.relay.descriptors import raise_descriptor_limit
+from zonemta_py.core.runtime import loop_factory, slow_build
+from zonemta_py.relay.preflight import raise_descriptor_limit
 from zonemta_py.relay.relay import Relay
-from zonemta_py.relay.repair import accept_older_queue
-from zonemta_py.relay.runner import RelayRunner
+from zonemta_py.relay.runner import RelayRunner, accept_older_queue
 
 log = logging.getLogger("zonemta_py")
 

@@ -11,12 +11,11 @@ from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.options import DIRECTORY, FILE, HOST_PORT
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.core.runtime import loop_factory
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import Script, load_script
-from zonemta_py.sink.server import Sink
+from zonemta_py.sink.server import Received, Sink
 from zonemta_py.sink.sink_limits import name_records
-from zonemta_py.sink.tally import Received
 
 
 @click.command()

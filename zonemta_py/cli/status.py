@@ -6,7 +6,13 @@ from typing import Any
 
 import click
 
-from zonemta_py.admin.requests import DestinationsRequest, LoginRequest, RatesRequest, StatusRequest
+from zonemta_py.admin.requests import (
+    DestinationsRequest,
+    LoginRequest,
+    RatesRequest,
+    StatusRequest,
+    WhyRequest,
+)
 from zonemta_py.cli.common import (
     config_option,
     counted,
@@ -14,14 +20,14 @@ from zonemta_py.cli.common import (
     json_option,
     print_json,
     print_table,
+    reason_text,
     reports_errors,
 )
-from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.cli.reason import reason_text
+from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.core import clock
-from zonemta_py.core.durations import ago
 from zonemta_py.core.errors import LocalError
-from zonemta_py.schedule.constraint import Limit
+from zonemta_py.core.text import ago
+from zonemta_py.egress.paths import Limit
 
 LIMITED_MAX = 10
 
@@ -149,3 +155,30 @@ def rates(config_path: Path, minutes: str, kind: str | None, limit: int, as_json
         rate = f"{row['delivered_per_s']:.1f}"
         table.add_row(row["kind"], row["name"], *counts, rate, str(row["p50_ms"]), str(row["p95_ms"]))
     print_table(table)
+
+
+# ---- ``zonemta why``.
+
+
+@click.command()
+@config_option
+@click.argument("message")
+@click.argument("recipient", required=False)
+@json_option
+@reports_errors
+def why(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
+    """Explain why the recipients of a message are still waiting: for what, from when, and until when.
+
+    One line for each recipient; at its end, in brackets, the key of the configuration that sets the limit.
+
+    \b
+    Examples:
+      zonemta why -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
+      zonemta why -c config/zonemta.yaml 019a1b2c3d4e000001abcdef ann@example.org
+    """
+    for row in rows_of(config_path, WhyRequest(message, recipient)):
+        if as_json:
+            print_json(row)
+        else:
+            echo(f"<{row['recipient']}> {row['state'].replace('_', ' ')} in {row['zone']}")
+            echo(f"  {reason_text(row['why'])}")

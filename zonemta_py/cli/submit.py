@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
+from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, progress_bar, reports_errors
 from zonemta_py.cli.lint import merge_findings, print_findings
 from zonemta_py.cli.options import (
     FILE,
@@ -25,10 +25,9 @@ from zonemta_py.cli.options import (
     tls_option,
     user_option,
 )
-from zonemta_py.cli.progress import progress_bar
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.core.runtime import loop_factory
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.bulk_rules import ERROR, WARNING, Finding, check_message
 from zonemta_py.submit.client import ListSubmission, SubmissionSettings, SubmissionSummary

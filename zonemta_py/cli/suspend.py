@@ -8,6 +8,10 @@ import click
 
 from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRequest
 from zonemta_py.cli.common import (
+    ADDRESS,
+    PROVIDER,
+    TENANT,
+    ZONE,
     config_option,
     counted,
     echo,
@@ -16,9 +20,8 @@ from zonemta_py.cli.common import (
     print_table,
     reports_errors,
 )
-from zonemta_py.cli.names import ADDRESS, PROVIDER, TENANT, ZONE
 from zonemta_py.cli.options import POSITIVE_DURATION
-from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.config.load import queue_directory
 from zonemta_py.core import clock
 

@@ -18,6 +18,7 @@ from zonemta_py.admin.requests import (
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     EXIT_USAGE,
+    TENANT,
     config_option,
     counted,
     echo,
@@ -28,13 +29,12 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.names import TENANT
-from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.cli.suspend import end_ms, for_option, reason_option, until_text
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
 from zonemta_py.config.tenants import bases
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.values import Seconds
 from zonemta_py.core import clock
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from zonemta_py.admin.tokens import NAME, Role, add_token, read_tokens, remove_token
 from zonemta_py.cli.common import (
+    TENANT,
     config_option,
     echo,
     json_option,
@@ -16,7 +17,6 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.names import TENANT
 from zonemta_py.core.errors import ConfigError, LocalError
 
 

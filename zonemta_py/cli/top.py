@@ -26,13 +26,11 @@ from zonemta_py.admin.requests import (
     SummaryRequest,
     TenantsRequest,
 )
-from zonemta_py.cli.common import EXIT_USAGE, config_option, fail, reports_errors
-from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.cli.reason import reason_text
+from zonemta_py.cli.common import EXIT_USAGE, config_option, fail, reason_text, reports_errors
+from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.cli.status import by_operator
-from zonemta_py.core.durations import ago
 from zonemta_py.core.model import STATES
-from zonemta_py.core.text import one_line
+from zonemta_py.core.text import ago, one_line
 
 VIEWS = {"z": "zone", "d": "destination", "t": "tenant", "a": "source"}
 WINDOWS = {"1": 1, "5": 5, "6": 60}
@@ -40,7 +38,7 @@ COLUMNS = {  # and their headings, short enough for a terminal of 80 columns
     "attempts": "tried", "delivered": "deliv", "deferred": "defer", "bounced": "bounc", "sessions": "sess",
     "p50_ms": "p50ms", "p95_ms": "p95ms", "queued": "queued", "stopped": "stopped",
 }  # fmt: skip
-ORDERS = tuple(COLUMNS)
+TURN_ORDERS = tuple(COLUMNS)
 HELP = "z zones  d destinations  t tenants  a addresses  1 5 6: minutes (1, 5, 60)  o order  / filter  enter open  q quit"
 ROWS_MAX = 200
 
@@ -69,7 +67,7 @@ class Screen:
         elif key in WINDOWS:
             self.minutes = WINDOWS[key]
         elif key == "o":
-            self.order = (self.order + 1) % len(ORDERS)
+            self.order = (self.order + 1) % len(TURN_ORDERS)
         elif key == "/":
             self.is_typing, self.filter, self.opened = True, "", ""
         elif key in ("up", "k"):
@@ -98,7 +96,7 @@ class Screen:
         found = [row for row in rows if self.filter.lower() in row["name"].lower()]
         if self.opened:
             found = [row for row in found if row["name"] == self.opened]
-        return sorted(found, key=lambda row: (-row[ORDERS[self.order]], -row["queued"]))
+        return sorted(found, key=lambda row: (-row[TURN_ORDERS[self.order]], -row["queued"]))
 
 
 def merged(rows: list[Row], queued: dict[str, tuple[int, int]]) -> list[Row]:

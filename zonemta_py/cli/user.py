@@ -19,13 +19,20 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.cli.suspend import end_ms, for_option, reason_option, until_text
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.similar import no_such
-from zonemta_py.intake.users import hash_password, is_user_name
-from zonemta_py.intake.users_file import add_user, read_entries, set_enabled, set_hash
+from zonemta_py.core.text import no_such
+from zonemta_py.delivery.dkim import load_keys
+from zonemta_py.intake.users import (
+    add_user,
+    hash_password,
+    is_user_name,
+    read_entries,
+    set_enabled,
+    set_hash,
+)
 
 file_option = click.option(
     "--file",
@@ -230,3 +237,48 @@ def list_(config_path: Path, path: Path | None, as_json: bool) -> None:
             table.add_row(entry.name, entry.scheme, enabled, why.get("reason", ""), name)
     if not as_json:
         print_table(table)
+
+
+# ---- ``zonemta dkim`` and ``zonemta password``.
+
+
+@click.command()
+@config_option
+@json_option
+@reports_errors
+def dkim(config_path: Path, as_json: bool) -> None:
+    """Print the DNS records of the DKIM keys: one TXT record for each key of the configuration.
+
+    \b
+    Example:
+      openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out news.pem
+      zonemta dkim -c config/zonemta.yaml
+    """
+    config = read_config(config_path)
+    for keys in load_keys(config.dkim).values():
+        for key in keys:
+            name, text = key.record()
+            if as_json:
+                print_json({"name": name, "type": "TXT", "text": text})
+            else:
+                parts = " ".join(f'"{text[at : at + 255]}"' for at in range(0, len(text), 255))
+                click.echo(f"{name}. TXT {parts}")
+    if not config.dkim.keys and not as_json:
+        click.echo(f"{config_path} has no DKIM keys (dkim.keys)")
+
+
+@click.command()
+@click.argument("name")
+@click.password_option(help="The password; prompted for when not given.")
+def password(name: str, password: str) -> None:
+    """Print a line for the users file of a listener: the name and the Argon2 hash of the password.
+
+    \b
+    Example:
+      zonemta password newsletter >> config/users
+    """
+    if not is_user_name(name) or not password:
+        raise click.UsageError(
+            "NAME must not be empty, contain ':' or begin with '#'; the password must not be empty"
+        )
+    click.echo(f"{name}:{hash_password(password)}")

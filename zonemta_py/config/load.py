@@ -19,12 +19,14 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.core.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
+
 # libyaml's composer, which most builds of PyYAML have, takes a tenth of the time.
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _WITHOUT_PATHS = (str, int, float, type(None), TenantSettings)  # there may be 10,000 tenants
 
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -263,3 +265,15 @@ def _anchored(value: Any, directory: Path) -> Any:
     if type(value) is tuple:
         return tuple(_anchored(item, directory) for item in value)
     return value
+
+
+# ---- The files of data that come with the relay: of an installed package, or ``config/`` of a checkout.
+
+_IN_PACKAGE = Path(__file__).parent / "shipped"  # the wheel puts ``config/*.yaml`` there
+_IN_CHECKOUT = Path(__file__).parents[2] / "config"
+
+
+def shipped_file(name: str) -> Path:
+    """The path of a file, such as ``providers.yaml``."""
+    found = _IN_PACKAGE / name
+    return found if found.exists() else _IN_CHECKOUT / name

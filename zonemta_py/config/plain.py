@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
-from zonemta_py.config.units import AUTO, ByteRate, Keep, Percent, ProcessCount, Rate, Seconds, Size
+from zonemta_py.config.values import AUTO, ByteRate, Keep, Percent, ProcessCount, Rate, Seconds, Size
 from zonemta_py.core.text import arguments_without_secrets, without_secrets
 
 _UNITS_S = (("w", 604800.0), ("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))

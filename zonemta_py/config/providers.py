@@ -15,11 +15,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import ClassVar
 
-from zonemta_py.config.load import read_document
+from zonemta_py.config.load import read_document, shipped_file
 from zonemta_py.config.reader import Reader
-from zonemta_py.config.shipped import shipped_file
-from zonemta_py.config.units import Rate, choice, number
-from zonemta_py.core.similar import meant
+from zonemta_py.config.values import Rate, choice, number
+from zonemta_py.core.text import meant
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 SHIPPED = "providers.yaml"

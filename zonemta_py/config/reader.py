@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 import yaml
 
 from zonemta_py.config.endpoints import AdminAddress, Smarthost
-from zonemta_py.config.scalars import read_scalar, shown
-from zonemta_py.config.units import Rate, Word
+from zonemta_py.config.values import Rate, Word, read_scalar, shown
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.text import url_as_name, without_secrets
 

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zonemta_py.config.load import read_document
+from zonemta_py.config.load import read_document, shipped_file
 from zonemta_py.config.reader import Reader
-from zonemta_py.config.shipped import shipped_file
-from zonemta_py.config.units import Word
-from zonemta_py.core.patterns import problem_of
-from zonemta_py.smtp.classification import (
+from zonemta_py.config.values import Word
+from zonemta_py.core.text import problem_of
+from zonemta_py.smtp.reply_class import (
     UNKNOWN,
     ReplyClass,
     ReplyClassifier,
@@ -18,7 +17,7 @@ from zonemta_py.smtp.classification import (
     is_code_pattern,
     is_status_pattern,
 )
-from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.verdict import Phase
 
 SHIPPED = shipped_file("classify.yaml")
 _CLASSES = tuple(ReplyClass)

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from zonemta_py.config.endpoints import AdminAddress, HostPort, NameServer, Network
-from zonemta_py.config.limits import ClientLimits
-from zonemta_py.config.scan import ScanSettings
 from zonemta_py.config.sending import PoolAddress, ProvidersSettings, ShapingSettings, WarmupSettings
-from zonemta_py.config.tenants import TenantSettings
-from zonemta_py.config.units import (
+from zonemta_py.config.tenants import ClientLimits, TenantSettings
+from zonemta_py.config.values import (
     AUTO,
     DAY,
     MINUTE,
@@ -29,6 +27,22 @@ from zonemta_py.config.units import (
     number,
 )
 from zonemta_py.config.zones import Zone
+
+# ---- Scanning of messages at intake. Values are frozen.
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSettings:
+    """An rspamd that is asked about each message before it is accepted; None: none is."""
+
+    rspamd: str | None = None  # URL
+    timeout: Seconds = Seconds(5)
+    unavailable: str = choice("accept", "defer")
+    suspicious: str = choice("header", "hold")
+    max_size: Size = Size(2 << 20)
+
+
+# ---- schema
 
 HTTP_CONNECTIONS_MAX = 100  # of the admin listener
 

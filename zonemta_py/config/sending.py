@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zonemta_py.config.endpoints import Address
-from zonemta_py.config.units import MINUTE, Percent, Rate, Seconds, number
+from zonemta_py.config.values import MINUTE, Percent, Rate, Seconds, number
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from zonemta_py.config.load import read_document
+from zonemta_py.config.load import read_document, shipped_file
 from zonemta_py.config.providers import NAME, SMARTHOST, ProviderTable
 from zonemta_py.config.reader import Reader
-from zonemta_py.config.shipped import shipped_file
-from zonemta_py.config.units import DAY, Percent, Rate, Seconds, Threshold, Word, percent, rate
+from zonemta_py.config.values import DAY, Percent, Rate, Seconds, Threshold, Word, percent, rate
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.patterns import PatternSet, problem_of
-from zonemta_py.core.similar import meant
-from zonemta_py.smtp.classification import ReplyClass
-from zonemta_py.smtp.reply_text import plain_words, searched
+from zonemta_py.core.text import PatternSet, meant, problem_of
+from zonemta_py.smtp.reply_class import ReplyClass, plain_words, searched
 
 SHIPPED = "shaping.yaml"
 LONGEST_S = 31 * DAY  # of ``for`` and of the window of a threshold

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import msgspec.structs
+from isal import isal_zlib
 
 from zonemta_py.core.errors import QueueCorrupt
 
@@ -90,3 +91,8 @@ def schemas_of(kinds: Sequence[type], reference: str) -> dict[str, Any]:
 def from_plain(value: object, kind: type[T]) -> T:
     """``value``, decoded from JSON, as ``kind``. Raises ValueError that names the wrong field."""
     return msgspec.convert(value, kind)
+
+
+# ---- CRC-32 with the values of ``zlib.crc32``, three times as fast; the adapter of isal (decision 88).
+
+crc32 = isal_zlib.crc32

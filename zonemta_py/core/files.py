@@ -17,6 +17,7 @@ from typing import TextIO
 
 log = logging.getLogger(__name__)
 
+
 OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 

@@ -27,7 +27,7 @@ from zonemta_py.config.schema import Dkim
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.threads import Threads
+from zonemta_py.core.runtime import Threads
 from zonemta_py.smtp import dkim
 from zonemta_py.smtp.authors import author_domain
 from zonemta_py.smtp.headers import scan

@@ -1,12 +1,15 @@
 """From which address mail leaves to which provider, and when: what the zones of a relay share, in the queue's process.
 
-The decisions are those of ``schedule``: permits, gates, controller, warm-up. Here are the clock, the timer, what is stored
+The decisions are those of ``schedule``: permits, wait lists, controller, warm-up. Here are the clock, the timer, what is stored
 under ``meta/sending/``, and the events ``shaped``.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
 from zonemta_py.config.schema import Config
@@ -14,24 +17,123 @@ from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.shaping import check_pools, check_rule_providers, load_shaping
 from zonemta_py.config.warmup import check_warmups, read_warmups
 from zonemta_py.core import clock
-from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.errors import AgentLost, ConfigError
 from zonemta_py.core.model import PathKey
-from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
-from zonemta_py.delivery.look_ups import LookUps
-from zonemta_py.delivery.shaper import EgressFiles, Shaper
+from zonemta_py.delivery.shaper import (
+    EgressFiles,
+    Puts,
+    Shaper,
+    delete_old,
+    read_stored,
+    use_puts,
+    warmup_put,
+)
+from zonemta_py.egress.admission import WorkerSlot
+from zonemta_py.egress.limits import FREE, Allowance, Permit
+from zonemta_py.egress.paths import UNTIL_EVENT, Limit, Refusal
+from zonemta_py.egress.providers import Providers
+from zonemta_py.egress.sources import limits_of_addresses, names_in_pools, source_name, usable
+from zonemta_py.egress.waiting import WaitLists
+from zonemta_py.egress.warmup import WarmupState
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import Suspension
-from zonemta_py.schedule.allowance import Allowance
-from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import FREE, Permit
-from zonemta_py.schedule.providers import Providers
-from zonemta_py.schedule.rate_windows import UNTIL_EVENT
-from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.sources import limits_of_addresses, names_in_pools, source_name, usable
-from zonemta_py.schedule.warmup import WarmupState
-from zonemta_py.smtp.mx_order import MxAnswer
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
+
+log = logging.getLogger(__name__)
+
+
+# ---- Finds the MX hosts of domains before their first delivery, a limited number at a time.
+#
+# A look-up is *quick* in its first second: most have their answer then, from a name server that answers. LOOK_UPS_MAX
+# are quick at a time, so the resolver is not flooded. One that takes longer waits for a name server that may not
+# answer at all; it gives its place to the next one, and counts among SLOW_MAX. Of the domains that wait, the newest and the
+# oldest are looked up in turn: mail that has just come does not wait behind thousands of dead domains, and those are reached.
+# Called by the egress of each zone for the first mail of a domain, and again when its answer has ended.
+
+LOOK_UPS_MAX = 100  # at the same time, that are quick
+QUICK_S = 1.0
+SLOW_MAX = 2000  # each has a socket's place in c-ares and a task, about 5 KB
+
+Resolve = Callable[[str], Awaitable[MxAnswer]]
+
+
+class LookUps:
+    """``learn`` is called with each domain and its MX hosts; none if they cannot be found now."""
+
+    def __init__(self, learn: Callable[[str, MxAnswer], None], quick_s: float = QUICK_S) -> None:
+        self._learn = learn
+        self._quick_s = quick_s
+        self._then: dict[str, list[Callable[[], None]]] = {}
+        self._waiting: deque[tuple[str, Resolve]] = deque()
+        self._takes_newest = True
+        self._quick: dict[asyncio.Task[None], asyncio.TimerHandle] = {}
+        self._slow: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._then)
+
+    def __contains__(self, domain: object) -> bool:
+        return domain in self._then
+
+    def add(self, domain: str, resolve: Resolve, then: Callable[[], None]) -> None:
+        """Look up ``domain``, once for all that ask, and call ``then``."""
+        asked = self._then.get(domain)
+        if asked is not None:
+            asked.append(then)
+            return
+        self._then[domain] = [then]
+        self._waiting.append((domain, resolve))
+        self._start_more()
+
+    def _start_more(self) -> None:
+        while self._waiting and len(self._quick) < LOOK_UPS_MAX and not self._closed:
+            domain, resolve = self._waiting.pop() if self._takes_newest else self._waiting.popleft()
+            self._takes_newest = not self._takes_newest
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._look_up(domain, resolve))
+            self._quick[task] = loop.call_later(self._quick_s, self._is_slow, task)
+            task.add_done_callback(self._ended)
+
+    def _is_slow(self, task: "asyncio.Task[None]") -> None:
+        if len(self._slow) < SLOW_MAX:
+            del self._quick[task]
+            self._slow.add(task)
+            self._start_more()
+        else:
+            loop = asyncio.get_running_loop()
+            self._quick[task] = loop.call_later(self._quick_s, self._is_slow, task)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        timer = self._quick.pop(task, None)
+        if timer is not None:
+            timer.cancel()
+        self._slow.discard(task)
+        self._start_more()
+
+    async def _look_up(self, domain: str, resolve: Resolve) -> None:
+        answer = NO_MX_ANSWER
+        try:
+            answer = await resolve(domain)
+        except AgentLost as exc:
+            log.warning("the MX hosts of %s were not found: %s", domain, exc)
+        except Exception:
+            log.exception("the MX hosts of %s were not found", domain)
+        calls: list[Callable[[], None]] = [partial(self._learn, domain, answer), *self._then.pop(domain)]
+        for call in calls:
+            try:
+                call()
+            except Exception:  # a defect of one zone must not keep the mail of the others
+                log.exception("a zone could not use the MX hosts of %s", domain)
+
+    def close(self) -> None:
+        """Nothing follows."""
+        self._closed = True
+        for task in (*self._quick, *self._slow):
+            task.cancel()
+
+
+# ---- egress
 
 
 def read_egress(config: Config) -> EgressFiles:
@@ -70,8 +172,8 @@ class Egress(Allowance):
     """One for all zones of a queue."""
 
     def __init__(self, queue: Queue, config: Config) -> None:
-        self.gates = Gates(self._arm)
-        super().__init__(self.gates.capacity_on_path)
+        self.wait_lists = WaitLists(self._arm)
+        super().__init__(self.wait_lists.capacity_on_path)
         self.queue = queue
         self._epoch_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
         self._ahead_ms = 0  # by how much the clock was set since
@@ -125,24 +227,24 @@ class Egress(Allowance):
         """Something that limits has changed: find out again what is free, and let what waits try."""
         self._free.clear()
         self._arm()
-        for gate in self.gates.all():
-            if not gate.key.cause:
-                self.gates.capacity_at_provider(gate.provider)
+        for wait_list in self.wait_lists.all():
+            if not wait_list.key.cause:
+                self.wait_lists.capacity_at_provider(wait_list.provider)
                 continue
-            kind, _, name = gate.key.cause.partition(":")
+            kind, _, name = wait_list.key.cause.partition(":")
             stopped = self.stopped((kind, name))
             if stopped is not None:
-                self.gates.put_off(gate, stopped[1])
+                self.wait_lists.put_off(wait_list, stopped[1])
             else:
-                self.gates.release(gate, self.now_ms())
+                self.wait_lists.release(wait_list, self.now_ms())
 
     def _shaped(self, providers: Collection[str]) -> None:
         """Paces or pools of ``providers`` have changed."""
         self._free.clear()
         self._arm()
         for provider in providers:
-            self.gates.capacity_at_provider(provider)
-            self.gates.release_at(provider, self.now_ms())
+            self.wait_lists.capacity_at_provider(provider)
+            self.wait_lists.release_at(provider, self.now_ms())
 
     # ---- what the zones ask
 
@@ -249,8 +351,8 @@ class Egress(Allowance):
         """The number of sessions without a request has changed on a path from an address to a provider."""
         provider, source = path
         makes_room = self.permits.set_idle(provider, source or source_name(PoolAddress()), idle)
-        if makes_room and provider in self.gates:
-            asyncio.get_running_loop().call_soon(self.gates.capacity_at_provider, provider)
+        if makes_room and provider in self.wait_lists:
+            asyncio.get_running_loop().call_soon(self.wait_lists.capacity_at_provider, provider)
 
     def learn(self, domain: str, answer: MxAnswer) -> None:
         """The MX hosts of ``domain`` were found."""
@@ -259,7 +361,7 @@ class Egress(Allowance):
     # ---- time
 
     def _arm(self) -> None:
-        due = [each for each in (self.gates.due_ms, self.shaper.due_ms) if each is not None]
+        due = [each for each in (self.wait_lists.due_ms, self.shaper.due_ms) if each is not None]
         if not due or self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -274,7 +376,7 @@ class Egress(Allowance):
         self._timer = None
         now_ms = self.now_ms()
         self.shaper.run_due(now_ms)
-        self.gates.run_due(now_ms)
+        self.wait_lists.run_due(now_ms)
         self._arm()
 
     # ---- at intervals and in the end

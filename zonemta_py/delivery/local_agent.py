@@ -3,20 +3,24 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from zonemta_py.config.references import read_token
+from zonemta_py.config.hooks import read_token
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.blackhole import BlackholeTransport
-from zonemta_py.transports.interface import LocalMessage, LocalTransport, Unanswered
-from zonemta_py.transports.maildir import MaildirTransport
+from zonemta_py.smtp.verdict import Phase
+from zonemta_py.transports.local import (
+    BlackholeTransport,
+    LocalMessage,
+    LocalTransport,
+    MaildirTransport,
+    PythonTransport,
+    Unanswered,
+)
 from zonemta_py.transports.pipe import PRESETS, PipeTransport
-from zonemta_py.transports.python import PythonTransport
 
 log = logging.getLogger(__name__)
 

@@ -2,33 +2,30 @@
 
 from collections.abc import Sequence
 
-from zonemta_py.config.destinations import ALL
 from zonemta_py.config.providers import SMARTHOST
 from zonemta_py.config.sending import PoolAddress
+from zonemta_py.config.zones import ALL
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.egress_routes import EgressRoute, EgressRoutes
-from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.request import DeliveryResult, EgressOrder
+from zonemta_py.delivery.shaper import Puts
+from zonemta_py.delivery.zone_egress import EgressRoute, EgressRoutes
+from zonemta_py.egress.admission import WorkerSlot
+from zonemta_py.egress.closed_addresses import ClosedAddresses
+from zonemta_py.egress.controller import OF_SENDER
+from zonemta_py.egress.limits import FREE, Permit, together
+from zonemta_py.egress.paths import UNTIL_EVENT, Limit, Refusal
+from zonemta_py.egress.rules import USUAL, Handling, ProviderReply
+from zonemta_py.egress.sources import BY_SYSTEM, others, preferred, source_name
 from zonemta_py.events.schema import Event
-from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.records import RecipientRecord
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.schedule.allowance import together
-from zonemta_py.schedule.closed_addresses import ClosedAddresses
-from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.controller import OF_SENDER
-from zonemta_py.schedule.paths import Refusal
-from zonemta_py.schedule.permits import FREE, Permit
-from zonemta_py.schedule.rate_windows import UNTIL_EVENT
-from zonemta_py.schedule.rings import WorkerSlot
-from zonemta_py.schedule.shaping import USUAL, Handling, ProviderReply
-from zonemta_py.schedule.sources import BY_SYSTEM, others, preferred, source_name
-from zonemta_py.smtp.classification import ReplyClass
-from zonemta_py.smtp.classify import Phase
+from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.smtp.reply_class import ReplyClass
+from zonemta_py.smtp.verdict import Phase
 
 AGAIN_MS = 2_000  # when a message is tried again for which no address had room
 
@@ -132,7 +129,11 @@ class MessageEgress:
     def _drawn(self, slot: WorkerSlot, lease: Lease, usable: list[PoolAddress]) -> PoolAddress | None:
         """The address that the worker has drawn, for a message without an attempt, if its permit is for that."""
         permitted = slot.permit.address
-        if lease.recipients[0].record.source or slot.draws or (slot.source or permitted) != permitted:
+        if (
+            lease.recipients[0].record.source
+            or slot.redraw_source
+            or (slot.source or permitted) != permitted
+        ):
             return None
         for each in usable:
             if (each.address or BY_SYSTEM) == permitted:
@@ -148,7 +149,7 @@ class MessageEgress:
         greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
         """
         egress, now_ms = self._egress, self._egress.now_ms()
-        drawn = "" if slot.draws else slot.source or slot.permit.address
+        drawn = "" if slot.redraw_source else slot.source or slot.permit.address
         last = lease.recipients[0].record.source
         candidates = preferred(usable, lease.active.id, last, drawn)
         allowed = self._allowed(lease, candidates)

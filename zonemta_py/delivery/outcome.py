@@ -9,10 +9,11 @@ from typing import NamedTuple
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.egress.rules import Handling
 from zonemta_py.queue.format.keys import HELD_MS
-from zonemta_py.queue.format.records import FORMAT, Meta, Note, RecipientRecord, starts
+from zonemta_py.queue.format.records import FORMAT, EnvelopeRecord, Note, RecipientRecord, starts
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.schedule.retry import (
     RetryContext,
     RetryPolicy,
@@ -20,13 +21,12 @@ from zonemta_py.schedule.retry import (
     priority_of,
     warning_is_due,
 )
-from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
-from zonemta_py.smtp.classification import ReplyClass, subject
-from zonemta_py.smtp.classify import NO_ADDRESS, Phase, ReplySubject, Verdict, verdict
-from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.reply_class import ReplyClass, subject
+from zonemta_py.smtp.reports.dsn import wants_delay, wants_failure, wants_success
+from zonemta_py.smtp.verdict import NO_ADDRESS, Phase, ReplySubject, Verdict, verdict
 
 LAPSED_STATUS = "5.4.7"  # RFC 3463: delivery time expired
 NO_ADDRESS_MS = 86_400_000  # after a day, DNS will not be corrected for this message
@@ -41,7 +41,7 @@ class RetryRules(NamedTuple):
 
 
 def decide_outcome(
-    meta: Meta,
+    meta: EnvelopeRecord,
     priority: str,
     recipient: QueuedRecipient,
     attempt: Attempt,
@@ -109,7 +109,9 @@ def _lapse(recipient: QueuedRecipient) -> Attempt:
     return Attempt("", 0, LAPSED_STATUS, text, reply_class=ReplyClass.EXPIRED)
 
 
-def before_attempt(meta: Meta, recipients: Sequence[QueuedRecipient], now_ms: int) -> list[Outcome]:
+def before_attempt(
+    meta: EnvelopeRecord, recipients: Sequence[QueuedRecipient], now_ms: int
+) -> list[Outcome]:
     """The outcomes of recipients to which nothing may be sent now; empty: an attempt may be made."""
     options = meta.options
     if 0 < options.expires_ms <= now_ms:
@@ -141,7 +143,7 @@ def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
     return created_ms <= now_ms - int(give_up_after_s * 1000)
 
 
-def is_given_up(meta: Meta, message: str, retry: Retry, now_ms: int) -> bool:
+def is_given_up(meta: EnvelopeRecord, message: str, retry: Retry, now_ms: int) -> bool:
     """Whether a message is not tried any more; a function of ``backoff`` decides with each attempt only."""
     return retry.policy != "backoff" and is_expired(starts(meta, message), now_ms, retry.give_up_after)
 
@@ -151,7 +153,7 @@ def has_no_address(attempt: Attempt) -> bool:
     return attempt.code == 0 and attempt.status == NO_ADDRESS
 
 
-def requested_priority(meta: Meta, policy: str) -> str:
+def requested_priority(meta: EnvelopeRecord, policy: str) -> str:
     """urgent, normal or nonurgent: what the submitter asked for, else by the ``Priority`` field.
 
     "normal" for a policy that does not use it.
@@ -165,7 +167,9 @@ def requested_priority(meta: Meta, policy: str) -> str:
     return "normal"
 
 
-def report_notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: int) -> list[Note]:
+def report_notes(
+    meta: EnvelopeRecord, outcomes: Sequence[Outcome], retry: Retry, now_ms: int
+) -> list[Note]:
     """What to report to the sender: by NOTIFY (RFC 3461 section 4.1), a delay once per message.
 
     A success at a peer that offers DSN is reported by that peer.
@@ -178,7 +182,7 @@ def report_notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: 
     return notes
 
 
-def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
+def _action(meta: EnvelopeRecord, outcome: Outcome, retry: Retry, now_ms: int) -> str:
     """The ``Action`` of RFC 3464; empty when there is nothing to report."""
     notify = outcome.recipient.record.notify
     if outcome.kind is OutcomeKind.DELIVERED:
@@ -191,12 +195,12 @@ def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
     return "delayed" if due and wants_delay(notify) else ""
 
 
-def has_reader(meta: Meta) -> bool:
+def has_reader(meta: EnvelopeRecord) -> bool:
     """Whether a report of a delay can be sent: not about a report."""
     return meta.sender not in ("", verp.DOUBLE_BOUNCE)
 
 
-def delay_is_reported(meta: Meta, message: str, retry: Retry, now_ms: int) -> bool:
+def delay_is_reported(meta: EnvelopeRecord, message: str, retry: Retry, now_ms: int) -> bool:
     """Whether the sender's report of a delay is due: by the zone, or because the sender asked for it."""
     return 0 < meta.options.notify_ms <= now_ms or warning_is_due(retry, starts(meta, message), now_ms)
 

@@ -7,39 +7,207 @@ receiver that has got more than ``reports_per_hour`` becomes an entry of its nex
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
+from heapq import heappop, heappush
+from random import Random
+from typing import NamedTuple
 
+from zonemta_py.config.hooks import NO_HOOKS, Hooks
+from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import BounceSettings, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
-from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.pending_reports import PreparedNote, group_of
+from zonemta_py.core.logs import RepeatedLines
+from zonemta_py.delivery.egress import Egress
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
-from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import digest_key
 from zonemta_py.queue.format.records import FORMAT, DigestEntry, Note, Origin, born, starts
+from zonemta_py.queue.messages import ActiveMessage
 from zonemta_py.queue.outcome import AcceptedMessage
 from zonemta_py.queue.queue import Queue
-from zonemta_py.smtp import qsbmf, verp
-from zonemta_py.smtp.address import domain_of
-from zonemta_py.smtp.digest import DigestRow
-from zonemta_py.smtp.dsn import (
+from zonemta_py.routing import Router
+from zonemta_py.smtp import verp
+from zonemta_py.smtp.address import domain_of, normalise
+from zonemta_py.smtp.headers import is_header
+from zonemta_py.smtp.reports import qsbmf
+from zonemta_py.smtp.reports.digest import DigestRow
+from zonemta_py.smtp.reports.dsn import (
     RecipientReport,
+    RecipientText,
     Report,
     ReportedMessage,
     ReportHead,
+    decode_xtext,
     recipient_text,
     status_report,
 )
-from zonemta_py.smtp.dsn_params import decode_xtext
+from zonemta_py.smtp.transparency import with_crlf
+
+log = logging.getLogger(__name__)
+
+
+# ---- A user-defined function that may change or suppress each report. Source: python-slimta's bounce factories.
+
+
+class Bounce(NamedTuple):
+    """A report before it is sent to ``to``. The function may change ``to``, ``header`` and ``body``.
+
+    Fields end in CRLF; other line ends in the body are replaced by it. ``failures`` are those of the message ``message`` (the id), whose header block is ``original``.
+    """
+
+    message: str
+    to: str
+    failures: Sequence[RecipientReport]
+    original: bytes
+    header: bytes
+    body: bytes
+
+
+BounceFunction = Callable[[Bounce], Bounce | None]
+
+
+def apply_bounce_function(load: Callable[[], BounceFunction | None], bounce: Bounce) -> Bounce | None:
+    """Apply the function that ``load`` returns to ``bounce``; None: send no report.
+
+    A function that raises, or returns anything else, leaves the report unchanged.
+    """
+    try:
+        function = load()
+        if function is None:
+            return bounce
+        changed: object = function(bounce)
+    except Exception:
+        log.exception("the bounce function failed on the report about %s", bounce.message)
+        return bounce
+    if changed is None:
+        return None
+    try:
+        return _sendable(changed)
+    except (TypeError, ValueError) as exc:
+        log.error("the bounce function returned %.200r, which is not used: %s", changed, exc)
+        return bounce
+
+
+def _sendable(changed: object) -> Bounce:
+    """``changed`` in the form of the wire. Raises TypeError, ValueError."""
+    if not isinstance(changed, Bounce):
+        raise TypeError("expected a Bounce or None")
+    if not isinstance(changed.header, bytes) or not isinstance(changed.body, bytes):
+        raise TypeError("header and body must be bytes")
+    if not is_header(changed.header):
+        raise ValueError("the header must consist of fields, each with CRLF at its end")
+    return changed._replace(to=normalise(changed.to), body=with_crlf(changed.body))
+
+
+# ---- Reports that wait: failures of a message for a minute, reports to one receiver for the end of their hour.
+#
+# What waits is in the queue (``bounce/`` and ``digest/`` keys); this is when it is due, and can be thrown away. Times
+# are monotonic seconds.
+
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+RECEIVERS_MAX = 50_000  # whose reports of this hour are counted
+
+
+def group_of(to: str, sender: str) -> str:
+    """The group of the digests for a receiver: 16 hex digits."""
+    return blake2b(f"{to}\n{sender}".encode(), digest_size=8).hexdigest()
+
+
+class PreparedNote(NamedTuple):
+    """What a report is going to say of a note."""
+
+    note: Note
+    report: RecipientReport
+    text: RecipientText
+
+
+class PendingReports:
+    """``changed`` is set when something is due before all else. ``discarded``: log lines about reports that are not sent.
+
+    ``prepared``: by message and index of the recipient, while its report is being composed.
+    """
+
+    def __init__(self) -> None:
+        self.discarded = RepeatedLines(log)
+        self.changed = asyncio.Event()
+        self.prepared: dict[str, dict[int, PreparedNote]] = {}
+        self._waiting: set[tuple[str, str]] = set()  # ("message", id) or ("digest", group)
+        self._due: list[tuple[float, tuple[str, str]]] = []  # a heap of them
+        self._counts: dict[str, tuple[float, int]] = {}  # by group: begin of the hour, reports
+
+    def count(self, group: str, now_s: float) -> int:
+        """Count a report to a receiver; returns how many there are in this hour."""
+        began_s, count = self._counts.get(group, (now_s, 0))
+        if now_s - began_s >= HOUR_S:
+            began_s, count = now_s, 0
+        elif not count and len(self._counts) >= RECEIVERS_MAX:
+            self._counts.clear()
+        self._counts[group] = (began_s, count + 1)
+        return count + 1
+
+    def add_notes(self, message: str, now_s: float) -> None:
+        """Failures of ``message`` were noted: they are reported a minute after the first."""
+        self._add(("message", message), now_s + MINUTE_S)
+
+    def add_digest(self, group: str, now_s: float) -> None:
+        """A report was put off: it is sent at the end of the hour, with the others of its receiver."""
+        began_s, _ = self._counts.get(group, (now_s, 0))
+        self._add(("digest", group), began_s + HOUR_S)
+
+    def _add(self, what: tuple[str, str], due_s: float) -> None:
+        if what in self._waiting:
+            return
+        self._waiting.add(what)
+        heappush(self._due, (due_s, what))
+        if self._due[0][1] == what:
+            self.changed.set()
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until something is due; None when nothing waits."""
+        return max(0.0, self._due[0][0] - now_s) if self._due else None
+
+    def take_due(self, now_s: float) -> list[tuple[str, str]]:
+        """What is due, which is forgotten here: ("message", id) and ("digest", group)."""
+        due = []
+        while self._due and self._due[0][0] <= now_s:
+            due.append(heappop(self._due)[1])
+        self._waiting.difference_update(due)
+        return due
+
+
+# ---- What the workers of all zones share.
+
+
+@dataclass(slots=True)
+class DeliveryContext:
+    """What settling a lease needs besides the settings of its zone. A reload replaces the fields in place."""
+
+    queue: Queue
+    config: Config
+    hostname: str
+    router: Router
+    hooks: Hooks = NO_HOOKS
+    pending: PendingReports = field(default_factory=PendingReports)
+    _egress: Egress | None = None
+    rng: Random = field(default_factory=Random)
+
+    @property
+    def egress(self) -> Egress:
+        """The permits that all zones share; made when the first zone asks, in a running loop."""
+        if self._egress is None:
+            self._egress = Egress(self.queue, self.config)
+        return self._egress
+
+
+# ---- report composer
 
 LOCAL_ORIGIN = Origin("", "", "", "", "")
 SLICE = 100  # notes whose texts are made in one turn of the loop
-
-log = logging.getLogger(__name__)
 
 
 class ReportComposer:

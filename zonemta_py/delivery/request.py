@@ -9,7 +9,7 @@ from typing import Protocol
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt
 from zonemta_py.smtp.mx_order import MxAnswer
-from zonemta_py.transports.pipelining import DsnOptions
+from zonemta_py.transports.session import DsnOptions
 
 
 class EgressOrder(Struct, frozen=True, array_like=True):

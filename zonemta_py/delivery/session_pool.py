@@ -10,7 +10,7 @@ from math import inf
 from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.delivery.request import EgressOrder
-from zonemta_py.transports.pipelining import SmtpSession
+from zonemta_py.transports.session import SmtpSession
 
 EXPIRY_S = 1.0  # sessions whose time is over are looked for no more often
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
-from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.smtp.mta_sts import POLICY_MAX_BYTES, StsPolicy, parse_policy, policy_id
 from zonemta_py.smtp.mx_order import Host, allowed
 from zonemta_py.transports.connect import verifying_context
@@ -120,7 +120,7 @@ class StsPolicies:
     async def _fetch(self, domain: str, trust: Trust) -> StsPolicy:
         """The policy on the web server of ``domain``. Raises DestinationFailed."""
         # Imported where it is used: loading aiohttp takes a quarter of a second.
-        from zonemta_py.transports.https import FetchFailed, fetch_text
+        from zonemta_py.transports.http import FetchFailed, fetch_text
 
         host = f"mta-sts.{domain}"
         [found] = await self._resolver.addresses_of(host)

@@ -1,19 +1,16 @@
 """One lease: its recipients become a request, the result of the request becomes a settle."""
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from enum import Enum, auto
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct, replace
-from zonemta_py.core.errors import AgentLost
+from zonemta_py.core.errors import AgentLost, QueueUnavailable
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.attempts import of_others, without_limited
-from zonemta_py.delivery.bounces import settle_effects
-from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.egress_store import Puts
-from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.message_egress import MessageEgress, of_same_address
 from zonemta_py.delivery.outcome import (
     RetryRules,
@@ -24,30 +21,121 @@ from zonemta_py.delivery.outcome import (
     requested_priority,
     verdict_of,
 )
+from zonemta_py.delivery.report_composer import DeliveryContext
+from zonemta_py.delivery.reports import settle_effects
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult, EgressOrder
+from zonemta_py.delivery.shaper import Puts
+from zonemta_py.egress.admission import WorkerSlot
+from zonemta_py.egress.paths import Refusal
+from zonemta_py.egress.rules import Handling
 from zonemta_py.events.schema import Event, Held
-from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.records import Meta, RecipientRecord
+from zonemta_py.queue.commit import CommitFuture, WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import EnvelopeRecord, RecipientRecord
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.recipient_events import event_fields
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.transitions import event_fields
 from zonemta_py.queue.upkeep.interrupted import interrupt
-from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
-from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
-from zonemta_py.smtp.classify import Phase, Verdict, is_unserved
-from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.pipelining import DsnOptions
+from zonemta_py.smtp.reports.dsn import write_notify
+from zonemta_py.smtp.verdict import Phase, Verdict, is_unserved
+from zonemta_py.transports.session import DsnOptions
+
+log = logging.getLogger(__name__)
+
+
+# ---- What an agent asks of the queue's process while it executes a request, and the zone's rate over a restart.
+
+
+def next_token_in_s(queue: Queue, zone: str) -> float:
+    """Seconds until the next token of ``zone`` is due, by what an earlier run stored; 0 when nothing was."""
+    due_ms = queue.store.get(keys.rate_key(zone))
+    return max(0, int(due_ms) - clock.now_ms()) / 1000 if due_ms is not None else 0.0
+
+
+class LeaseContext:
+    """The ``RequestContext`` of a lease in this process. ``slot``: its worker, in ``scheduler``."""
+
+    __slots__ = (
+        "_active",
+        "_egress",
+        "_lease",
+        "_queue",
+        "_scheduler",
+        "_slot",
+        "has_session",
+        "started",
+    )
+
+    def __init__(
+        self, egress: MessageEgress, lease: Lease, scheduler: Scheduler, slot: WorkerSlot
+    ) -> None:
+        self._queue = egress.queue
+        self._egress = egress
+        self._lease = lease
+        self._active = lease.active
+        self._scheduler = scheduler
+        self._slot = slot
+        self.started: Awaitable[None] = CommitFuture()
+        self.has_session = False
+
+    def body(self) -> bytes | AsyncIterator[bytes]:
+        """The body, whole when it is small. Raises QueueCorrupt."""
+        small = self._queue.bodies.small(self._active)
+        return small if small is not None else self._queue.bodies.stream(self._active)
+
+    def session_opened(self, opened: int) -> None:
+        """Count the session with the destination, and record the start of the transaction.
+
+        The message waits for its token with the final dot.
+        """
+        self.has_session = True
+        self._egress.begin(self._slot, opened)
+        now_s, scheduler = clock.monotonic_s(), self._scheduler
+        wait_s = scheduler.session_opened(self._slot, now_s)
+        if scheduler.bucket is not None and scheduler.bucket.is_long:
+            self._write_due(scheduler.bucket.due_s - now_s)
+        started = self._queue.start(self._lease)
+        self.started = _later(started, wait_s) if wait_s else started
+
+    def _write_due(self, wait_s: float) -> None:
+        """Store when the zone's next token is due, in the group of the transaction's start."""
+        batch = WriteBatch()
+        due_ms = clock.now_ms() + round(wait_s * 1000)
+        batch.put(keys.rate_key(self._lease.zone), str(due_ms).encode())
+        self._queue.commits.submit(batch)
+
+    def close(self) -> None:
+        """The request has ended, and with it the use of the session."""
+        if self.has_session:
+            self._scheduler.session_ended(self._slot)
+
+
+def _later(started: CommitFuture, wait_s: float) -> CommitFuture:
+    """Done ``wait_s`` from now if ``started`` is; a failure is passed on at once."""
+    later = CommitFuture()
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + wait_s
+
+    def written(failure: QueueUnavailable | None) -> None:
+        if failure is not None:
+            later.set_exception(failure)
+        else:
+            loop.call_at(due_s, later.set_result)
+
+    started.add_done_callback(written)
+    return later
+
+
+# ---- worker
 
 SUSPEND_S = 300.0  # for a destination whose retry policy gives up after the first failure
 
 REASON_MAX = 200  # characters
-
-log = logging.getLogger(__name__)
 
 
 class LeaseResult(Struct, frozen=True):
@@ -135,7 +223,7 @@ class Worker:
         puts = self._egress.end(slot, lease, result)
         sent = next((each for each in result.attempts if each is not None), None)
         if sent is not None and not lease.recipients[0].record.source:
-            slot.left_from(sent.source_ip)
+            slot.note_source(sent.source_ip)
         if result.not_permitted:
             return LeaseResult(self._release(lease, puts), not_permitted=True)
         if result.sessions:
@@ -223,7 +311,7 @@ class Worker:
             meta.origin.tenant,
             order,
             self._egress.asks_hosts(lease.destination),
-            record.source or ("" if slot.draws else slot.source),
+            record.source or ("" if slot.redraw_source else slot.source),
             _turn(record, order) if record.attempts and order is not None else 0,
         )
 
@@ -293,7 +381,7 @@ def _as_handled(rules: RetryRules, handling: Handling) -> RetryRules:
     return rules._replace(defers=True) if handling.defers else rules
 
 
-def _held_events(meta: Meta, outcomes: Sequence[Outcome], now_ms: int) -> list[Event]:
+def _held_events(meta: EnvelopeRecord, outcomes: Sequence[Outcome], now_ms: int) -> list[Event]:
     """The events of recipients that a rule of shaping holds."""
     return [
         Held(

@@ -2,34 +2,191 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from enum import Enum, auto
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
-from zonemta_py.core.model import USUAL_POOL
-from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.failing_destinations import FailingDestinations
-from zonemta_py.delivery.lease_context import next_token_in_s
+from zonemta_py.core.logs import RepeatedLines
+from zonemta_py.core.model import USUAL_POOL, Attempt, PoolKey
+from zonemta_py.delivery.attempts import reason_of
 from zonemta_py.delivery.message_egress import MessageEgress
-from zonemta_py.delivery.old_mail import put_off_old
+from zonemta_py.delivery.outcome import (
+    NO_ADDRESS_MS,
+    delay_is_reported,
+    has_no_address,
+    has_reader,
+    is_expired,
+    is_given_up,
+)
+from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next
+from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next, next_token_in_s
 from zonemta_py.delivery.zone_egress import ZoneEgress
-from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.records import NO_OPTIONS
-from zonemta_py.schedule.constraint import Constraint, constraint_of
-from zonemta_py.schedule.destination import Destination
-from zonemta_py.schedule.permits import FREE
-from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.egress.admission import Destination, WorkerSlot
+from zonemta_py.egress.limits import FREE
+from zonemta_py.egress.paths import Constraint, constraint_of
+from zonemta_py.queue.commit import CommitFuture
+from zonemta_py.queue.format.records import NO_OPTIONS, starts
+from zonemta_py.queue.messages import Lease
+from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp.mx_order import MxAnswer
+from zonemta_py.smtp.reports.dsn import wants_delay
+
+log = logging.getLogger(__name__)
+
+
+# ---- Mail that cannot be sent for now: what is too old expires, and senders that asked for it hear of the delay.
+#
+# All mail of a destination that leaves from one pool waits for the same, so only the front of it is looked at: the oldest is there.
+
+WARNED_MAX = 10_000  # messages of a destination that are deferred at once: seconds of work
+
+Place = tuple[str, str]  # zone and destination
+
+
+async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, failure: Attempt) -> bool:
+    """Settle the old mail of a destination with the failure that other mail met; returns whether some is left."""
+    now_ms, warned = clock.now_ms(), 0
+    give_up_after_s: float = settings.retry.give_up_after
+    if has_no_address(failure):
+        give_up_after_s = min(give_up_after_s, NO_ADDRESS_MS / 1000)
+    for pool_key in queue.windows.pool_keys(*place):
+        for lease in _leases(queue, place, settings, pool_key):
+            meta, message = lease.active.meta, lease.active.id
+            if await worker.settle_unsent(lease):
+                continue
+            if not is_expired(starts(meta, message), now_ms, give_up_after_s):
+                warned += 1
+                if warned > WARNED_MAX or not delay_is_reported(meta, message, settings.retry, now_ms):
+                    queue.release(lease)
+                    break
+            await (await worker.fail(lease, failure))
+    return queue.windows.zone(place[0]).has_mail(place[1])
+
+
+async def expire_waiting(
+    queue: Queue, worker: Worker, place: tuple[str, str, str], settings: Zone, reason: str
+) -> None:
+    """Settle the old mail of a destination that waits for a limit. Nothing of it was an attempt.
+
+    ``place``: the zone, the destination, and the pool from which the mail leaves.
+    """
+    zone, destination, pool_key = place
+    now_ms, warned = clock.now_ms(), 0
+    for lease in _leases(queue, (zone, destination), settings, pool_key):
+        meta, message = lease.active.meta, lease.active.id
+        if await worker.settle_unsent(lease):
+            continue
+        if not is_given_up(meta, message, settings.retry, now_ms):
+            warned += 1
+            if warned > WARNED_MAX or not _is_to_be_warned(lease, settings, now_ms):
+                queue.release(lease)
+                return
+        await (await worker.put_off(lease, reason, now_ms + 1))
+
+
+def _leases(queue: Queue, place: Place, settings: Zone, pool_key: PoolKey) -> Iterator[Lease]:
+    """The leases of a destination, each after the end of the one before; damaged messages are left alone."""
+    while True:
+        try:
+            lease = queue.lease(*place, settings.recipients_per_transaction, pool_key)
+        except QueueCorrupt as exc:
+            log.critical("not given up: %s", exc)
+            continue
+        if lease is None:
+            return
+        yield lease
+
+
+def _is_to_be_warned(lease: Lease, settings: Zone, now_ms: int) -> bool:
+    meta, message = lease.active.meta, lease.active.id
+    if meta.warned or not has_reader(meta):
+        return False
+    if not any(wants_delay(each.record.notify) for each in lease.recipients):
+        return False
+    return delay_is_reported(meta, message, settings.retry, now_ms)
+
+
+# ---- The destinations of one zone at which no session could be opened: suspended, then tried again.
+#
+# Their mail stays on disk without an attempt, except recipients that expire, and those whose senders get a delay warning.
+
+SECOND_TRY_S = 30.0
+
+
+class FailingDestinations:
+    """``ready`` is called with a destination that is to be tried."""
+
+    def __init__(
+        self, zone: str, queue: Queue, scheduler: Scheduler, ready: Callable[[str], None]
+    ) -> None:
+        self._zone = zone
+        self._queue = queue
+        self._scheduler = scheduler
+        self._ready = ready
+        self._loop = asyncio.get_running_loop()
+        self._lines = RepeatedLines(log)
+
+    def describe(self, destination: str) -> str:
+        """Why mail for ``destination`` is suspended; empty when it is not."""
+        state = self._scheduler.state(destination)
+        if state is None or not state.failing:
+            return ""
+        wait_s = max(0, round(state.down_until_s - clock.monotonic_s()))
+        return f"next try in {wait_s} s: {state.reason}"
+
+    async def suspend(self, slot: WorkerSlot, failure: Attempt, worker: Worker) -> None:
+        """No session could be opened: suspend the destination of ``slot``, and free its part of the window.
+
+        One that had little time for a session, because others waited, has a second try soon.
+        """
+        destination = slot.destination
+        queue, scheduler, now_s = self._queue, self._scheduler, clock.monotonic_s()
+        settings = scheduler.table.settings(destination.name)
+        delay_s = worker.first_delay_s(destination.name)
+        if slot.session_within_s and not destination.failing and not failure.code:
+            delay_s = min(delay_s, SECOND_TRY_S)
+        if not destination.failing:
+            self._log(destination, f"is suspended: {reason_of(failure)}")
+        scheduler.failed(destination, delay_s, now_s, reason_of(failure))
+        queue.windows.suspend(self._zone, destination.name)
+        self._loop.call_later(destination.down_until_s - now_s, self._try_when_due, destination)
+        if await fail_old(queue, worker, (self._zone, destination.name), settings, failure):
+            queue.windows.suspend(self._zone, destination.name)
+
+    def _try_when_due(self, destination: Destination) -> None:
+        """Schedule a suspended destination; later, if its suspension was extended or the timer was early."""
+        wait_s = destination.down_until_s - clock.monotonic_s()
+        if wait_s > 0:
+            self._loop.call_later(wait_s + 0.001, self._try_when_due, destination)
+        else:
+            self._ready(destination.name)
+
+    def resume(self, destination: Destination) -> None:
+        """A session was opened: the destination is not suspended any more."""
+        suspended_s = clock.monotonic_s() - destination.failing_since_s
+        self._log(destination, f"answers again, after {suspended_s:.0f} s")
+        destination.answered()
+        self._queue.windows.zone(self._zone).resume(destination.name)
+        self._ready(destination.name)
+
+    def close(self) -> None:
+        """Write the lines that were only counted."""
+        self._lines.flush()
+
+    def _log(self, destination: Destination, text: str) -> None:
+        """A line about a suspension; of many destinations that fail together some are counted only."""
+        line = f"{self._zone}/{destination.name} {text}"
+        self._lines.write((destination.name, text[:10]), logging.WARNING, lambda: line)
+
+
+# ---- zone workers
 
 DEFECT_PAUSE_S = 1.0  # after an unexpected exception in a worker: it may repeat
 
-log = logging.getLogger(__name__)
 
 MakeAgent = Callable[[str, Zone], DeliveryAgent]
 
@@ -307,6 +464,6 @@ class ZoneWorkers:
         """Mail that waits for a permit expires at its time, and its senders hear of the delay."""
         for destination, pool, reason in self._egress.waiting():
             zone, place = self.scheduler.table.settings(destination), (self.name, destination, pool)
-            await put_off_old(self._context.queue, self._worker, place, zone, reason)
+            await expire_waiting(self._context.queue, self._worker, place, zone, reason)
             self._ready_again(destination)  # a lease may have read mail of other pools from disk
             await asyncio.sleep(0)

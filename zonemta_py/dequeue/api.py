@@ -2,27 +2,301 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from types import SimpleNamespace
+from typing import Any, Protocol, TypedDict, Unpack
 
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError, QueueCorrupt
+from zonemta_py.core.runtime import Threads
 from zonemta_py.dequeue.channel import Channel, HasChannels
+from zonemta_py.dequeue.disposition import ABORT
 from zonemta_py.dequeue.errors import BadArgument, WrongThread
+from zonemta_py.dequeue.message import AsyncMessage, Message
 from zonemta_py.dequeue.standalone import Queue
-from zonemta_py.dequeue.workers import (
-    AsyncRoutine,
-    CoroutineExecutor,
-    Done,
-    Executor,
-    Limits,
-    Routine,
-    ThreadExecutor,
-    WorkerPool,
-)
+from zonemta_py.queue.messages import Lease
 from zonemta_py.schedule.retry import Backoff, from_backoff
+
+log = logging.getLogger(__name__)
+
+
+# ---- The workers of one dequeue call, and where each runs its routine: in a thread, or on the event loop.
+#
+# Workers start while there is mail and room, and end when there is none. Source: MTA SDK, mtaDequeueStart.
+
+Routine = Callable[[Message], object]
+AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
+Done = Callable[[SimpleNamespace], object]
+
+
+class Executor(Protocol):
+    """Runs the routine of one worker."""
+
+    async def process(self, lease: Lease) -> object:
+        """Run the routine; returns its result. A message that it does not finish is deferred."""
+
+    async def close(self) -> None:
+        """Call ``done``, at the end of the worker."""
+
+
+class ThreadExecutor:
+    """Runs a routine in a thread of its own. Is the ``Bridge`` of the routine's messages."""
+
+    def __init__(self, channel: Channel, routine: Routine, done: Done | None) -> None:
+        self._channel = channel
+        self._routine = routine
+        self._done = done
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(self._loop, f"dequeue-{channel.name}")
+        self._state = SimpleNamespace()
+        self._busy = False
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """See ``Bridge.wait``."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """See ``Bridge.call``."""
+
+        async def on_loop() -> Any:
+            return work()
+
+        return self.wait(on_loop())
+
+    async def _in_thread(self, work: Callable[[], object]) -> object:
+        result: asyncio.Future[object] = self._loop.create_future()
+
+        def finished(value: object, failure: Exception | None) -> None:
+            self._busy = False
+            if result.done():
+                return
+            if failure is not None:
+                result.set_exception(failure)
+            else:
+                result.set_result(value)
+
+        self._busy = True
+        self._threads.put(work, finished)
+        return await result
+
+    def _run_routine(self, message: Message) -> object:
+        message.own()
+        return self._routine(message)
+
+    async def process(self, lease: Lease) -> object:
+        """See ``Executor.process``."""
+        message = Message(self._channel, lease, self._state, self)
+        try:
+            return await self._in_thread(partial(self._run_routine, message))
+        finally:
+            await message.leave()
+
+    async def close(self) -> None:
+        """See ``Executor.close``."""
+        try:
+            if self._done is not None and not self._busy:  # it would wait for a routine that hangs
+                await self._in_thread(partial(self._done, self._state))
+        finally:
+            self._threads.end()
+
+
+class CoroutineExecutor:
+    """Runs a coroutine function on the event loop."""
+
+    def __init__(self, channel: Channel, routine: AsyncRoutine, done: Done | None) -> None:
+        self._channel = channel
+        self._routine = routine
+        self._done = done
+        self._state = SimpleNamespace()
+
+    async def process(self, lease: Lease) -> object:
+        """See ``Executor.process``. Raises BadArgument when the routine is a plain function."""
+        message: AsyncMessage | None = None
+        try:
+            async with self._channel.queue.bodies.spooled(lease.active) as body:
+                message = AsyncMessage(self._channel, lease, self._state, body)
+                try:
+                    result = self._routine(message)
+                    if not inspect.isawaitable(result):
+                        raise BadArgument("the routine is not a coroutine function; use dequeue")
+                    return await result
+                finally:
+                    await message.leave()
+        finally:
+            if message is None:  # its body could not be read
+                self._channel.defer_all(lease)
+
+    async def close(self) -> None:
+        """See ``Executor.close``."""
+        if self._done is not None:
+            self._done(self._state)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many workers run, and when a call ends. The defaults are those of the MTA SDK.
+
+    Raises BadArgument for a value that is not positive.
+    """
+
+    max_threads: int = 20
+    max_messages_per_thread: int = 20
+    max_attempts: int = 5
+    retry_interval_s: float = 10.0
+    wait_timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise BadArgument(f"{name} must be greater than 0")
+
+
+class WorkerPool:
+    """The workers of one call. ``cancels``: workers are cancelled with the call, as coroutines can be."""
+
+    def __init__(
+        self, channel: Channel, limits: Limits, executor: Callable[[], Executor], *, cancels: bool
+    ) -> None:
+        self._channel = channel
+        self._cancels = cancels
+        self._limits = limits
+        self._executor = executor
+        self._wakeup = asyncio.Event()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._untaken: dict[asyncio.Task[None], Lease] = {}  # leased, the routine not yet called
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self.messages = 0
+
+    async def run(self) -> None:
+        """Run until no mail has come for a while, a routine has returned ABORT, or the queue has failed.
+
+        Raises BadArgument when another call dequeues the zone; QueueUnavailable when the queue failed.
+        """
+        channels, name = self._channel.channels, self._channel.name
+        if name in channels.wakeups:
+            raise BadArgument(f"zone '{name}' is being dequeued by another call")
+        channels.wakeups[name] = self._wakeup.set
+        channels.pools.add(self)
+        try:
+            await self._start_workers()
+        except asyncio.CancelledError:
+            if self._cancels:
+                for worker in self._workers:
+                    worker.cancel()
+            raise
+        finally:
+            self._stopping = True
+            del channels.wakeups[name]
+            await self._wait_for_workers(self._limits.wait_timeout_s)
+            channels.pools.discard(self)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _start_workers(self) -> None:
+        attempts = self._limits.max_attempts
+        while not self._stopping:
+            self._wakeup.clear()
+            room = len(self._workers) < self._limits.max_threads
+            lease = self._lease() if room else None
+            if lease is not None:
+                attempts = self._limits.max_attempts
+                self._start_worker(lease)
+                await asyncio.sleep(0)
+                continue
+            if room and not attempts:
+                return
+            woken = await clock.wait_event(self._wakeup, self._limits.retry_interval_s)
+            if room and not woken:
+                attempts -= 1
+
+    def _lease(self) -> Lease | None:
+        while True:
+            try:
+                return self._channel.lease()
+            except QueueCorrupt as exc:
+                log.critical("%s; its recipients stay in the queue", exc)
+
+    def _start_worker(self, lease: Lease) -> None:
+        worker = asyncio.create_task(self._work(), name=f"dequeue-{self._channel.name}")
+        self._untaken[worker] = lease
+        self._workers.add(worker)
+        worker.add_done_callback(self._ended)
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._wakeup.set()
+        lease = self._untaken.pop(worker, None)
+        if lease is not None and self._channel.queue.failure is None:
+            self._channel.queue.release(lease)  # cancelled before the routine was called
+        if not worker.cancelled() and worker.exception() is not None:
+            self._failure = worker.exception()
+            self._stopping = True
+
+    async def _work(self) -> None:
+        """Process messages, one after another, until there is none or the limit is reached."""
+        task = asyncio.current_task()
+        assert task is not None
+        executor, count = self._executor(), 0
+        try:
+            while True:
+                count += 1
+                if await self._process(executor, task) is ABORT:
+                    self._stopping = True
+                    return
+                following = None
+                if not self._stopping and count < self._limits.max_messages_per_thread:
+                    following = self._lease()
+                if following is None:
+                    return
+                self._untaken[task] = following
+        finally:
+            try:
+                await executor.close()
+            except Exception:
+                log.exception("the function `done` failed")
+
+    async def _process(self, executor: Executor, task: "asyncio.Task[None]") -> object:
+        """Run the routine for the message of ``task``. An exception of the routine defers only its message."""
+        queue, lease = self._channel.queue, self._untaken[task]
+        skipped = self._channel.skip(lease)
+        if skipped is not None:
+            del self._untaken[task]  # it is settled, even when this task is cancelled
+            await asyncio.shield(skipped)
+            return None
+        await queue.start(lease)
+        self.messages += 1
+        del self._untaken[task]  # from here on the executor settles the lease
+        try:
+            return await executor.process(lease)
+        except Exception as exc:
+            if queue.failure is not None:
+                raise
+            log.error("%s: the routine raised %r", lease.active.id, exc, exc_info=exc)
+            return None
+
+    async def stop(self, grace_s: float) -> None:
+        """See ``Stoppable.stop``."""
+        self._stopping = True
+        self._wakeup.set()
+        await self._wait_for_workers(min(grace_s, self._limits.wait_timeout_s))
+
+    async def _wait_for_workers(self, timeout_s: float) -> None:
+        if not self._workers:
+            return
+        _, late = await asyncio.wait(set(self._workers), timeout=timeout_s)
+        if late:
+            log.error(
+                "%d routines have not ended; the next start of the queue defers their messages",
+                len(late),
+            )
+
+
+# ---- api
 
 DEFAULTS = Limits()
 

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from zonemta_py.config.checks import ZONE_NAME
-from zonemta_py.config.units import Percent
+from zonemta_py.config.values import Percent
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery.bounces import settle_effects
-from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.outcome import before_attempt
+from zonemta_py.delivery.report_composer import DeliveryContext
+from zonemta_py.delivery.reports import settle_effects
 from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
-from zonemta_py.queue.active import Lease
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.requeue import copy_body, requeue
+from zonemta_py.queue.upkeep.move import copy_body, requeue
 from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import RetryPolicy, guarded, make_policy
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage.open import DiskSpace
 
 RECIPIENTS_MAX = 1_000_000  # of one lease
 

@@ -12,12 +12,12 @@ from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.outcome import RetryRules, decide_outcome, requested_priority
 from zonemta_py.dequeue.errors import BadArgument
-from zonemta_py.queue.active import ActiveMessage
+from zonemta_py.queue.messages import ActiveMessage
 from zonemta_py.queue.outcome import Outcome
-from zonemta_py.queue.submitter_queues import QueuedRecipient as Leased
+from zonemta_py.queue.ready.streams import QueuedRecipient as Leased
 from zonemta_py.schedule.retry import RetryPolicy
-from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import make_reply
+from zonemta_py.smtp.verdict import Phase
 
 
 class Disposition(IntEnum):

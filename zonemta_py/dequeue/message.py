@@ -14,8 +14,8 @@ from zonemta_py.dequeue.disposition import Disposition, RecipientVerdict, checke
 from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import NotInMessage, WrongOrder, WrongThread
 from zonemta_py.dequeue.outgoing import AsyncOutgoing, Bridge, Outgoing
-from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.records import born
+from zonemta_py.queue.messages import Lease
 
 
 class Lines:

@@ -9,11 +9,9 @@ from typing import Unpack
 
 from zonemta_py.config.schema import Config, Events, QueueSettings
 from zonemta_py.core.errors import LocalError
-from zonemta_py.delivery.bounces import BounceReporter
-from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.open_queue import open_queue
-from zonemta_py.delivery.pending_reports import PendingReports
-from zonemta_py.delivery.report_sender import ReportSender
+from zonemta_py.delivery.report_composer import DeliveryContext, PendingReports
+from zonemta_py.delivery.reports import BounceReporter, ReportSender
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, Injector, enqueue

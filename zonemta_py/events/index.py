@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from zonemta_py.core.checksum import crc32
+from zonemta_py.core.codec import crc32
 from zonemta_py.core.files import no_link
 
 NAME = ".index"

@@ -9,12 +9,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from zonemta_py.config.values import Keep
+from zonemta_py.core.codec import crc32
 from zonemta_py.core.errors import SegmentDamaged
+from zonemta_py.core.files import private_directory
+from zonemta_py.events.index import NAME, hash_of, may_have, read_index
 from zonemta_py.events.recovery import last_seq
-from zonemta_py.events.retention import Extent, extents
 from zonemta_py.events.schema import boot_of, first_seq, number_before
 from zonemta_py.events.segment_reading import (
     by_number,
@@ -25,8 +29,152 @@ from zonemta_py.events.segment_reading import (
     readable_records,
     runs_of,
     sealed_segments,
+    whole_frames,
 )
-from zonemta_py.events.segments import Trailer, read_name
+from zonemta_py.events.segments import Trailer, opened_data, read_name, write_synced
+
+# ---- What the log of a node must have, and which sealed segments are removed by ``events.keep``.
+#
+#     DIRECTORY/.NODE.range          AFTER LAST CRC-32, each in hex: the log has every number behind AFTER, up to LAST at least
+#
+# It is written before segments are removed, and after each that is sealed; so what is missing at either end was removed by
+# another program. A log of an earlier version has none until a relay starts on it, which takes the log as it is.
+#
+# Segments are removed in the order of their numbers. A clock that is wrong would make every segment old. So none is removed by
+# age before the log has another one, younger than ``keep``, from which a day has passed, or half of ``keep`` if that is less: a
+# wrong clock has to stay so long.
+
+TRUST_S = 86_400.0  # a clock that is wrong for a shorter time removes nothing
+SUFFIX = ".range"
+
+
+class Extent(NamedTuple):
+    """The log has every number behind ``after``, up to ``last`` at least."""
+
+    after: int
+    last: int
+
+
+def extents(directory: Path) -> dict[str, Extent]:
+    """What the log of each node must have, where that is known."""
+    found = {path: _read_extent(path) for path in directory.glob(f".*{SUFFIX}")}
+    return {path.name[1 : -len(SUFFIX)]: extent for path, extent in found.items() if extent is not None}
+
+
+def read_extent(directory: Path, node: str) -> Extent | None:
+    """What the log of ``node`` must have; None where it is not known."""
+    return _read_extent(directory / f".{node}{SUFFIX}")
+
+
+def _read_extent(path: Path) -> Extent | None:
+    with suppress(OSError, ValueError):
+        *numbers, checksum = path.read_text().split()
+        if crc32(" ".join(numbers).encode()) == int(checksum, 16):
+            return Extent(*(int(number, 16) for number in numbers))
+    return None
+
+
+def write_extent(directory: Path, node: str, extent: Extent) -> None:
+    """Write what the log of ``node`` must have. Raises OSError."""
+    numbers = " ".join(f"{number:016x}" for number in extent)
+    line = f"{numbers} {crc32(numbers.encode()):08x}\n"
+    private_directory(directory)
+    write_synced(directory / f".{node}{SUFFIX}", [line.encode()])
+
+
+def beginning(directory: Path, node: str) -> int | None:
+    """The number in front of the oldest segment of ``node``; None without one."""
+    for path in by_number(sealed_segments(directory, node)):
+        for part in readable_parts(path):
+            return number_before(part.first, part.previous)
+    return None
+
+
+class Sealed(NamedTuple):
+    """A segment: when it was sealed (unix s), and its size."""
+
+    path: Path
+    sealed_s: float
+    size_bytes: int
+
+
+def removable(segments: Sequence[Sealed], keep: Keep, now_s: float) -> list[Path]:
+    """The segments beyond ``keep``, of ``segments`` in the order of their numbers; the newest stays, for it has the last number.
+
+    None was sealed later than one behind it, whatever the clock said.
+    """
+    total = sum(each.size_bytes for each in segments)
+    removed: list[Path] = []
+    by_age = keep.age_s is not None and is_trusted(segments, keep.age_s, now_s)
+    times = list(accumulate((each.sealed_s for each in reversed(segments)), min))[::-1]
+    for each, sealed_s in zip(segments[:-1], times, strict=False):
+        old = by_age and keep.age_s is not None and now_s - sealed_s > keep.age_s
+        if not old and (keep.size_bytes is None or total <= keep.size_bytes):
+            break
+        removed.append(each.path)
+        total -= each.size_bytes
+    return removed
+
+
+def is_trusted(segments: Sequence[Sealed], age_s: float, now_s: float) -> bool:
+    """Whether the log shows that the clock says the time for a while."""
+    trust_s = min(TRUST_S, age_s / 2)
+    return any(trust_s <= now_s - each.sealed_s <= age_s for each in segments)
+
+
+class Needed(NamedTuple):
+    """What the audit of the queue needs: all that was sealed at ``since_s`` or later, and from the acceptance of ``message`` on."""
+
+    since_s: float
+    message: str
+
+
+def remove_old(directory: Path, node: str, keep: Keep, needed: Needed, now_s: float) -> int:
+    """Remove segments of ``node`` beyond ``keep``, but none that is ``needed``; returns how many. Raises OSError."""
+    segments = []
+    for path in by_number(sealed_segments(directory, node)):
+        stat = path.stat()
+        segments.append(Sealed(path, stat.st_mtime, stat.st_size))
+    sealed_s = {each.path: each.sealed_s for each in segments}
+    removed: list[Path] = []
+    for path in removable(segments, keep, now_s):
+        if sealed_s[path] >= needed.since_s or (needed.message and _may_have(path, needed.message)):
+            break
+        removed.append(path)
+    if removed:
+        after = max(_last_of(path) for path in removed)
+        before = read_extent(directory, node) or Extent(0, 0)
+        write_extent(directory, node, Extent(max(after, before.after), max(after, before.last)))
+    for path in removed:
+        _remove(path)
+    return len(removed)
+
+
+def _last_of(path: Path) -> int:
+    return max([read_name(path).first, *(part.last for part in readable_parts(path))])
+
+
+def _may_have(path: Path, message: str) -> bool:
+    """Whether the segment may have an event of ``message``."""
+    key = message.encode()
+    for entry in read_index(path.parent):
+        if entry.name == path.name:
+            return may_have(entry.bits, hash_of(key))
+    with opened_data(path) as data:
+        return any(key in frame.lines for frame in whole_frames(data, path))
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+    for parent in (path.parent, path.parent.parent):  # hour, date
+        if [each.name for each in parent.iterdir()] == [NAME]:
+            (parent / NAME).unlink()
+        if any(parent.iterdir()):
+            break
+        parent.rmdir()
+
+
+# ---- log
 
 UNKNOWN = -1  # where a log begins
 IMPORTED = "; none is missing if an earlier version imported the queue of this node: see docs/operations.md, Back up"

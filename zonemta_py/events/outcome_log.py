@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from zonemta_py.core.codec import from_json
-from zonemta_py.core.repeats import RepeatedLines
+from zonemta_py.core.logs import RepeatedLines
 from zonemta_py.core.text import one_line
 
 _LEVEL = logging.INFO

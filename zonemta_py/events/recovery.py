@@ -11,7 +11,6 @@ from pathlib import Path
 
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import sync_directory
-from zonemta_py.events.frames import Data, blocks, opened_data
 from zonemta_py.events.segment_reading import (
     by_number,
     open_segments,
@@ -23,10 +22,13 @@ from zonemta_py.events.segment_reading import (
     whole_frames,
 )
 from zonemta_py.events.segments import (
+    Data,
     SegmentName,
     add_trailer,
+    blocks,
     digest_of,
     final_name,
+    opened_data,
     publish,
     read_name,
     split_trailer,

@@ -7,17 +7,21 @@ from typing import Any, NamedTuple
 
 from zonemta_py.core.codec import Struct, from_json, lines_decoder
 from zonemta_py.core.errors import SegmentDamaged
-from zonemta_py.events.frames import (
+from zonemta_py.events.schema import number_before
+from zonemta_py.events.segments import (
     MAGIC,
     Data,
     Frame,
+    SegmentName,
+    Trailer,
+    digest_of,
     has_checksum,
     opened_data,
     read_frames,
+    read_name,
     read_torn_frame,
+    split_trailer,
 )
-from zonemta_py.events.schema import number_before
-from zonemta_py.events.segments import SegmentName, Trailer, digest_of, read_name, split_trailer
 
 
 class Run(NamedTuple):

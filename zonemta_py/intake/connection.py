@@ -9,25 +9,176 @@ Replies to pipelined commands leave in one write, just before the session would 
 
 import asyncio
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
-from zonemta_py.intake.admission import TOO_MANY
-from zonemta_py.intake.client_transport import ClientTransport
-from zonemta_py.intake.command_lines import UNREAD_MAX, CloseConnection, take_line, unknown_command
-from zonemta_py.intake.context import ListenerContext
-from zonemta_py.intake.state import AUTH, CLOSED, COMMAND, DATA, PROXY, TLS, TRANSITIONS, Pause, State
-from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.intake_limits import SessionClaim
+from zonemta_py.intake.context import TOO_MANY, ListenerContext
+from zonemta_py.queue.commit import CommitFuture
+from zonemta_py.queue.submitters.limits import SessionClaim
+from zonemta_py.smtp.auth import InvalidProxyHeader, read_proxy_header
 from zonemta_py.smtp.commands import Refused
-from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
-from zonemta_py.transports.tracing import TRACER
-
-LINGER_S = 5.0  # for the last replies to reach the client of a closing connection
+from zonemta_py.smtp.dialogue import DialogueLines
+from zonemta_py.transports.tracing import TRACER, SessionTrace
 
 log = logging.getLogger(__name__)
+
+
+# ---- The states of an SMTP session, and the reasons to read nothing from its client.
+#
+# ::
+#
+#     connected ─▶ PROXY ─▶ COMMAND ◀──▶ AUTH    a challenge of AUTH, until it is answered
+#         └────────────────▶    ◀──▶ DATA        after 354, until the final dot
+#                               ◀──▶ TLS         after the 220 of STARTTLS, until the handshake ends
+#
+# Every state may be followed by CLOSED.
+
+
+class State(StrEnum):
+    """What the next bytes from the client are."""
+
+    PROXY = "a header of the PROXY protocol"
+    COMMAND = "a command"
+    AUTH = "the answer to a challenge of AUTH"
+    DATA = "a message, up to its final dot"
+    TLS = "a TLS handshake"
+    CLOSED = "ignored"
+
+
+# Compared for every line of a client: module attributes are found faster than members of the class.
+PROXY, COMMAND, AUTH, DATA, TLS, CLOSED = State
+
+TRANSITIONS = {
+    PROXY: (COMMAND, CLOSED),
+    COMMAND: (DATA, AUTH, TLS, PROXY, CLOSED),
+    AUTH: (COMMAND, CLOSED),
+    DATA: (COMMAND, CLOSED),
+    TLS: (COMMAND, CLOSED),
+    CLOSED: (CLOSED,),
+}
+
+
+class Pause(StrEnum):
+    """Why bytes from the client stay unread."""
+
+    RESULT = "a write, a password check or a TLS handshake is under way"
+    WRITING = "the client does not read its replies"
+    TURN = "sessions have computed enough in this turn of the event loop"
+
+
+# ---- The transport of an SMTP session: replies that leave in few writes, reading that stops and continues, traces.
+
+
+class ClientTransport(asyncio.Protocol):
+    """The transport of a client, what it has sent that is not handled, and the replies that have not left."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._state: State = COMMAND
+        self._unread = bytearray()
+        self._replies: list[bytes] = []
+        self._reading_paused = False
+        self._encrypted = False
+        self._client_ip = ""
+        self._last_trace: SessionTrace | None = None
+
+    def abort(self) -> None:
+        """Close the connection without a reply."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _pause_reading(self) -> None:
+        if self.transport is not None:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and self.transport is not None:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def _reply(self, text: str) -> None:
+        self._replies.append(text.encode("utf-8", "replace") + b"\r\n")
+
+    def _flush(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self._write(self.transport)
+        self._replies.clear()
+
+    def _write(self, transport: asyncio.Transport) -> None:
+        replies = b"".join(self._replies)
+        if TRACER.is_active:
+            self._trace().server(replies)
+        transport.write(replies)
+        self._replies.clear()
+
+    def _trace(self) -> SessionTrace:
+        """The trace of this session, made anew when nothing was traced for a while."""
+        trace = self._last_trace
+        if trace is None or trace.activation != TRACER.activation:
+            # The rest of a line that is not complete may be the end of a secret.
+            is_cut = bool(self._unread) and not self._unread.endswith(b"\n")
+            lines = DialogueLines(in_body=self._state is DATA, in_secret=self._state is AUTH or is_cut)
+            self._last_trace = trace = TRACER.incoming(self._client_ip, lines)
+        return trace
+
+
+# ---- Command lines from the bytes of a client, and the end of a session that sends none.
+
+UNREAD_MAX = 65_536  # bytes buffered during a pause; then the transport stops reading, too
+COMMAND_MAX = 4096  # bytes: RFC 5321 asks for 512, parameters and UTF-8 need more
+
+NOT_SMTP = "421 4.7.0 This is not SMTP"
+
+_FOREIGN = re.compile(
+    r"[^A-Za-z]|(?:GET|POST|PUT|HEAD|DELETE|PATCH|OPTIONS|TRACE|CONNECT|PROXY|SSH-)", re.I
+)
+
+
+class CloseConnection(Exception):
+    """The session is over: the replies so far and ``reply`` are sent, and the connection is closed."""
+
+    def __init__(self, reply: str = "") -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+def take_line(unread: bytearray) -> str | None:
+    """Remove the next whole line, without its end; None until it is complete.
+
+    Raises Refused for a line that is removed without being a command, and CloseConnection.
+    """
+    end = unread.find(b"\n")
+    if end < 0:
+        if len(unread) > UNREAD_MAX:
+            raise CloseConnection("500 5.5.6 Line too long")
+        return None
+    raw = unread[: end + 1]
+    del unread[: end + 1]
+    if len(raw) <= COMMAND_MAX and b"\0" not in raw:
+        return raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+    if not raw[:1].isalpha():
+        raise CloseConnection(NOT_SMTP)
+    raise Refused("500 5.5.6 Line too long" if len(raw) > COMMAND_MAX else "500 5.5.2 NUL in a command")
+
+
+def unknown_command(line: str) -> Exception:
+    """What to raise for a line whose verb is not known.
+
+    A web browser can be made to send the verbs of HTTP, with SMTP commands after them.
+    """
+    if _FOREIGN.match(line):
+        return CloseConnection(NOT_SMTP)
+    return Refused("500 5.5.2 Command not recognized")
+
+
+# ---- connection
+
+LINGER_S = 5.0  # for the last replies to reach the client of a closing connection
 
 
 class Connection(ClientTransport, ABC):

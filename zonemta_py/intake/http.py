@@ -15,17 +15,18 @@ from zonemta_py.intake.inject import PROGRAM_IP, Injector, NamedKey
 from zonemta_py.intake.submission_key import KEY_FIELD
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.smtp.commands import Rcpt
-from zonemta_py.smtp.http_mapping import (
+from zonemta_py.smtp.reply import (
     EHLO_FIELD,
     FIELD,
     RECIPIENT_FIELD,
     SENDER_FIELD,
+    Reply,
     decode_address,
+    make_reply,
     retry_after_s,
     status_of,
     write_reply,
 )
-from zonemta_py.smtp.reply import Reply, make_reply
 
 PATH = "/mail"
 MEDIA_TYPE = "message/rfc822"

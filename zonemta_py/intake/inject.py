@@ -6,23 +6,21 @@ from typing import NamedTuple, TypedDict, Unpack
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.accept_result import UNDER_WAY, UNWRITABLE
-from zonemta_py.intake.admission import NO_SPACE
-from zonemta_py.intake.context import check_suspended
-from zonemta_py.intake.message import MessageReceiver
+from zonemta_py.intake.context import NO_SPACE, check_suspended
+from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
 from zonemta_py.intake.submission_key import KEY_FIELD, SubmissionKeyClaim
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
-from zonemta_py.queue.intake_limits import client_of
+from zonemta_py.queue.submitters.limits import client_of
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Rcpt
-from zonemta_py.smtp.dsn_params import UNSET, parse_notify, valid_envid, valid_orcpt
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.smtp.reports.dsn import UNSET, parse_notify, valid_envid, valid_orcpt
+from zonemta_py.storage.open import DiskSpace
 
 PROTOCOL = "local"  # in the Received field
 PROGRAM_IP = "127.0.0.1"

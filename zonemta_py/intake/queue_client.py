@@ -6,11 +6,17 @@ from typing import Protocol
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.intake_limits import Charge, LimitedClient, SessionClaim, Use
-from zonemta_py.queue.logins import RecentLogins, WrongPasswords
-from zonemta_py.queue.submission_keys import KeyLookup, KeyQuestion
+from zonemta_py.queue.commit import CommitFuture
+from zonemta_py.queue.messages import MessageWriter
+from zonemta_py.queue.submitters.keys import KeyLookup, KeyQuestion
+from zonemta_py.queue.submitters.limits import (
+    Charge,
+    LimitedClient,
+    RecentLogins,
+    SessionClaim,
+    Use,
+    WrongPasswords,
+)
 
 
 class KeysClient(Protocol):

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 
-from zonemta_py.config.scan import ScanSettings
+from zonemta_py.config.schema import ScanSettings
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.text import one_line
 from zonemta_py.intake.scan import ACCEPT, ScannedEnvelope, ScanVerdict, read_verdict, unavailable
-from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.queue.commit import CommitFuture
 
 PATH = "/checkv2"
 BACKLOG_MAX = 256 << 10  # bytes of a message that wait for the scanner, before its client has to

@@ -6,9 +6,8 @@ Source: rspamd's protocol, https://docs.rspamd.com/developers/protocol.
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from zonemta_py.config.scan import ScanSettings
-from zonemta_py.config.schema import Config
-from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.config.schema import Config, ScanSettings
+from zonemta_py.queue.commit import CommitFuture
 from zonemta_py.queue.format.records import Origin
 
 REASON_MAX = 200  # characters of the scanner's own reply

@@ -6,13 +6,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.intake.queue_client import KeysClient
 from zonemta_py.queue.format.records import Origin
-from zonemta_py.queue.submission_keys import (
-    KeyLookup,
-    KeyQuestion,
-    KeyUse,
-    KnownKey,
-    submission_digest,
-)
+from zonemta_py.queue.submitters.keys import KeyLookup, KeyQuestion, KeyUse, KnownKey, submission_digest
 from zonemta_py.smtp.commands import Rcpt
 
 ENVID = "envid"  # the source of a key in MAIL; those of others are the lower-case names of fields

@@ -9,8 +9,8 @@ from typing import Any, cast
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.intake_limits import LimitedClient, Use
-from zonemta_py.queue.submission_keys import KeyQuestion, KnownKey
+from zonemta_py.queue.submitters.keys import KeyQuestion, KnownKey
+from zonemta_py.queue.submitters.limits import LimitedClient, Use
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=1):

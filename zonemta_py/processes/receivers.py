@@ -14,19 +14,19 @@ from contextlib import suppress
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.processes import receiver_protocol as protocol
-from zonemta_py.processes.child import ChildProcess
 from zonemta_py.processes.link import LogLevel, SetTraces, Traced
-from zonemta_py.processes.supervisor import ProcessSupervisor
-from zonemta_py.queue.batch import CommitFuture, WriteBatch
-from zonemta_py.queue.format.records import FORMAT, Mark
-from zonemta_py.queue.intake_limits import SessionClaim
+from zonemta_py.processes.supervisor import ChildProcess, ProcessSupervisor
+from zonemta_py.queue.commit import CommitFuture, WriteBatch
+from zonemta_py.queue.format.records import FORMAT, BodyRecord
 from zonemta_py.queue.queue import Queue
-from zonemta_py.storage.disk_space import CHECK_INTERVAL_S
+from zonemta_py.queue.submitters.limits import SessionClaim
+from zonemta_py.storage.open import CHECK_INTERVAL_S
 from zonemta_py.transports.tracing import TRACER
 
-DRAIN_MARGIN_S = 1.0  # for Drained, after the grace that sessions have
-
 log = logging.getLogger(__name__)
+
+
+DRAIN_MARGIN_S = 1.0  # for Drained, after the grace that sessions have
 
 
 class ReceiverPool:
@@ -340,6 +340,6 @@ class RemoteUpload:
         self.abandoned = self.abandoned or self.chunks + bool(accept.last) != accept.chunks
         self.size, self.crc, self.last = accept.size, accept.crc, accept.last
 
-    def mark(self, created_ms: int) -> Mark:
+    def mark(self, created_ms: int) -> BodyRecord:
         """See ``Upload``."""
-        return Mark(FORMAT, created_ms, self.size, self.chunks + bool(self.last), self.crc)
+        return BodyRecord(FORMAT, created_ms, self.size, self.chunks + bool(self.last), self.crc)

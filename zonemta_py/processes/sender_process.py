@@ -21,16 +21,15 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import set_log_level
 from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
+from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.endpoints import EndpointResolver
-from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.peers import Peers
-from zonemta_py.delivery.session_opener import SmtpResources
+from zonemta_py.delivery.session_opener import Peers, SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath, path_of
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.processes import sender_protocol as protocol
-from zonemta_py.processes.child import child_main, not_configured
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
+from zonemta_py.processes.supervisor import child_main, not_configured
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER
 from zonemta_py.transports.tracing import TRACER

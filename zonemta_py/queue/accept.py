@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
-from zonemta_py.core.checksum import crc32
-from zonemta_py.core.codec import Struct, replace
+from zonemta_py.core.codec import Struct, crc32, replace
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.queue import transitions
-from zonemta_py.queue.active import ActiveMessage, ActiveMessages
-from zonemta_py.queue.batch import DoneCallback, WriteBatch
+from zonemta_py.queue.commit import DoneCallback, WriteBatch
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
@@ -21,21 +19,23 @@ from zonemta_py.queue.format.records import (
     NONURGENT_LANE,
     TENANT_LANE,
     URGENT_LANE,
+    BodyRecord,
     DeliveryOptions,
-    Mark,
-    Meta,
+    EnvelopeRecord,
     Origin,
     new_recipient_record,
 )
+from zonemta_py.queue.messages import ActiveMessage, ActiveMessages
 from zonemta_py.queue.outcome import AcceptedMessage
-from zonemta_py.queue.submission_keys import KeyUse, SubmissionKeys
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.queue.ready.windows import ReadyWindows, Reservation
+from zonemta_py.queue.submitters.keys import KeyUse, SubmissionKeys
 from zonemta_py.queue.traffic import Traffic
-from zonemta_py.queue.windows import ReadyWindows, Reservation
 from zonemta_py.routing import DEFAULT_ZONE
 from zonemta_py.smtp.address import domain_of
 
 log = logging.getLogger(__name__)
+
 
 ID_AHEAD_MAX_MS = 60_000  # of the time in a message id; more is a clock that was wrong
 
@@ -79,7 +79,7 @@ class NewMessage(Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
 
-def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
+def compose(message: str, new: NewMessage, mark: BodyRecord, tail: Sequence[bytes]) -> AcceptedMessage:
     """The records of message id ``message``; ``tail`` are its chunks that are not yet written."""
     lane = lane_of(new.origin, new.sender, new.options.priority)
     recipients = [
@@ -98,7 +98,7 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
             recipient.key = keys.deferred_key(recipient.zone, message, recipient.address)
             recipient.record = recipient.record._replace(due_ms=due_ms)
     zones = tuple(sorted({to.zone for to in new.recipients}))
-    meta = Meta(
+    meta = EnvelopeRecord(
         FORMAT,
         new.sender,
         new.header,
@@ -121,7 +121,7 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
     )  # fmt: skip
 
 
-def _born_ms(message: str, mark: Mark) -> int:
+def _born_ms(message: str, mark: BodyRecord) -> int:
     """The time of acceptance if the id has another one: ids do not go back when the clock does. Else 0."""
     differs = abs(keys.created_ms(message) - mark.created_ms) > ID_AHEAD_MAX_MS
     return mark.created_ms if differs else 0
@@ -131,7 +131,7 @@ def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> A
     """A report, to be accepted in the batch of the settle that causes it."""
     size = keys.CHUNK_BYTES
     tail = [body[at : at + size] for at in range(0, len(body), size)]
-    return compose(message, new, Mark(FORMAT, now_ms, len(body), len(tail), crc32(body)), tail)
+    return compose(message, new, BodyRecord(FORMAT, now_ms, len(body), len(tail), crc32(body)), tail)
 
 
 class Acceptor:

@@ -16,17 +16,18 @@ from itertools import islice
 from zonemta_py.core.clock import monotonic_s, wait_event
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.queue import transitions
-from zonemta_py.queue.batch import CommitFuture, WriteBatch
+from zonemta_py.queue.commit import CommitFuture, GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import RecipientRecord, read_meta, read_recipient_record
-from zonemta_py.queue.group_commit import GroupCommit
-from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.windows import ReadyWindows, Reservation
+from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.queue.ready.windows import ReadyWindows, Reservation
 from zonemta_py.storage.interface import Store
+
+log = logging.getLogger(__name__)
+
 
 IsDue = Callable[[str, RecipientRecord], bool]  # of a message, one of its recipients
 
-log = logging.getLogger(__name__)
 
 WAKE_MAX = 250  # recipients in one batch
 READ_MAX = 5000  # recipients read in one turn of the loop, unless one message has more

@@ -14,23 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.events.log import Extent, Needed, beginning, read_extent, remove_old, write_extent
 from zonemta_py.events.recovery import last_seq, recover, seal_recovered, sealed_seqs
-from zonemta_py.events.retention import (
-    Extent,
-    Needed,
-    beginning,
-    read_extent,
-    remove_old,
-    write_extent,
-)
 from zonemta_py.events.schema import number_before
 from zonemta_py.events.segments import Segment
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_outbox
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import set_aside
 from zonemta_py.queue.upkeep.inspect import exported_seq, log_begins, oldest_message
+
+log = logging.getLogger(__name__)
+
 
 GROUPS_AT_ONCE = 2000
 BYTES_AT_ONCE = 4 << 20
@@ -38,8 +34,6 @@ GATHER_S = 0.2  # between two frames: one frame and one fsync for many events
 RETRY_S = 5.0
 REMOVE_EVERY_S = 600.0
 FILE_CLOCK_S = 1.0  # the time of a file may be that much before an event in it
-
-log = logging.getLogger(__name__)
 
 
 class Exporter:

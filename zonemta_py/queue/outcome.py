@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
-from zonemta_py.queue.format.records import DigestEntry, Mark, Meta, Note
-from zonemta_py.queue.submission_keys import KeyUse
-from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.smtp.classification import ReplyClassifier
+from zonemta_py.queue.format.records import BodyRecord, DigestEntry, EnvelopeRecord, Note
+from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.queue.submitters.keys import KeyUse
+from zonemta_py.smtp.reply_class import ReplyClassifier
 
 
 class Outcome(Struct, frozen=True):
@@ -77,8 +77,8 @@ class AcceptedMessage(Struct, frozen=True):
     """
 
     message: str
-    meta: Meta
-    mark: Mark
+    meta: EnvelopeRecord
+    mark: BodyRecord
     tail: Sequence[bytes]
     recipients: Sequence[QueuedRecipient]
     message_id: str

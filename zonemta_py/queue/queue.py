@@ -10,46 +10,279 @@ the batch is on disk. All that must survive a crash is in the store.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError, QueueUnavailable
-from zonemta_py.core.model import PoolKey
-from zonemta_py.core.tasks import BackgroundTasks
+from zonemta_py.core.logs import RepeatedLines
+from zonemta_py.core.model import OutcomeKind, PoolKey
+from zonemta_py.core.runtime import BackgroundTasks
 from zonemta_py.events.schema import Event, Rejected, first_seq
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
-from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
-from zonemta_py.queue.batch import CommitFuture, WriteBatch
-from zonemta_py.queue.bodies import Bodies
-from zonemta_py.queue.census import Census
-from zonemta_py.queue.census_scan import CensusScan
-from zonemta_py.queue.chunks import MessageWriter, Upload
+from zonemta_py.queue.census import Census, CensusScan
+from zonemta_py.queue.commit import CommitFuture, DoneCallback, GroupCommit, WriteBatch
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.ids import MessageIds, last_id_before
-from zonemta_py.queue.group_commit import GroupCommit
-from zonemta_py.queue.intake_limits import IntakeLimiter
-from zonemta_py.queue.logins import RecentLogins, WrongPasswords
-from zonemta_py.queue.options import QueueOptions, Reports
-from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
-from zonemta_py.queue.report_writer import ReportWriter
-from zonemta_py.queue.settlement import Settlement, removed_count
-from zonemta_py.queue.submission_keys import SubmissionKeys
+from zonemta_py.queue.format.keys import MessageIds, last_id_before
+from zonemta_py.queue.format.records import Note, starts
+from zonemta_py.queue.messages import ActiveMessage, ActiveMessages, Bodies, Lease, MessageWriter, Upload
+from zonemta_py.queue.outcome import (
+    NO_EFFECTS,
+    AcceptedMessage,
+    Outcome,
+    SettleEffects,
+    classify_outcomes,
+)
+from zonemta_py.queue.ready.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
+from zonemta_py.queue.submitters.domains import Verifications
+from zonemta_py.queue.submitters.keys import SubmissionKeys
+from zonemta_py.queue.submitters.limits import IntakeLimiter, RecentLogins, WrongPasswords
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
-from zonemta_py.queue.unusable_fields import UnusableFields
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
-from zonemta_py.queue.upkeep.recovery import begin_boot, recover
-from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk, zones_to_scan
-from zonemta_py.queue.verifications import Verifications
-from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
-from zonemta_py.smtp.classification import NO_RULES
-from zonemta_py.storage.interface import Store
+from zonemta_py.queue.upkeep.startup import (
+    EndOfLog,
+    NewestInLog,
+    begin_boot,
+    no_event_log,
+    no_message,
+    recover,
+    scan_zone,
+    zones_on_disk,
+    zones_to_scan,
+)
+from zonemta_py.smtp.reply_class import NO_RULES
+from zonemta_py.storage.interface import Access, Store
+
+log = logging.getLogger(__name__)
+
+
+# ---- What a queue is opened with.
+
+LONGEST_DELAY_MS = 400 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``.
+
+    ``access``: that with which the store was opened; with READ only what reads may be called.
+    ``end_of_log`` and ``newest_in_log``: see ``begin_boot``. ``longest_delay_ms``: see ``Deferral``.
+    """
+
+    sync: bool = True
+    window: int = 100_000
+    body_cache_bytes: int = 0
+    poison_after: int = 3
+    access: Access = Access.CREATE
+    end_of_log: EndOfLog = no_event_log
+    newest_in_log: NewestInLog = no_message
+    longest_delay_ms: int = LONGEST_DELAY_MS
+
+
+class Reports(Protocol):
+    """Composes the reports on failures that are not the outcome of a delivery."""
+
+    def notes(self, active: ActiveMessage, outcomes: Sequence[Outcome]) -> Sequence[Note]:
+        """What is to be reported of ``outcomes``."""
+
+    async def prepare(self, queue: "Queue", active: ActiveMessage) -> None:
+        """Prepare the report on the failures that were noted of ``active``, with turns of the loop if there are many.
+
+        ``forget`` follows.
+        """
+
+    def forget(self, active: ActiveMessage) -> None:
+        """The report is composed, or not needed."""
+
+    def report(self, queue: "Queue", active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
+        """What the batch that ends ``active``, or removes ``notes``, has to cause."""
+
+
+# ---- Writing reports into batches: what settles recipients, or ends a message, accepts the reports on them.
+
+
+class ReportWriter:
+    """Adds reports to batches of ``queue``. ``reports`` None: it was opened without a composer."""
+
+    def __init__(self, queue: "Queue", reports: Reports | None, acceptor: Acceptor) -> None:
+        self._queue = queue
+        self._reports = reports
+        self._acceptor = acceptor
+
+    @property
+    def composer(self) -> Reports:
+        """The composer of reports. Raises LocalError when the queue was opened without one."""
+        if self._reports is None:
+            raise LocalError("the queue was opened without a composer of reports")
+        return self._reports
+
+    async def prepare(self, active: ActiveMessage) -> None:
+        """Prepare the report that ``add_report`` or ``end_message`` may add, if it is on many recipients; then ``forget``."""
+        if self._reports is not None:
+            await self._reports.prepare(self._queue, active)
+
+    def forget(self, active: ActiveMessage) -> None:
+        """Forget what was prepared."""
+        if self._reports is not None:
+            self._reports.forget(active)
+
+    def add_effects(self, batch: WriteBatch, effects: SettleEffects) -> list[DoneCallback]:
+        """Events, entries of digests and reports of ``effects``; returns the callbacks for the end of the batch."""
+        for event in effects.events:
+            batch.record(event)
+        for key, entry in effects.digests:
+            batch.put_record(key, entry)
+        batch.put_latest(effects.puts)
+        return self.accept(batch, effects.reports)
+
+    def accept(self, batch: WriteBatch, reports: Sequence[AcceptedMessage]) -> list[DoneCallback]:
+        """Accept ``reports`` by ``batch``; returns the callbacks for its end."""
+        return [self._acceptor.add(batch, report) for report in reports]
+
+    def add_report(
+        self, batch: WriteBatch, active: ActiveMessage, notes: Sequence[Note]
+    ) -> list[DoneCallback]:
+        """Accept the report on ``notes``, if there are any, and remove them, by ``batch``.
+
+        Returns the callbacks for the end of the batch. Raises LocalError.
+        """
+        if not notes:
+            return []
+        callbacks = self.add_effects(batch, self.composer.report(self._queue, active, notes))
+        for note in notes:
+            batch.delete(keys.bounce_key(active.id, note.recipient_index))
+        return callbacks
+
+    def end_message(self, batch: WriteBatch, active: ActiveMessage) -> list[DoneCallback]:
+        """End ``active`` by ``batch`` without a settle; failures that were noted are reported.
+
+        Returns the callbacks for the end of the batch. Raises LocalError.
+        """
+        callbacks = self.add_report(batch, active, active.notes)
+        transitions.last(batch, active.id, active.mark.chunks, ())
+        return callbacks
+
+
+# ---- What ends a transaction: one batch with all that follows from its outcomes (decision 4).
+
+MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
+
+
+class Settlement:
+    """The part of ``queue`` that settles leases."""
+
+    def __init__(self, queue: "Queue") -> None:
+        self._queue = queue
+
+    def settle(
+        self, lease: Lease, outcomes: Sequence[Outcome], effects: SettleEffects, now_ms: int | None
+    ) -> CommitFuture:
+        """See ``Queue.settle``."""
+        queue, active = self._queue, lease.active
+        now_ms = queue.now() if now_ms is None else now_ms
+        batch = WriteBatch()
+        outcomes = classify_outcomes(queue.classifier, outcomes)
+        if outcomes:
+            transitions.settle(
+                batch, active.meta, lease.number, outcomes, effects.failure_report, now_ms
+            )
+        elif lease.number is not None:
+            batch.delete(keys.inflight_key(active.id, lease.number))
+        if effects.warned:
+            active.meta = transitions.warn(batch, active.id, active.meta)
+        if queue.is_last(active, outcomes):
+            active.remaining = 0
+            transitions.last(batch, active.id, active.mark.chunks, active.notes)
+        else:
+            active.remaining -= removed_count(outcomes)
+            active.notes += effects.notes
+            for note in effects.notes:
+                transitions.note(batch, active.id, note)
+        accepted = queue.reporting.add_effects(batch, effects)
+        settled = {outcome.recipient.key for outcome in outcomes}
+        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
+        if untried:
+            queue.windows.zone(lease.zone).put_back(lease.destination, untried)
+        for due in transitions.due_keys(outcomes):
+            queue.deferral.expect(due)
+        batch.future.add_done_callback(partial(self._on_disk, lease, outcomes))
+        for callback in accepted:
+            batch.future.add_done_callback(callback)
+        return queue.commits.submit(batch)
+
+    def _on_disk(
+        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
+    ) -> None:
+        if failure is not None:
+            return  # the lease stays: the next boot finds everything as it was
+        queue = self._queue
+        queue.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
+        if outcomes:
+            meta = lease.active.meta
+            age_s = (queue.now() - starts(meta, lease.active.id)) / 1000
+            tenant = meta.origin.tenant
+            queue.traffic.settled(lease.zone, lease.destination, tenant, outcomes, max(0.0, age_s))
+        for due in transitions.due_keys(outcomes):
+            queue.deferral.written(due)
+        self.message_written(lease.active)
+        queue.release_message(lease.active)
+
+    def message_written(self, active: ActiveMessage) -> None:
+        """See ``Queue.message_written``."""
+        if active.remaining == 0:
+            cleanup, mark = self._queue.cleanup, active.mark
+            if mark.chunks > 1:
+                cleanup.add(active.id)  # the store counts the chunks
+            size_bytes = mark.size if mark.chunks == 1 else 0
+            cleanup.removed(size_bytes + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
+
+
+def removed_count(outcomes: Sequence[Outcome]) -> int:
+    """How many recipients leave the message by ``outcomes``."""
+    return sum(1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED)
+
+
+# ---- Messages whose header asks in vain: for a zone that there is not, or by a field that cannot be used. A log line says so.
+
+
+class UnusableFields:
+    """Counts the messages for unknown zones since the start; one line a minute for each zone or defect, and submitter."""
+
+    def __init__(self) -> None:
+        self.unknown_zones = 0
+        self._lines = RepeatedLines(log)
+
+    def add(self, new: NewMessage) -> None:
+        """A message is being accepted."""
+        if not new.unknown_zone and not new.ignored:
+            return
+        who = new.origin.owner or "a program"
+        for defect in new.ignored:
+            line = f"a field of a message of {who} is ignored: {defect}"
+            self._lines.write((defect, who), logging.WARNING, partial(str, line))
+        if not new.unknown_zone:
+            return
+        self.unknown_zones += 1
+        zones = ", ".join(sorted({to.zone for to in new.recipients}))
+        text = f"there is no zone '{new.unknown_zone}', which the header of a message of {who} names: it goes to {zones}"
+        self._lines.write((new.unknown_zone, who), logging.WARNING, lambda: text)
+
+    def close(self) -> None:
+        """Write what was counted."""
+        self._lines.flush()
+
+
+# ---- queue
 
 REJECTED = b'"event":"rejected"'
 

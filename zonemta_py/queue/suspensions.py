@@ -13,10 +13,9 @@ from urllib.parse import parse_qsl, urlencode
 
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.events.schema import Event, Shaped
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Meta
-from zonemta_py.queue.group_commit import GroupCommit
+from zonemta_py.queue.format.records import FORMAT, EnvelopeRecord
 from zonemta_py.storage.interface import Store
 
 USER = "user:"  # in front of the name of a user; tenants have no colon in theirs
@@ -42,7 +41,7 @@ class MailPart(NamedTuple):
         words = {"zone": "in zone", "provider": "to provider", "domain": "to domain"}
         return " ".join(f"{words.get(k, k)} {name}" for k, name in self._asdict().items() if name)
 
-    def has(self, meta: Meta, zone: str, provider: str, domain: str) -> bool:
+    def has(self, meta: EnvelopeRecord, zone: str, provider: str, domain: str) -> bool:
         """Whether a recipient of the message ``meta`` belongs to it."""
         return (
             self.tenant in ("", meta.origin.tenant)
@@ -155,7 +154,7 @@ class Suspensions(Container[str]):
         self._has_changed()
         return None
 
-    def of_recipient(self, meta: Meta, zone: str, provider: str, domain: str) -> str:
+    def of_recipient(self, meta: EnvelopeRecord, zone: str, provider: str, domain: str) -> str:
         """The name of a suspended part to which a recipient belongs; empty for none."""
         for part, name in self._parts:
             if part.has(meta, zone, provider, domain) and name in self:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zonemta_py.core.clock import monotonic_s
-from zonemta_py.core.histogram import Histogram
+from zonemta_py.core.counters import Histogram
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.outcome import Outcome
 

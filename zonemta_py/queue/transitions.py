@@ -4,19 +4,30 @@ States and keys are in docs/internals.md. Nothing here reads, waits or decides: 
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from zonemta_py.core.codec import pack
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.schema import (
+    Accepted,
+    AcceptedRecipient,
+    Bounced,
+    Deferred,
     Deleted,
+    Delivered,
+    Expired,
     Held,
+    Lapsed,
+    Moved,
+    Requeued,
+    Uncertain,
 )
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
+    EnvelopeRecord,
     Inflight,
-    Meta,
     Note,
     RecipientRecord,
     RecipientState,
@@ -24,9 +35,148 @@ from zonemta_py.queue.format.records import (
     starts,
 )
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome
-from zonemta_py.queue.recipient_events import event_fields, record_accepted, record_outcome
-from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.smtp.classification import ReplyClass
+from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.routing import DEFAULT_ZONE
+from zonemta_py.smtp.reply_class import ReplyClass
+
+# ---- The events of messages and their recipients, from records of the queue; they are written in the batch of their transition.
+
+
+def record_accepted(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
+    """The event of a message, and those of its recipients if they are held or moved."""
+    message, mark, meta = new.message, new.mark, new.meta
+    origin, moved_from = meta.origin, new.moved_from
+    batch.record(
+        Accepted(
+            time_ms=now_ms,
+            message=message,
+            sender=meta.sender,
+            recipients=tuple(
+                AcceptedRecipient(
+                    r.record.recipient_index,
+                    r.address,
+                    moved_from.get(r.record.recipient_index, r.zone) if moved_from else r.zone,
+                )
+                for r in new.recipients
+            ),
+            size_bytes=len(meta.header) + 2 + mark.size,
+            message_id=new.message_id,
+            listener=origin.listener,
+            client_ip=origin.client_ip,
+            helo=origin.helo,
+            user=origin.user,
+            submitter=origin.submitter,
+            tenant=origin.tenant,
+            campaign=meta.campaign,
+            tags=meta.tags,
+            not_before_ms=meta.options.not_before_ms,
+            expires_ms=meta.options.expires_ms,
+            priority=meta.options.priority,
+            protocol=origin.protocol,
+            report_for=meta.report_for,
+            submission=new.submission,
+            same_key_as=new.key.other if new.key is not None else "",
+            ignored=new.ignored,
+        )
+    )
+    for recipient in new.recipients if new.hold else ():
+        held = event_fields(meta, recipient.key, recipient.record, now_ms)
+        batch.record(Held(**held, reason=new.hold))
+    for zone in sorted(set(moved_from.values())):
+        indexes = tuple(index for index, was in moved_from.items() if was == zone)
+        batch.record(
+            Moved(time_ms=now_ms, message=message, recipients=indexes, zone=zone, new_zone=DEFAULT_ZONE)
+        )
+
+
+def _lapsed(meta: EnvelopeRecord, outcome: Outcome, report: str, now_ms: int) -> Lapsed:
+    recipient, expires_ms = outcome.recipient, meta.options.expires_ms
+    fields = event_fields(meta, recipient.key, recipient.record, now_ms)
+    return Lapsed(**fields, expires_ms=expires_ms, reply=outcome.attempt.text, report=report)
+
+
+def _record_uncertain(batch: WriteBatch, meta: EnvelopeRecord, outcome: Outcome, now_ms: int) -> None:
+    """The event of a recipient that may have the message twice, or may have it although no server said so."""
+    recipient = outcome.recipient
+    fields = event_fields(meta, recipient.key, recipient.record, now_ms)
+    batch.record(Uncertain(**{**fields, "attempt": recipient.record.attempts + outcome.attempted}))
+
+
+def record_outcome(
+    batch: WriteBatch, meta: EnvelopeRecord, outcome: Outcome, report: str, now_ms: int, created_ms: int
+) -> None:
+    """The event of an outcome; a recipient that is deferred without an attempt has none."""
+    recipient, attempt = outcome.recipient, outcome.attempt
+    if outcome.kind is OutcomeKind.LAPSED:
+        batch.record(_lapsed(meta, outcome, report, now_ms))
+        return
+    if not outcome.attempted and outcome.kind is OutcomeKind.DEFERRED:
+        return
+    if attempt.uncertain and outcome.kind is not OutcomeKind.DEFERRED:
+        _record_uncertain(batch, meta, outcome, now_ms)
+    fields: dict[str, Any] = {
+        "time_ms": now_ms,
+        "message": recipient.message,
+        "index": recipient.record.recipient_index,
+        "recipient": recipient.address,
+        "zone": recipient.zone,
+        "domain": recipient.record.domain,
+        "sender": meta.sender,
+        "submitter": meta.origin.submitter,
+        "tenant": meta.origin.tenant,
+        "campaign": meta.campaign,
+        "tags": meta.tags,
+        "attempt": recipient.record.attempts + outcome.attempted,
+        "created_ms": created_ms,
+        "phase": attempt.phase,
+        "code": attempt.code,
+        "status": attempt.status,
+        "reply": attempt.text,
+        "mx": attempt.mx,
+        "mx_ip": attempt.mx_ip,
+        "source_ip": attempt.source_ip,
+        "tls": attempt.tls,
+        "duration_ms": attempt.duration_ms,
+        "reply_class": attempt.reply_class,
+        "provider": attempt.provider,
+    }
+    if outcome.kind is OutcomeKind.DELIVERED:
+        batch.record(Delivered(**fields))
+    elif outcome.kind is OutcomeKind.DEFERRED:
+        due_ms = 0 if outcome.held_by else outcome.due_ms
+        batch.record(Deferred(**fields, due_ms=due_ms, uncertain=attempt.uncertain))
+    elif outcome.kind is OutcomeKind.REQUEUED:
+        message, index = outcome.again
+        batch.record(Requeued(**fields, due_ms=outcome.due_ms, new_message=message, new_index=index))
+    elif outcome.kind is OutcomeKind.BOUNCED:
+        batch.record(Bounced(**fields, report=report))
+    else:
+        batch.record(Expired(**fields, report=report))
+
+
+def event_fields(
+    meta: EnvelopeRecord, key: bytes, record: RecipientRecord, now_ms: int
+) -> dict[str, Any]:
+    """The fields of every event about a recipient; ``attempt`` is the number of those that ended."""
+    zone, message, address = keys.parse_recipient(key)
+    return {
+        "time_ms": now_ms,
+        "message": message,
+        "index": record.recipient_index,
+        "recipient": address,
+        "zone": zone,
+        "domain": record.domain,
+        "sender": meta.sender,
+        "submitter": meta.origin.submitter,
+        "tenant": meta.origin.tenant,
+        "campaign": meta.campaign,
+        "tags": meta.tags,
+        "attempt": record.attempts,
+        "created_ms": starts(meta, message),
+    }
+
+
+# ---- transitions
 
 _KINDS = {
     OutcomeKind.DELIVERED: "deliver", OutcomeKind.DEFERRED: "defer", OutcomeKind.BOUNCED: "bounce", OutcomeKind.EXPIRED: "bounce",
@@ -80,7 +230,7 @@ def start(
 
 def settle(
     batch: WriteBatch,
-    meta: Meta,
+    meta: EnvelopeRecord,
     number: int | None,
     outcomes: Sequence[Outcome],
     report: str,
@@ -121,7 +271,9 @@ def due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
     }
 
 
-def _count(batch: WriteBatch, meta: Meta, recipients: Sequence[QueuedRecipient], *, enter: bool) -> None:
+def _count(
+    batch: WriteBatch, meta: EnvelopeRecord, recipients: Sequence[QueuedRecipient], *, enter: bool
+) -> None:
     """Count recipients of a message that enter or leave the queue."""
     if len(recipients) == 1:  # most messages have one
         each = recipients[0]
@@ -184,7 +336,9 @@ def deferred(outcome: Outcome, now_ms: int) -> RecipientRecord:
     )
 
 
-def delete(batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, now_ms: int) -> None:
+def delete(
+    batch: WriteBatch, meta: EnvelopeRecord, key: bytes, record: RecipientRecord, now_ms: int
+) -> None:
     """S2 → S2: an operator removes a recipient. ``key`` is its waiting or deferred key."""
     batch.kinds.append("delete")
     batch.delete(key)
@@ -196,7 +350,7 @@ def delete(batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, n
 
 def hold(
     batch: WriteBatch,
-    meta: Meta,
+    meta: EnvelopeRecord,
     key: bytes,
     record: RecipientRecord,
     reason: str,
@@ -219,7 +373,7 @@ def hold(
 
 
 def hold_for_other(
-    batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, by: str, now_ms: int
+    batch: WriteBatch, meta: EnvelopeRecord, key: bytes, record: RecipientRecord, by: str, now_ms: int
 ) -> None:
     """S2 → S2: a recipient that is held stays so, for an operator or a tenant (``by``)."""
     batch.put_record(key, record._replace(held_by=by))
@@ -236,7 +390,7 @@ def note(batch: WriteBatch, message: str, failure: Note) -> None:
     batch.put_record(keys.bounce_key(message, failure.recipient_index), failure)
 
 
-def warn(batch: WriteBatch, message: str, meta: Meta) -> Meta:
+def warn(batch: WriteBatch, message: str, meta: EnvelopeRecord) -> EnvelopeRecord:
     """S2 → S2: a warning of delay was sent; returns the changed envelope."""
     warned = meta._replace(version=FORMAT, warned=True)
     batch.put_record(keys.meta_key(message), warned)

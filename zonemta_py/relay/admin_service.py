@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zonemta_py import __version__
 from zonemta_py.admin.event_stream import EventStream
-from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.page.logins import LINK_VALID_S
-from zonemta_py.admin.process_use import open_descriptors
+from zonemta_py.admin.registry import Operations
 from zonemta_py.admin.tokens import (
     MADE_NAME,
     Role,
@@ -24,22 +23,22 @@ from zonemta_py.admin.tokens import (
 from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError
-from zonemta_py.delivery.egress_view import path_rows, warmup_rows
+from zonemta_py.core.runtime import open_descriptors
+from zonemta_py.delivery.egress_operator import path_rows, warmup_rows
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.delivery_service import DeliveryService
-from zonemta_py.relay.descriptors import RESERVE
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part
-from zonemta_py.relay.preflight import needs_admin_address
+from zonemta_py.relay.preflight import RESERVE, needs_admin_address
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from zonemta_py.admin.health import LoopWatch
     from zonemta_py.admin.http_server import HttpRoute, HttpServer
-    from zonemta_py.admin.page.charts import Charts
+    from zonemta_py.admin.metrics import LoopWatch
     from zonemta_py.admin.page.page import Page
+    from zonemta_py.admin.page.views import Charts
 
 BEHIND_S = 60.0  # of the event log
 
@@ -86,8 +85,8 @@ class AdminService:
         if not settings.address:
             return
         # Imported where it is used: loading aiohttp takes a quarter of a second.
-        from zonemta_py.admin.health import LoopWatch
         from zonemta_py.admin.http_server import HttpServer
+        from zonemta_py.admin.metrics import LoopWatch
 
         self._watch = LoopWatch()
         self._watch.start()
@@ -124,7 +123,7 @@ class AdminService:
             self.server.tokens = tokens
 
     def _routes(self) -> "list[HttpRoute]":
-        from zonemta_py.admin.health import health_routes
+        from zonemta_py.admin.metrics import health_routes
 
         assert self._watch is not None
         admin = self._config.admin
@@ -142,8 +141,8 @@ class AdminService:
         return routes
 
     def _page_routes(self) -> "list[HttpRoute]":
-        from zonemta_py.admin.page.charts import Charts
         from zonemta_py.admin.page.page import Page
+        from zonemta_py.admin.page.views import Charts
 
         def tokens() -> Tokens:
             return self.server.tokens if self.server is not None else Tokens([])

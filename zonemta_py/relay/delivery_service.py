@@ -10,27 +10,26 @@ from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL, PathKey
-from zonemta_py.core.tasks import BackgroundTasks
-from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.core.runtime import BackgroundTasks
 from zonemta_py.delivery.dkim import DkimKeys, Signer
+from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
-from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.peers import Peers
-from zonemta_py.delivery.report_sender import ReportSender
+from zonemta_py.delivery.report_composer import DeliveryContext
+from zonemta_py.delivery.reports import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.session_opener import SmtpResources
+from zonemta_py.delivery.session_opener import Peers, SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath
 from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
+from zonemta_py.egress.paths import Constraint
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
 from zonemta_py.relay.parts import Part
 from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
-from zonemta_py.schedule.constraint import Constraint
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 SWEEP_EVERY_S = 300.0

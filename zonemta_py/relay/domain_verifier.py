@@ -7,9 +7,9 @@ from collections.abc import Collection
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import bases
 from zonemta_py.core.errors import QueueUnavailable
-from zonemta_py.delivery.dns_channel import DnsChannel, NameNotFound, QueryFailed
+from zonemta_py.delivery.dns import DnsChannel, NameNotFound, QueryFailed
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.verifications import TenantDomain, VerificationResult
+from zonemta_py.queue.submitters.domains import TenantDomain, VerificationResult
 
 PREFIX = "_zonemta"
 AGAIN_MS = 86_400_000  # after a look-up that found the record

@@ -10,14 +10,13 @@ from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.intake.context import SessionSettings
 from zonemta_py.intake.inject import Injector
-from zonemta_py.intake.listener import Intake
+from zonemta_py.intake.listener import Intake, bound_address, listening_sockets
 from zonemta_py.intake.scan import MessageScanner
-from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.processes.receivers import ReceiverPool
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.parts import Part
 from zonemta_py.routing import Router
-from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage.open import DiskSpace
 
 if TYPE_CHECKING:
     from zonemta_py.intake.http import MailEndpoint

@@ -1,40 +1,186 @@
 """Whether a configuration is usable on this machine: files, directories, addresses. For ``check`` and ``serve``."""
 
+import asyncio
+import logging
 import os
+import resource
 import socket
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
 from typing import TypeVar
 
+from cryptography import x509
+
 from zonemta_py.admin.tokens import check_tokens
 from zonemta_py.config.endpoints import HostPort, Network
-from zonemta_py.config.hooks import NO_HOOKS, Hooks
+from zonemta_py.config.hooks import NO_HOOKS, Hooks, plain_function, read_token
 from zonemta_py.config.load import located
-from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.reply_rules import load_rules
-from zonemta_py.config.schema import Admin, Config
+from zonemta_py.config.schema import HTTP_CONNECTIONS_MAX, Admin, Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.warmup import falling, read_warmups
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.files import check_owner
+from zonemta_py.core.files import check_owner, exposed_parent
 from zonemta_py.delivery.dkim import DkimKeys, load_keys
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.endpoints import read_password
 from zonemta_py.delivery.local_agent import is_local, make_transport
 from zonemta_py.intake.context import make_tls_context
 from zonemta_py.intake.users import load_users
-from zonemta_py.relay.certificates import certificate_warnings
-from zonemta_py.relay.descriptors import check_descriptors
-from zonemta_py.relay.secret_files import directory_warnings, secret_warnings
+from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
 from zonemta_py.smtp.address import with_parents
+from zonemta_py.storage.leveldb import TABLES_OPEN_MAX
 from zonemta_py.transports.connect import verifying_context
+
+log = logging.getLogger(__name__)
+
+
+# ---- Warnings about certificates of listeners that end soon.
+
+SOON = timedelta(days=14)
+LOOK_EVERY_S = 24 * 3600.0
+
+
+def certificate_warnings(config: Config, now: datetime) -> Iterator[str]:
+    """A warning for each certificate that ends within SOON, or has ended. Files that cannot be read are left out."""
+    files = {
+        f"listeners[{i}].tls.certificate_file": listener.tls.certificate_file
+        for i, listener in enumerate(config.listeners)
+        if listener.tls.mode != "none"
+    }
+    files["admin.tls.certificate_file"] = config.admin.tls.certificate_file
+    for key, path in files.items():
+        end = _end_of(path) if path is not None else None
+        if end is None or end - now > SOON:
+            continue
+        when = f"has ended on {end:%Y-%m-%d}" if end <= now else f"ends on {end:%Y-%m-%d %H:%M} UTC"
+        yield f"{key}: {path} {when}"
+
+
+def _end_of(path: Path) -> datetime | None:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return None  # the listener refuses it
+
+
+class CertificateWatch:
+    """Logs the warnings about the present configuration once a day."""
+
+    def __init__(self, config: Callable[[], Config]) -> None:
+        self._config = config
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look every day: at the start, `preflight.warnings` has them."""
+        self._task = asyncio.create_task(self._run(), name="certificates")
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for warning in certificate_warnings(self._config(), clock.utc(clock.now_ms())):
+                log.warning("%s", warning)
+
+    async def close(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+# ---- File descriptors: as many as the system allows, and no configuration that could use up those of the store.
+#
+# A database that cannot open its next file is lost until it is opened again, so sessions must never get there.
+
+RESERVE = TABLES_OPEN_MAX + 64  # of the store, its segments, the event log, DNS, pipes and logs
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of this process, and of its children, to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptors_needed(config: Config, hooks: Hooks = NO_HOOKS) -> int:
+    """How many descriptors the process with the queue may use at once."""
+    receivers, senders = process_counts(config, cores(), hooks)
+    needed = RESERVE
+    if receivers == 0:
+        needed += sum(  # as many connections of proxies have no place yet
+            listener.max_sessions * (2 if listener.proxies else 1) for listener in config.listeners
+        )
+    if senders == 0:
+        needed += sum(zone.connections for zone in config.zones.values())
+    return needed + (HTTP_CONNECTIONS_MAX if config.admin.address else 0)
+
+
+def check_descriptors(config: Config, hooks: Hooks = NO_HOOKS) -> None:
+    """Raises ConfigError when the system allows fewer descriptors than ``config`` may use."""
+    hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], descriptors_needed(config, hooks)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ConfigError(
+            f"listeners, zones: sessions, connections and the store may need {needed} file descriptors, and "
+            f"this process may have {hard}: raise the limit (LimitNOFILE=, ulimit -n), or lower max_sessions "
+            "or connections"
+        )
+
+
+# ---- Warnings about keys and passwords that every user of this machine can read, and about directories that others can replace.
+
+SHOWN = 5  # files with a warning of their own
+
+
+def secret_warnings(config: Config) -> Iterator[str]:
+    """A warning for each file with a secret that others may read, at most ``SHOWN``, then one for the others.
+
+    Files that are not there are left out.
+    """
+    found = 0
+    for key, path in _secrets(config):
+        try:
+            is_open = path is not None and path.stat().st_mode & stat.S_IROTH
+        except OSError:
+            continue  # `preflight.verify` says so
+        found += bool(is_open)
+        if is_open and found <= SHOWN:
+            yield f"{key}: every user of this machine can read {path}: chmod 600, or 640 for the group of the relay"
+    if found > SHOWN:
+        yield f"every user of this machine can read {found - SHOWN} more files with keys or passwords: chmod 600 them"
+
+
+def directory_warnings(config: Config) -> Iterator[str]:
+    """A warning for queue and event log below a directory of another user; ``relay.pid`` and ``admin.token`` are in the queue's."""
+    for key, path in (("queue", config.queue.directory), ("events", config.events.directory)):
+        why = exposed_parent(path)
+        if why:
+            yield (
+                f"{key}.directory: {why}, so another user can replace {path}: let the directories above it belong to root "
+                "or to the user of the relay, and have no mode o+w (or a sticky bit)"
+            )
+
+
+def _secrets(config: Config) -> Iterator[tuple[str, Path | None]]:
+    for i, entry in enumerate(config.dkim.keys):
+        yield f"dkim.keys[{i}].key_file", entry.key_file
+    for i, listener in enumerate(config.listeners):
+        yield f"listeners[{i}].tls.key_file", listener.tls.key_file
+    yield "admin.tls.key_file", config.admin.tls.key_file
+    yield "admin.token_file", config.admin.token_file
+    for name, zone in config.zones.items():
+        for prefix, part in zone.parts():
+            yield f"zones.{name}.{prefix}smarthost_auth.password_file", part.smarthost_auth.password_file
+
+
+# ---- preflight
 
 T = TypeVar("T")
 UNSIGNED_SHOWN = 5  # domains in a warning

@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from zonemta_py.config.schema import Config, Processes, SharedStorageSettings
-from zonemta_py.config.units import ProcessCount
+from zonemta_py.config.values import ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, QueueLocked
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
+from zonemta_py.queue.upkeep.startup import zones_on_disk
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.partitions import SharedStorage
+from zonemta_py.storage.shared import SharedStorage
 
 WAIT_S = 1.0  # longest wait for a notification, and so for ``close``
 RETRY_S = 60.0  # before a partition that could not be taken over, or still has mail, is tried again

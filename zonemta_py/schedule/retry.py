@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isqrt
 
-from zonemta_py.config.references import plain_function
+from zonemta_py.config.hooks import plain_function
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.errors import ConfigError
 

@@ -1,6 +1,6 @@
 """Which destination of a zone is served next: in turn, within the limits of the zone. Pure.
 
-Destinations with mail are in rings. A destination that may not be served now leaves its ring and returns
+Destinations with mail are in turn queues. A destination that may not be served now leaves its turn queue and returns
 by an event: a session opens, a worker ends, or a suspension is over. There is no polling, and a blocked
 destination does not delay the others. Times are monotonic seconds.
 """
@@ -8,15 +8,77 @@ destination does not delay the others. Times are monotonic seconds.
 from collections import OrderedDict
 from collections.abc import Callable
 
-from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.plain import rate_text
-from zonemta_py.config.zones import Zone
+from zonemta_py.config.values import Rate
+from zonemta_py.config.zones import DestinationTable, Zone
 from zonemta_py.core.model import PoolKey
-from zonemta_py.schedule.admission import Admission, Admitted, Unlimited
-from zonemta_py.schedule.constraint import Binding, Limit
-from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.rings import Ring, Rings, WorkerSlot
-from zonemta_py.schedule.token_bucket import TokenBucket
+from zonemta_py.egress.admission import (
+    SUSPENDED_MAX_S,
+    Admission,
+    Admitted,
+    Destination,
+    TurnQueue,
+    Unlimited,
+    WorkerSlot,
+)
+from zonemta_py.egress.paths import Binding, Limit
+from zonemta_py.schedule.turns import TurnQueues
+
+# ---- How much a zone may send now. Pure; times are monotonic seconds.
+
+BURST_S = 0.1
+LONG_S = 3600.0  # rates for periods from here on are kept over a restart
+AHEAD_S = 10.0  # how long a message that has a session may wait for its token
+
+
+class TokenBucket:
+    """``rate.events`` per ``rate.per_s`` seconds, evenly, with bursts of BURST_S.
+
+    Intervals start when a token was due and not when it was taken, so a late caller does not
+    lower the rate.
+    """
+
+    def __init__(self, rate: Rate, now_s: float, due_in_s: float = 0.0) -> None:
+        """``due_in_s``: when the first token is due, at most one interval from now."""
+        self._next_s = now_s + due_in_s
+        self.configure(rate, now_s)
+
+    def configure(self, rate: Rate, now_s: float) -> None:
+        """Use another rate from now on. A token that was taken stays taken."""
+        self.is_long = rate.per_s >= LONG_S
+        self._interval_s = rate.per_s / rate.events
+        self._burst_s = max(BURST_S, self._interval_s)
+        self._next_s = min(self._next_s, now_s + self._interval_s)
+
+    @property
+    def due_s(self) -> float:
+        """When the next token is due."""
+        return self._next_s
+
+    @property
+    def ahead_max(self) -> int:
+        """How many messages may look for a session at the same time: their tokens are due within AHEAD_S."""
+        return 1 + int(AHEAD_S / self._interval_s)
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until a token is available; 0 when one is."""
+        return max(0.0, self._next_s - now_s)
+
+    def take(self, now_s: float) -> bool:
+        """Take a token if one is available; returns whether it was."""
+        if self._next_s > now_s:
+            return False
+        self.reserve(now_s)
+        return True
+
+    def reserve(self, now_s: float) -> float:
+        """Take the next token; returns the seconds until it is due."""
+        due_s = max(self._next_s, now_s - self._burst_s)
+        self._next_s = due_s + self._interval_s
+        return max(0.0, due_s - now_s)
+
+
+# ---- scheduler
 
 TURN = 10  # leases before a worker checks whether other destinations wait for its connection
 KNOWN_S = 3600.0  # how long a destination that had a session is known to answer
@@ -42,12 +104,12 @@ class Scheduler:
         self._admission = admission if admission is not None else Unlimited()
         self.active = 0  # workers, on all destinations
         self._full_since_s = now_s  # when the last of the connections was taken
-        self.unpaid = 0  # of them: workers whose lease has no token yet
+        self.needs_token = 0  # of them: workers whose lease has no token yet
         self.bucket: TokenBucket | None = None
         self._on_room = on_room
         self._next_token_in_s = next_token_in_s  # of the run before
         self._destinations: dict[str, Destination] = {}
-        self._rings = Rings()
+        self._turn_queues = TurnQueues()
         self._known: OrderedDict[str, float] = OrderedDict()  # when a session last opened, oldest first
         # How often no session was opened since: a probe that finds no mail must not shorten the next try.
         self._failures: OrderedDict[str, int] = OrderedDict()
@@ -65,7 +127,7 @@ class Scheduler:
         self.table = DestinationTable(zone)
         for destination in self._destinations.values():
             destination.connections_max = self._connections_max(destination.name)
-        self._rings.trying_max = max(1, zone.connections // 3)
+        self._turn_queues.trying_max = max(1, zone.connections // 3)
 
     def _connections_max(self, name: str) -> int:
         return self.table.settings(name).connections_per_domain
@@ -73,7 +135,7 @@ class Scheduler:
     @property
     def sessions(self) -> int:
         """How many workers have a session."""
-        return self.active - sum(self._rings.starting)
+        return self.active - sum(self._turn_queues.starting)
 
     # ---- destinations with mail
 
@@ -84,16 +146,16 @@ class Scheduler:
         """
         destination = self._destinations.get(name)
         if destination is not None and destination.failing and not answers:
-            self._rings.add_failing(name, now_s)
+            self._turn_queues.add_failing(name, now_s)
         else:
             known = answers or self._is_known(name, destination, now_s)
             if not known and self._admission.looks_up(name):
                 return
-            self._rings.add(name, now_s, known=known, urgent=urgent)
+            self._turn_queues.add(name, now_s, known=known, urgent=urgent)
 
     def empty(self, name: str) -> None:
         """The destination has no more mail in the ready window."""
-        self._rings.remove(name)
+        self._turn_queues.remove(name)
         self._admission.empty(name)
 
     def _is_known(self, name: str, destination: Destination | None, now_s: float) -> bool:
@@ -110,13 +172,13 @@ class Scheduler:
 
     def has_token_ahead(self) -> bool:
         """Whether one more message may look for a session: few enough do so without a token."""
-        return self.bucket is None or self.unpaid < self.bucket.ahead_max
+        return self.bucket is None or self.needs_token < self.bucket.ahead_max
 
     def next(self, now_s: float) -> WorkerSlot | None:
         """A new worker for the destination that is served next, or None."""
         slot = self._next(now_s) if self._can_start(now_s) else None
         if slot is None:
-            self._admission.none_starts()
+            self._admission.no_worker_starts()
         return slot
 
     def _can_start(self, now_s: float) -> bool:
@@ -126,7 +188,7 @@ class Scheduler:
         return self.bucket is None or (self.has_token_ahead() and self.bucket.wait_s(now_s) <= 0)
 
     def _next(self, now_s: float) -> WorkerSlot | None:
-        for name, ring, since_s in self._rings.take(now_s):
+        for name, turn_queue, since_s in self._turn_queues.take(now_s):
             destination = self._destinations.get(name)
             if destination is not None and not destination.may_start(now_s):
                 destination.block(now_s)
@@ -134,38 +196,40 @@ class Scheduler:
                 continue
             admitted = self._admission.admit(name)
             if admitted is None:
-                self._rings.remove(name)  # its mail will have just come, when it may be sent
+                self._turn_queues.remove(name)  # its mail will have just come, when it may be sent
                 continue
             if destination is None:
                 destination = Destination(name, self._connections_max(name))
                 self._destinations[name] = destination
-            self._rings.started(name, ring, since_s)
-            return self._start(destination, ring, admitted, now_s)
+            self._turn_queues.started(name, turn_queue, since_s)
+            return self._start(destination, turn_queue, admitted, now_s)
         return None
 
     def _start(
-        self, destination: Destination, ring: Ring, admitted: Admitted, now_s: float
+        self, destination: Destination, turn_queue: TurnQueue, admitted: Admitted, now_s: float
     ) -> WorkerSlot:
-        within_s = self._rings.session_within_s(ring, self._failures.get(destination.name, 0))
+        within_s = self._turn_queues.session_within_s(
+            turn_queue, self._failures.get(destination.name, 0)
+        )
         destination.active += 1
         destination.starting += 1
         destination.has_newcomer = True
         self.active += 1
         if self.active >= self.zone.connections:
             self._full_since_s = now_s
-        self.unpaid += 1
-        return WorkerSlot(destination, ring, *admitted, session_within_s=within_s)
+        self.needs_token += 1
+        return WorkerSlot(destination, turn_queue, *admitted, session_within_s=within_s)
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
         """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
         bucket = self.bucket
-        if bucket and (bucket.wait_s(now_s) > 0 or not (slot.unpaid or self.has_token_ahead())):
+        if bucket and (bucket.wait_s(now_s) > 0 or not (slot.needs_token or self.has_token_ahead())):
             return False
         if not self._admission.may_continue(slot):
             return False
-        if not slot.unpaid:
-            slot.unpaid = True
-            self.unpaid += 1
+        if not slot.needs_token:
+            slot.needs_token = True
+            self.needs_token += 1
         return True
 
     def leased(self, slot: WorkerSlot, now_s: float, *, more: bool) -> bool:
@@ -175,8 +239,8 @@ class Scheduler:
             self.ready(destination.name, now_s)
         else:
             self.empty(destination.name)
-        if slot.is_newcomer:
-            slot.is_newcomer = destination.has_newcomer = False
+        if slot.first_lease:
+            slot.first_lease = destination.has_newcomer = False
             return more
         return False
 
@@ -187,9 +251,9 @@ class Scheduler:
         """
         destination = slot.destination
         destination.session_opened()
-        if slot.unpaid:
-            slot.unpaid = False
-            self.unpaid -= 1
+        if slot.needs_token:
+            slot.needs_token = False
+            self.needs_token -= 1
         wait_s = 0.0 if self.bucket is None else self.bucket.reserve(now_s)
         if not slot.established:
             slot.established = True
@@ -197,12 +261,12 @@ class Scheduler:
                 0.0  # the next session of this worker keeps no one waiting for its place
             )
             self._failures.pop(destination.name, None)
-            self._rings.starting[slot.ring] -= 1
+            self._turn_queues.starting[slot.turn_queue] -= 1
             destination.starting -= 1
             self._remember(destination.name, now_s)
         elif self.bucket is None:
             return 0.0
-        if destination.blocked or self.bucket is not None or self._rings:
+        if destination.blocked or self.bucket is not None or self._turn_queues:
             destination.blocked = False
             self._on_room(destination)
         return wait_s
@@ -220,25 +284,25 @@ class Scheduler:
         self._known.move_to_end(name)
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
-        self._rings.answered(name, now_s)
+        self._turn_queues.answered(name, now_s)
 
     def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
         """A worker ended; the destination has another turn if it has mail."""
         destination = slot.destination
         self.active -= 1
-        self.unpaid -= slot.unpaid
+        self.needs_token -= slot.needs_token
         self._admission.ended(slot)  # which gives turns to what can be served now
-        if slot.gives_way:  # those that are woken by this have their turn before it
-            self._rings.put_last(destination.name)
+        if slot.yields:  # those that are woken by this have their turn before it
+            self._turn_queues.put_last(destination.name)
         destination.active -= 1
-        if slot.is_newcomer:
+        if slot.first_lease:
             destination.has_newcomer = False
         if slot.established:
             if not destination.failing:
                 self._remember(destination.name, now_s)
         else:
             destination.starting -= 1
-            self._rings.starting[slot.ring] -= 1
+            self._turn_queues.starting[slot.turn_queue] -= 1
         if has_mail:
             self.ready(destination.name, now_s)
         elif destination.active == 0:
@@ -249,12 +313,12 @@ class Scheduler:
 
         Other destinations are checked every TURN leases, those with urgent mail after each.
         """
-        if served % TURN == 0 and self._admission.others_wait(slot):
-            slot.gives_way = True
+        if served % TURN == 0 and self._admission.has_waiters(slot):
+            slot.yields = True
             return True
         if self.active < self.zone.connections:
             return False
-        return self._rings.others_wait(slot.destination.name, only_urgent=served % TURN != 0)
+        return self._turn_queues.has_waiters(slot.destination.name, only_urgent=served % TURN != 0)
 
     # ---- suspended destinations
 
@@ -285,7 +349,7 @@ class Scheduler:
             own = destination.binding(now_s)
             if own is not None:
                 return own
-        rings, since_s = self._rings.of(name), self._rings.since_s(name, now_s)
+        turn_queues, since_s = self._turn_queues.of(name), self._turn_queues.since_s(name, now_s)
         if self.bucket is not None:
             wait_s = self.bucket.wait_s(now_s)
             if wait_s > 0 or not self.has_token_ahead():
@@ -295,14 +359,14 @@ class Scheduler:
         own = self._admission.binding(name, now_s, pool_key)
         if own is None and destination is not None:
             own = destination.binding(now_s)
-        # One that has left its ring does not wait for a connection.
-        if self.active >= self.zone.connections and (rings or own is None):
+        # One that has left its turn queue does not wait for a connection.
+        if self.active >= self.zone.connections and (turn_queues or own is None):
             full = f"all {self.zone.connections} connections of the zone are in use"
             return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)
         if own is not None:
             return own
-        if rings and not any(map(self._rings.has_room, rings)):
-            budget = f"{self._rings.trying} connections are being opened to destinations that have not answered lately, of {self._rings.trying_max} that these may have; others of them are before it"
+        if turn_queues and not any(map(self._turn_queues.has_room, turn_queues)):
+            budget = f"{self._turn_queues.trying} connections are being opened to destinations that have not answered lately, of {self._turn_queues.trying_max} that these may have; others of them are before it"
             return Binding(Limit.UNANSWERED_BUDGET, since_s, 0.0, budget)
         return None
 

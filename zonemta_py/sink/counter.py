@@ -16,7 +16,7 @@ from time import monotonic
 from typing import cast
 
 from zonemta_py.core.clock import wait_event
-from zonemta_py.core.loop import loop_factory
+from zonemta_py.core.runtime import loop_factory
 
 WRITE_INTERVAL_S = 0.01
 _GREETING = b"220 sink.example ESMTP\r\n"

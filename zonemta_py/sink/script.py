@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.config.load import parse_document, plain
-from zonemta_py.config.units import duration
+from zonemta_py.config.values import duration
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.sink.sink_limits import SinkLimits, check_limits
 

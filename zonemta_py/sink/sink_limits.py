@@ -24,7 +24,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 
 from zonemta_py.config.reader import Reader
-from zonemta_py.config.units import MessagesWithin, Rate, Seconds, Word, choice, number
+from zonemta_py.config.values import MessagesWithin, Rate, Seconds, Word, choice, number
 
 
 class LimitName(StrEnum):

@@ -11,7 +11,7 @@ from datetime import datetime
 from zonemta_py.core.codec import Struct
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
-from zonemta_py.smtp.dsn_params import UNSET, parse_notify, valid_envid, valid_orcpt
+from zonemta_py.smtp.reports.dsn import UNSET, parse_notify, valid_envid, valid_orcpt
 
 KEY_WINDOW = "X-SUBMISSION-KEY"  # EHLO keyword: for how many seconds a submission key is remembered
 

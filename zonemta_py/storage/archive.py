@@ -14,8 +14,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from zonemta_py.core.checksum import crc32
-from zonemta_py.core.codec import from_json, to_json
+from zonemta_py.core.codec import crc32, from_json, to_json
 from zonemta_py.core.errors import LocalError
 
 MAGIC = b"zonemta-queue 1\n"

@@ -13,28 +13,30 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zonemta_py.core.checksum import crc32
+from zonemta_py.core.codec import crc32
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op, Space
 from zonemta_py.storage.leveldb import LevelDB
-from zonemta_py.storage.segment_use import FIRST, SegmentUse
 from zonemta_py.storage.segments import (
+    FIRST,
     REFERENCE_BYTES,
     Append,
     Reference,
     SegmentedView,
     SegmentFiles,
+    SegmentUse,
     check_segments,
     decode_reference,
 )
+
+log = logging.getLogger(__name__)
+
 
 DIRECTORY = "bodies"
 UNSYNCED_BYTES_MAX = 4 << 20  # appended and without references: what the next sync has to wait for
 MOVED_AT_ONCE = 16  # chunks
 LARGE_BYTES = 32 << 10  # of a chunk that may be in a segment
-
-log = logging.getLogger(__name__)
 
 
 class _Write(NamedTuple):

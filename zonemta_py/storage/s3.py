@@ -18,15 +18,101 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.core.codec import pack, unpacker
+from zonemta_py.core.codec import from_json, pack, to_json, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Op
-from zonemta_py.storage.lease import PartitionLease
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.remote import RemoteBodyStore
-from zonemta_py.storage.s3_client import Conflict, S3Client
-from zonemta_py.storage.s3_lease import S3Lease
+from zonemta_py.storage.s3_client import Conflict, S3Client, S3Object
+from zonemta_py.storage.shared import PartitionLease
+
+log = logging.getLogger(__name__)
+
+
+# ---- The lease of a partition in S3: one object, written on condition, whose age is measured by the server's clock.
+
+SLACK_S = 2  # the server's clock shows whole seconds
+
+
+class S3Lease:
+    """The lease of the partition ``name``; see ``LeaseBackend``."""
+
+    def __init__(self, client: S3Client, name: str, lease_s: float) -> None:
+        self._client = client
+        self._name = name
+        self._path = f"{name}/lease"
+        self._lease_s = lease_s
+        self._etag = ""  # the version that this relay wrote
+
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
+        """See ``LeaseBackend``. Also raises LocalError for an object that is not a lease."""
+        found = self._client.get(self._path)
+        try:
+            if found is not None and not is_free(found):
+                holder = _token_of(found)
+                if holder != previous:
+                    return holder
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+        if self._write(self._data(token), found.etag if found is not None else None):
+            return None
+        return ""  # another relay was faster
+
+    def holder(self) -> str | None:
+        """See ``LeaseBackend``."""
+        found = self._client.get(self._path)
+        try:
+            return _token_of(found) if found is not None and not is_free(found) else None
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+
+    def _data(self, token: str, *, mail: bool = True) -> bytes:
+        """While it is held, ``mail`` is true: a relay that dies may have left some."""
+        return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
+
+    def _write(self, data: bytes, etag: str | None) -> bool:
+        """Write the lease if it is the version ``etag`` (None: if there is none); False if it is not."""
+        try:
+            if etag is None:
+                self._etag = self._client.put_new(self._path, data)
+            else:
+                self._etag = self._client.replace(self._path, data, etag)
+        except Conflict:
+            # Perhaps by this relay: the answer was lost, and the client sent the request again.
+            found = self._client.get(self._path)
+            if found is None or found.data != data:
+                return False
+            self._etag = found.etag
+        return True
+
+    def renew(self, token: str) -> bool:
+        """See ``LeaseBackend``."""
+        return self._write(self._data(token), self._etag)
+
+    def release(self, token: str, *, mail: bool) -> None:
+        """See ``LeaseBackend``. The object is read first: what this relay wrote last may have been replaced."""
+        found = self._client.get(self._path)
+        try:
+            if found is None or _token_of(found) != token:
+                return
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+        if self._write(self._data("", mail=mail), found.etag) and mail:
+            self._client.send_notification(self._name)
+
+
+def _token_of(lease: S3Object) -> str:
+    return str(from_json(lease.data)["token"])
+
+
+def is_free(lease: S3Object) -> bool:
+    """Whether no relay has the lease. Raises ValueError, KeyError, TypeError for data that are not a lease."""
+    found = from_json(lease.data)
+    return not found["token"] or lease.age_s > found["lease_s"] + SLACK_S
+
+
+# ---- s3
 
 FORMAT = 1
 SNAPSHOT_BYTES = 8 << 20  # of batches since the last snapshot; or its size, when that is larger
@@ -34,7 +120,6 @@ SNAPSHOT_BATCHES = 1000
 PAGE_OBJECTS = 64  # of one request while loading
 ATTEMPTS = 3
 
-log = logging.getLogger(__name__)
 
 _unpack_batch = unpacker(tuple[int, str, list[tuple[bytes, bytes | None]]])  # format, token, operations
 _unpack_snapshot = unpacker(tuple[int, list[tuple[bytes, bytes]]])
@@ -265,3 +350,55 @@ def _seq_of(path: str) -> int:
 def _check_format(path: str, version: int) -> None:
     if version != FORMAT:
         raise LocalError(f"{path}: version {version} is not known here")
+
+
+# ---- The partitions of several relays in one bucket; ``s3`` draws the objects of one.
+
+
+class S3SharedStorage:
+    """See ``SharedStorage``. Raises LocalError for a bucket that cannot be read."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self._client = S3Client(settings.s3)
+        self._receipts: dict[str, str] = {}  # of notifications, by partition
+        try:
+            self._client.directories()
+        except LocalError:
+            self._client.close()
+            raise
+
+    def open(self, name: str) -> S3Store:
+        """See ``SharedStorage.open``. Deletes the notification about the partition."""
+        store = S3Store(self._settings, name)
+        receipt = self._receipts.pop(name, None)
+        try:
+            if receipt is not None:
+                self._client.delete_notification(receipt)
+        except LocalError as exc:
+            log.warning("the notification about partition '%s' will be repeated: %s", name, exc)
+        return store
+
+    def orphans(self) -> list[str]:
+        """See ``SharedStorage.orphans``. The partition of a relay that died may turn out to be empty."""
+        found = []
+        for name in self._client.directories():
+            lease = self._client.get(f"{name}/lease")
+            try:
+                if lease is not None and is_free(lease) and from_json(lease.data)["mail"]:
+                    found.append(name)
+            except (ValueError, KeyError, TypeError) as exc:
+                log.error("s3: %s/lease is not a lease, the partition is ignored: %r", name, exc)
+        return found
+
+    def wait_for_notification(self, wait_s: float) -> str | None:
+        """See ``SharedStorage.wait_for_notification``."""
+        received = self._client.receive_notification(wait_s)
+        if received is None:
+            return None
+        name, self._receipts[name] = received
+        return name
+
+    def close(self) -> None:
+        """See ``SharedStorage.close``."""
+        self._client.close()

@@ -20,7 +20,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from zonemta_py.config.schema import S3Settings
 from zonemta_py.core.errors import LocalError
-from zonemta_py.storage.loop_thread import LoopThread
+from zonemta_py.storage.remote import LoopThread
+
+log = logging.getLogger(__name__)
+
 
 CONCURRENT = 8  # requests of one call
 DELETE_MAX = 1000  # objects in one request, by the protocol
@@ -33,7 +36,6 @@ CLIENT_ERRORS = (ClientError, BotoCoreError, ConnectionFailure, OSError, ValueEr
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
 
 _CONFIG = AioConfig(
     connect_timeout=5, read_timeout=15, max_pool_connections=2 * CONCURRENT, retries={"max_attempts": 5, "mode": "standard"}

@@ -9,13 +9,13 @@ from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed, LocalError, SessionLost
 from zonemta_py.smtp.address import needs_smtputf8
-from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.verdict import Phase
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, REFUSED, UNCERTAIN, Journal, digest
 from zonemta_py.submit.merge import MergeError, Template, UnusableValue
 from zonemta_py.submit.recipients import ListRow
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
-from zonemta_py.transports.pipelining import SmtpSession, Transaction
+from zonemta_py.transports.session import SmtpSession, Transaction
 
 CONNECT_TRIES = 5
 LOSSES_MAX = 20  # consecutive lost sessions before the run stops

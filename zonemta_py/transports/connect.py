@@ -22,8 +22,8 @@ from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.core.text import SECRET
 from zonemta_py.smtp.reply import Reply, make_reply
-from zonemta_py.smtp.reply_text import SAID
-from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
+from zonemta_py.smtp.reply_class import SAID
+from zonemta_py.transports.session import LmtpSession, SmtpSession
 from zonemta_py.transports.tracing import SessionTrace
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from zonemta_py.config.zones import PipeSettings
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.interface import DELIVERED, LocalMessage, Unanswered, lines, parts
+from zonemta_py.transports.local import DELIVERED, LocalMessage, Unanswered, lines, parts
 
 OUTPUT_MAX = 4096  # bytes kept of the output of a program
 OUTPUT_AFTER_S = 1.0  # for the output to arrive that was written before the end of a program

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.queue import opened
-from zonemta_py.admin.page import charts as module
-from zonemta_py.admin.page.charts import KEPT, POINTS_MAX, Charts
+from zonemta_py.admin.page import views as module
+from zonemta_py.admin.page.views import KEPT, POINTS_MAX, Charts
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.queue import Queue
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from zonemta_py.admin.page.provider_matrix import cell, matrix, state_of
+from zonemta_py.admin.egress import attention
 from zonemta_py.admin.page.responses import make_environment
-from zonemta_py.admin.paths import attention
+from zonemta_py.admin.page.views import cell, matrix, state_of
 from zonemta_py.admin.requests import Row
 
 HOSTILE = "<b onclick=x>\"'&{{ 1 }}.example"

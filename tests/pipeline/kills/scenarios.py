@@ -12,8 +12,8 @@ from tests.kit.deadlines import until
 from tests.pipeline.campaigns import LETTER, PERSONAL, RelayAndSinks, write_list
 from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
-from zonemta_py.pipeline.jobs.plan_request import BY_TASKS_BYTES_MIN
-from zonemta_py.pipeline.spark.event_log import SMALL_BYTES
+from zonemta_py.pipeline.events.log import SMALL_BYTES
+from zonemta_py.pipeline.plan.request import BY_TASKS_BYTES_MIN
 
 RECIPIENTS = 12_000  # more than those of the first round of ``send``
 EVENTS = 20_000

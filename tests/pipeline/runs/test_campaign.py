@@ -86,7 +86,7 @@ async def test_a_campaign(spark: "SparkSession", directory: Path, root: str) -> 
 
 
 def _report(spark: "SparkSession", found: dict[str, Any], root: str) -> None:
-    from zonemta_py.pipeline.jobs.report import ReportRequest
+    from zonemta_py.pipeline.report.job import ReportRequest
 
     output = f"{root}/report"
     sums = report(spark, ReportRequest(found["events"], [found["plan"]], output))
@@ -117,8 +117,8 @@ def _report(spark: "SparkSession", found: dict[str, Any], root: str) -> None:
 
 
 def _reconcile(spark: "SparkSession", found: dict[str, Any], root: str) -> None:
-    from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
-    from zonemta_py.pipeline.spark.storage import make_directory
+    from zonemta_py.pipeline.report.outcomes import ReconcileRequest, reconcile
+    from zonemta_py.pipeline.spark.files import make_directory
 
     request = ReconcileRequest(found["plan"], open_log(spark, found["events"]), f"{root}/outcomes")
     counts = reconcile(spark, request, no_progress)
@@ -137,7 +137,7 @@ def _reconcile(spark: "SparkSession", found: dict[str, Any], root: str) -> None:
 
 
 def _suppress(spark: "SparkSession", found: dict[str, Any], root: str) -> None:
-    from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
+    from zonemta_py.pipeline.feedback.bounces import SuppressRequest, make_suppression
 
     path = f"{root}/bounced.txt"
     log = open_log(spark, found["events"])
@@ -152,8 +152,8 @@ def _suppress(spark: "SparkSession", found: dict[str, Any], root: str) -> None:
 
 def _compact(spark: "SparkSession", found: dict[str, Any], root: str) -> None:
     """The rates of the compacted events are those of the segments."""
-    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
-    from zonemta_py.pipeline.jobs.report import ReportRequest
+    from zonemta_py.pipeline.events.compact import CompactRequest, compact
+    from zonemta_py.pipeline.report.job import ReportRequest
 
     for count in (1, 0):
         new = compact(spark, CompactRequest(found["events"], f"{root}/lake"), no_progress)

@@ -10,7 +10,7 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.relay import relaying, staged
 from tests.pipeline.campaigns import PERSONAL, write_list
 from tests.pipeline.connect import connect_server, run_job
-from tests.pipeline.jobs.test_dsn import as_mbox
+from tests.pipeline.feedback.test_dsn import as_mbox
 from tests.pipeline.runs.test_campaign import empty_queue
 from zonemta_py.bench.process import free_port
 from zonemta_py.core.errors import LocalError

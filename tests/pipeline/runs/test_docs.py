@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tests.kit.deadlines import until_blocking
 from tests.pipeline.campaigns import suppressed
-from tests.pipeline.jobs.test_dsn import bounce
+from tests.pipeline.feedback.test_dsn import bounce
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.cli.main import main
 from zonemta_py.events.segment_reading import read_segment, sealed_segments

@@ -16,7 +16,7 @@ from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_se
 from zonemta_py.bench.process import process_tree
 
 pytest.importorskip("pyspark")
-from zonemta_py.pipeline.spark.interrupts import INTERRUPTED, MESSAGE
+from zonemta_py.pipeline.spark.session import INTERRUPTED, MESSAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,8 +29,8 @@ from tests.pipeline.cluster import can_hide, cluster
 from tests.pipeline.object_store import JARS, class_path, object_root, settings
 from tests.pipeline.segments import accepted, delivered, write_segment
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.rules.engagement import EngagementPolicy
-from zonemta_py.pipeline.rules.scenarios import scenarios
+from zonemta_py.pipeline.plan.segment import EngagementPolicy
+from zonemta_py.pipeline.simulate.job import scenarios
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,12 +95,11 @@ def _prepare(spark: "SparkSession", driver: Path, root: str) -> None:
 
 def _sent(spark: "SparkSession", root: str, target: str) -> dict[str, Any]:
     """What is submitted, and what becomes of that."""
-    from zonemta_py.pipeline.jobs.anomaly import AnomalyRequest, find_anomalies
-    from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
-    from zonemta_py.pipeline.jobs.segment import SegmentRequest, make_segments
-    from zonemta_py.pipeline.jobs.send import send_plan
-    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
-    from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
+    from zonemta_py.pipeline.plan.segment import SegmentRequest, make_segments
+    from zonemta_py.pipeline.report.anomalies import AnomalyRequest, AnomalyThresholds, find_anomalies
+    from zonemta_py.pipeline.report.outcomes import ReconcileRequest, reconcile
+    from zonemta_py.pipeline.send.job import send_plan
+    from zonemta_py.pipeline.simulate.job import SimulateRequest, simulate_scenarios
 
     mailing, log = f"{root}/mailing", open_log(spark, f"{root}/events")
     plan(spark, f"{root}/mailing.csv", mailing, message=PERSONAL)
@@ -124,11 +123,11 @@ def _sent(spark: "SparkSession", root: str, target: str) -> dict[str, Any]:
 
 def _jobs(spark: "SparkSession", root: str, driver: str) -> dict[str, Any]:
     """Run the jobs; what they count. ``not_shared``: one that writes to a directory of the driver says why it cannot."""
-    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
-    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
-    from zonemta_py.pipeline.jobs.recommend import RecommendRequest, recommend
-    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
-    from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
+    from zonemta_py.pipeline.events.compact import CompactRequest, compact
+    from zonemta_py.pipeline.feedback.bounces import SuppressRequest, make_suppression
+    from zonemta_py.pipeline.feedback.reports import DsnRequest, read_reports
+    from zonemta_py.pipeline.report.advice import RecommendRequest, recommend
+    from zonemta_py.pipeline.report.job import ReportRequest, update_report
 
     events, lake = f"{root}/events", CompactRequest(f"{root}/events", f"{root}/lake")
     gone, mail = (

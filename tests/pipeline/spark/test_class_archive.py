@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-archive = pytest.importorskip("zonemta_py.pipeline.spark.class_archive")
+archive = pytest.importorskip("zonemta_py.pipeline.spark.session")
 
 PARTS = ("/usr/bin/java", "4.3.0")
 

@@ -64,13 +64,13 @@ def test_the_same_report(
     mode: tuple[str, ...],
 ) -> None:
     """Tables, sums, exit code and quarantine, with a damaged segment and events that are there twice."""
-    from zonemta_py.pipeline.spark import event_log
+    from zonemta_py.pipeline.events import log
 
     events = tmp_path / "events"
     write_damaged(events)
     here = pipeline("report", events, "--output", tmp_path / "here", *mode)
     assert not sessions
-    monkeypatch.setattr(event_log, "SMALL_BYTES", 0)
+    monkeypatch.setattr(log, "SMALL_BYTES", 0)
     there = pipeline("report", events, "--output", tmp_path / "there", *mode)
     assert sessions
     assert here.exit_code == there.exit_code == 3, here.output
@@ -87,11 +87,11 @@ def test_updates_in_turn(
     sessions: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One without Spark, one with, and one without again: each event is counted once."""
-    from zonemta_py.pipeline.spark import event_log
+    from zonemta_py.pipeline.events import log
 
     events = tmp_path / "events"
     for number, small in enumerate((1 << 20, 0, 1 << 20)):
-        monkeypatch.setattr(event_log, "SMALL_BYTES", small)
+        monkeypatch.setattr(log, "SMALL_BYTES", small)
         first = 10 * number
         write_segment(events, f"s{number}", [delivered(n) for n in range(first, first + 10)])
         result = pipeline("report", events, "--output", tmp_path / "report", "--update")
@@ -110,13 +110,14 @@ def test_anomaly_needs_no_session(sessions: list[object], tmp_path: Path) -> Non
 
 def test_a_session_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is that of the command, when the log is too large to do without."""
-    from zonemta_py.pipeline.spark import event_log, session
+    from zonemta_py.pipeline.events import log
+    from zonemta_py.pipeline.spark import session
 
     def fails(*_: object, **__: object) -> None:
         raise LocalError("no Java found")
 
     monkeypatch.setattr(session, "open_session", fails)
-    monkeypatch.setattr(event_log, "SMALL_BYTES", 0)
+    monkeypatch.setattr(log, "SMALL_BYTES", 0)
     write_log(tmp_path / "events")
     result = pipeline("report", tmp_path / "events", "--output", tmp_path / "report")
     assert (result.exit_code, "no Java found" in result.stderr) == (1, True)
@@ -142,7 +143,7 @@ def test_the_master_may_be_a_setting(tmp_path: Path) -> None:
 
 def test_the_handler_of_interrupts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark sets its own when it starts, in the middle of a job that has one."""
-    from zonemta_py.pipeline.spark.deferred_session import DeferredSession
+    from zonemta_py.pipeline.spark.session import DeferredSession
 
     def opened() -> Any:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -179,8 +180,8 @@ def test_a_file_of_sums_that_is_damaged_or_missing(sessions: list[object], tmp_p
 def test_a_segment_that_is_removed_meanwhile(
     sessions: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zonemta_py.pipeline.spark import segment_files
-    from zonemta_py.pipeline.spark.listing import local_files
+    from zonemta_py.pipeline.events import files as segment_files
+    from zonemta_py.pipeline.spark.files import local_files
 
     paths = write_log(tmp_path / "events")
 

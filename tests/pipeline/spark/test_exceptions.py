@@ -18,6 +18,6 @@ import pytest
     ],
 )  # fmt: skip
 def test_the_most_specific_line(text: str, line: str) -> None:
-    from zonemta_py.pipeline.spark.exceptions import error_line
+    from zonemta_py.pipeline.spark.session import error_line
 
     assert error_line(text) == line

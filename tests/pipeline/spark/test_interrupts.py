@@ -5,7 +5,7 @@ import signal
 import pytest
 
 pytest.importorskip("pyspark")
-from zonemta_py.pipeline.spark.interrupts import interruptible, same_handler
+from zonemta_py.pipeline.spark.session import interruptible, same_handler
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

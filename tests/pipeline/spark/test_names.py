@@ -13,8 +13,8 @@ from zonemta_py.core.errors import LocalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-lists = pytest.importorskip("zonemta_py.pipeline.spark.lists")
-as_read = pytest.importorskip("zonemta_py.pipeline.spark.storage").as_read
+lists = pytest.importorskip("zonemta_py.pipeline.plan.list")
+as_read = pytest.importorskip("zonemta_py.pipeline.spark.files").as_read
 
 NEIGHBOURS = [("june[1]", "june1"), ("l*", "list"), ("d?", "dx"), ("{a,b}", "a")]
 
@@ -36,7 +36,7 @@ def test_a_list(spark: "SparkSession", tmp_path: Path, name: str, neighbour: str
 
 @pytest.mark.parametrize(("name", "neighbour"), NEIGHBOURS)
 def test_a_suppression_list(spark: "SparkSession", tmp_path: Path, name: str, neighbour: str) -> None:
-    from zonemta_py.pipeline.spark.suppression import read_suppression
+    from zonemta_py.pipeline.plan.suppression import read_suppression
 
     for directory in (name, neighbour):
         (tmp_path / directory).mkdir()
@@ -50,7 +50,7 @@ def test_a_suppression_list(spark: "SparkSession", tmp_path: Path, name: str, ne
 
 @pytest.mark.parametrize(("name", "neighbour"), NEIGHBOURS)
 def test_an_event_log(spark: "SparkSession", tmp_path: Path, name: str, neighbour: str) -> None:
-    from zonemta_py.pipeline.spark.events import read_events
+    from zonemta_py.pipeline.events.rows import read_events
 
     write_segment(tmp_path / name, "a", [delivered(seq) for seq in range(1, 5)])
     write_segment(tmp_path / neighbour, "b", [delivered(seq) for seq in range(1, 3)])

@@ -12,7 +12,7 @@ from zonemta_py.core.errors import LocalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-lock = pytest.importorskip("zonemta_py.pipeline.spark.output_lock")
+lock = pytest.importorskip("zonemta_py.pipeline.spark.output")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def test_a_second_run(spark: "SparkSession", tmp_path: Path) -> None:
 @pytest.mark.parametrize("output", [None, "table:a.b", "file:///nowhere/at/all"])
 def test_outputs_without_a_lock(spark: "SparkSession", output: str | None) -> None:
     """They are those of a database or of Spark's file systems; a job may have none."""
-    from zonemta_py.pipeline.spark.output_lock import locks_output
+    from zonemta_py.pipeline.spark.output import locks_output
 
     @locks_output
     def job(spark: "SparkSession", request: Request) -> int:

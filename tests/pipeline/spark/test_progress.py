@@ -10,7 +10,7 @@ from tests.kit.deadlines import until
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-progress = pytest.importorskip("zonemta_py.pipeline.spark.progress")
+progress = pytest.importorskip("zonemta_py.pipeline.spark.tables")
 
 
 async def test_a_directory_that_is_removed_meanwhile(

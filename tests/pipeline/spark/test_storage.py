@@ -18,13 +18,7 @@ ROOTS = pytest.mark.parametrize("root", ["", "file://"])
 
 @ROOTS
 def test_a_file_is_replaced(spark: "SparkSession", tmp_path: Path, root: str) -> None:
-    from zonemta_py.pipeline.spark.storage import (
-        names_in,
-        read_bytes,
-        read_text,
-        write_bytes,
-        write_text,
-    )
+    from zonemta_py.pipeline.spark.files import names_in, read_bytes, read_text, write_bytes, write_text
 
     directory = f"{root}{tmp_path}/a/b"
     for content in ("one\n", "", "é\n" * 700_000):
@@ -40,17 +34,17 @@ def test_a_file_that_cannot_be_made_whole_stays(
     spark: "SparkSession", tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines end with an error, or the job when a part is written: the file is as it was."""
-    from zonemta_py.pipeline.spark import storage
+    from zonemta_py.pipeline.spark import files
 
     path = f"{root}{tmp_path}/t"
-    storage.write_text(spark, path, "before")
+    files.write_text(spark, path, "before")
 
     def lines() -> Any:
         yield "x" * 100_000
         raise OSError(28, "No space left on device")
 
     with pytest.raises(LocalError, match=rf"{gettempdir() if root else path}: No space left") as caught:
-        storage.write_lines(spark, path, lines())
+        files.write_lines(spark, path, lines())
     assert path in str(caught.value)
     assert {each.name for each in tmp_path.iterdir() if not each.name.endswith(".crc")} == {"t"}
 
@@ -60,7 +54,7 @@ def test_a_file_that_cannot_be_made_whole_stays(
         raise KeyboardInterrupt
 
     if root:
-        monkeypatch.setattr(storage, "_copy", killed)
+        monkeypatch.setattr(files, "_copy", killed)
         with pytest.raises(KeyboardInterrupt):
-            storage.write_text(spark, path, "something longer")
-    assert storage.read_text(spark, path) == "before"
+            files.write_text(spark, path, "something longer")
+    assert files.read_text(spark, path) == "before"

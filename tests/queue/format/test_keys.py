@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from zonemta_py.core.codec import from_json, pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.ids import WORKER_SHIFT, WORKERS_MAX, MessageIds
+from zonemta_py.queue.format.keys import WORKER_SHIFT, WORKERS_MAX, MessageIds
 from zonemta_py.queue.format.records import (
     FORMAT,
     NO_OPTIONS,
+    BodyRecord,
     DeliveryOptions,
+    EnvelopeRecord,
     Inflight,
-    Mark,
-    Meta,
     Note,
     Open,
     Origin,
@@ -37,7 +37,7 @@ from zonemta_py.queue.format.records import (
     read_recipient_record,
     read_submitted,
 )
-from zonemta_py.queue.upkeep.recovery import FORMAT_VERSION
+from zonemta_py.queue.upkeep.startup import FORMAT_VERSION
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ID = "019a1b2c3d4e000001abcdef"
@@ -65,9 +65,9 @@ def test_keys_are_frozen() -> None:
 def test_records_are_frozen() -> None:
     """What an older relay wrote is read by this one, byte for byte."""
     records = [
-        (Mark(FORMAT, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF), read_mark),
+        (BodyRecord(FORMAT, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF), read_mark),
         (
-            Meta(
+            EnvelopeRecord(
                 FORMAT,
                 "s@x.y",
                 b"A: 1\r\n",
@@ -152,7 +152,7 @@ def test_version_1_is_read() -> None:
     mark, meta, waiting, inflight, opened = (
         bytes.fromhex(line) for line in (GOLDEN / "records-1.hex").read_text().split()
     )
-    assert read_mark(mark) == Mark(1, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF)
+    assert read_mark(mark) == BodyRecord(1, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF)
     assert (read_meta(meta).ret, read_meta(meta).envid, read_meta(meta).warned) == ("", "", False)
     assert read_recipient_record(waiting).text == "later"
     assert (read_recipient_record(waiting).notify, read_recipient_record(waiting).orcpt) == (0, "")
@@ -268,7 +268,9 @@ def test_event_lines_have_a_sum() -> None:
 
 def test_options_may_be_missing() -> None:
     """The first messages of version 5 had none."""
-    meta = Meta(FORMAT, "s@x.y", b"", ("default",), False, False, "", Origin("", "", "", "", ""))
+    meta = EnvelopeRecord(
+        FORMAT, "s@x.y", b"", ("default",), False, False, "", Origin("", "", "", "", "")
+    )
     assert read_meta(pack(tuple(meta._replace(version=7))[:-1])) == meta._replace(version=7)
     assert meta.options == NO_OPTIONS
 

@@ -11,7 +11,7 @@ from tests.kit.queue import Clock, accept, lease, opened, problems, settle
 from zonemta_py.admin.reasons import Reasons, RunningRelay
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import RecipientRecord, read_recipient_record
 from zonemta_py.queue.queue import Queue

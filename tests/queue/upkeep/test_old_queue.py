@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tests.kit.queue import Clock, begin, make_store, outcomes, problems
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.options import QueueOptions
-from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.flush import flush
+from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.upkeep.move import flush
 from zonemta_py.queue.upkeep.transfer import import_queue
 
 ARCHIVE = Path(__file__).parents[2] / "golden" / "queue-4.archive"

@@ -9,13 +9,13 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Note, RecipientRecord
+from zonemta_py.queue.messages import ActiveMessage
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import operator
-from zonemta_py.queue.upkeep.changes import Return, Withdrawal
+from zonemta_py.queue.upkeep.operator import Return, Withdrawal
 
 pytestmark = pytest.mark.usefixtures("each_store")
 

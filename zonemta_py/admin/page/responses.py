@@ -10,9 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from zonemta_py.admin.http_server import host_and_port
 from zonemta_py.core import clock
-from zonemta_py.core.durations import ago, time_left
 from zonemta_py.core.model import ALL_PROVIDERS, STATES
-from zonemta_py.core.text import on_page
+from zonemta_py.core.text import ago, on_page, time_left
 
 FORM_MAX = 16_384
 FORM_S = 30.0

@@ -1,12 +1,14 @@
 """What the pages show, made of the operations that the commands and the API have too."""
 
-from collections.abc import Callable
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import ip_address
 from typing import Any
 
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.page.provider_matrix import PATHS_MAX, matrix
-from zonemta_py.admin.permissions import restrict
+from zonemta_py.admin.egress import is_lowered
+from zonemta_py.admin.registry import Operations, restrict, run_operation
 from zonemta_py.admin.requests import (
     DestinationsRequest,
     HistoryRequest,
@@ -23,10 +25,75 @@ from zonemta_py.admin.requests import (
     UnreachableRequest,
     UsageRequest,
 )
+from zonemta_py.core import clock
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import NotFound
-from zonemta_py.core.model import STATES
+from zonemta_py.core.model import STATES, OutcomeKind
+from zonemta_py.queue.census import TOTAL
+from zonemta_py.queue.queue import Queue
+
+# ---- The paths from addresses to providers as a matrix, those first that need attention. Pure.
+
+COLUMNS_MAX = 4  # addresses beside each other; more are cells with a heading of their own
+PATHS_MAX = 100
+
+
+def matrix(paths: Sequence[Row], paths_max: int = PATHS_MAX) -> dict[str, Any]:
+    """What the page shows of ``paths``, which are in the order of ``admin.paths.attention``.
+
+    ``addresses`` is empty when they are too many for columns; ``others``: how many paths are not shown, of a provider and
+    of all.
+    """
+    shown = paths[:paths_max]
+    not_shown = Counter(path["provider"] for path in paths[paths_max:])
+    providers: dict[str, dict[str, Any]] = {}
+    for path in shown:
+        found = providers.setdefault(
+            path["provider"],
+            {
+                "name": path["provider"], "waiting": path["waiting"], "cells": {},
+                "others": not_shown[path["provider"]], "sessions": path["provider_sessions"], "sessions_max": path["provider_sessions_max"],
+            },
+        )  # fmt: skip
+        found["cells"][path["address"]] = cell(path)
+    addresses = sorted({path["address"] for path in shown}, key=_place)
+    return {
+        "providers": list(providers.values()),
+        "addresses": addresses if len(addresses) <= COLUMNS_MAX else [],
+        "others": len(paths) - len(shown),
+        "counts": Counter(state_of(path) for path in paths),
+    }
+
+
+def cell(path: Row) -> Row:
+    """A path with its ``state``, the ``uses`` of its rates, and its last ``replies`` by class."""
+    uses = [{**each, "what": ""} for each in path["rates"]]
+    uses += [{**each, "what": "new sessions"} for each in path["connect_rates"]]
+    uses += [{**each, "what": "lowered"} for each in path["pace_rates"][-1:]]  # that of a minute
+    replies = Counter(reversed(path["last_classes"]))
+    return {**path, "state": state_of(path), "uses": uses, "replies": list(replies.items())}
+
+
+def state_of(path: Row) -> str:
+    """What the relay does on a path: suspended, paused, lowered or full."""
+    if path["suspended"]:
+        return "suspended"
+    if path["paused_until_ms"]:
+        return "paused"
+    return "lowered" if is_lowered(path) else "full"
+
+
+def _place(address: str) -> tuple[int, int, str]:
+    """IPv4 before IPv6, by number; the name of what is no address comes first."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return 0, 0, address
+    return found.version, int(found), address
+
+
+# ---- views
 
 DESTINATIONS_EVERY_S = 3.0
 TROUBLED_MAX = 12
@@ -225,3 +292,102 @@ class Views:
             "is_cut": len(events) >= EVENTS_MAX,
             "problems": problems,
         }
+
+
+# ---- What the charts of the page show: samples of all zones, every ten seconds for six hours. In memory only.
+
+EVERY_S = 10.0
+KEPT = 6 * 360  # samples
+ZONES_MAX = 100  # with charts of their own
+POINTS_MAX = 360  # of an answer
+ALL = ""  # the name of what is summed over all zones
+COUNTED = ("accepted", "delivered", "deferred", "bounced")  # per second
+_KINDS = {
+    OutcomeKind.DELIVERED: "delivered",
+    OutcomeKind.DEFERRED: "deferred",
+    OutcomeKind.BOUNCED: "bounced",
+    OutcomeKind.EXPIRED: "bounced",
+}
+
+Totals = dict[str, Counter[str]]  # recipients since the start by COUNTED, by zone
+
+
+class _Series:
+    """A column for each of COUNTED, and ``queued``."""
+
+    def __init__(self, length: int) -> None:
+        self.columns = {name: array("f", bytes(4 * length)) for name in (*COUNTED, "queued")}
+
+
+class Charts:
+    """Samples the counters of ``queue``."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._times_ms = array("q")
+        self._series: dict[str, _Series] = {}
+        self._before = self._totals()
+        self._sampled_s = clock.monotonic_s()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Take the first sample in EVERY_S."""
+        self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._turn)
+
+    def stop(self) -> None:
+        """Take no more samples."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _turn(self) -> None:
+        self.start()
+        self.sample()
+
+    def sample(self) -> None:
+        """Add a sample: what was counted since the last one."""
+        now_s, totals = clock.monotonic_s(), self._totals()
+        span_s = max(0.001, now_s - self._sampled_s)
+        queued = {zone: row[TOTAL] for zone, row in self._queue.census.zones().items()}
+        queued[ALL] = sum(queued.values())
+        for zone in (*totals, *queued):
+            if zone not in self._series and len(self._series) <= ZONES_MAX:
+                self._series[zone] = _Series(len(self._times_ms))
+        for zone, series in self._series.items():
+            new, old = totals.get(zone, Counter()), self._before.get(zone, Counter())
+            for name in COUNTED:
+                series.columns[name].append((new[name] - old[name]) / span_s)
+            series.columns["queued"].append(queued.get(zone, 0))
+        self._times_ms.append(clock.now_ms())
+        self._before, self._sampled_s = totals, now_s
+        for column in self._columns():
+            del column[:-KEPT]
+
+    def _columns(self) -> Iterator["array[float] | array[int]"]:
+        yield self._times_ms
+        for series in self._series.values():
+            yield from series.columns.values()
+
+    def _totals(self) -> Totals:
+        traffic, found = self._queue.traffic, {ALL: Counter[str]()}
+        for zone, count in traffic.accepted.items():
+            for name in (zone, ALL):
+                found.setdefault(name, Counter())["accepted"] += count
+        for (zone, kind, _), count in traffic.outcomes.items():
+            if kind in _KINDS:
+                for name in (zone, ALL):
+                    found.setdefault(name, Counter())[_KINDS[kind]] += count
+        return found
+
+    def series(self, zone: str, minutes: int) -> dict[str, list[float]]:
+        """``time_s`` (unix), and a column for each of COUNTED and ``queued``, means of at most POINTS_MAX steps."""
+        length = min(len(self._times_ms), max(1, round(minutes * 60 / EVERY_S)))
+        found = self._series.get(zone)
+        if found is None or not length:
+            return {"time_s": []}
+        step = -(-length // POINTS_MAX)
+        starts = range(len(self._times_ms) - length, len(self._times_ms), step)
+        rows: dict[str, list[float]] = {"time_s": [self._times_ms[at] / 1000 for at in starts]}
+        for name, column in found.columns.items():
+            means = ((part := column[at : at + step], sum(part) / len(part))[1] for at in starts)
+            rows[name] = [round(mean, 2) for mean in means]
+        return rows

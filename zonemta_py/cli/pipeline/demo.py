@@ -16,15 +16,15 @@ import click
 from zonemta_py.bench.process import CommandProcess, free_port, signals_end, wait_empty
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
 from zonemta_py.cli.options import DIRECTORY
-from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
+from zonemta_py.cli.pipeline.common import SparkOptions, spark_options
 from zonemta_py.config.load import load_config
 from zonemta_py.core.clock import monotonic_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from zonemta_py.pipeline.spark.plan_manifest import PlanManifest
-    from zonemta_py.pipeline.spark.progress import Progress
+    from zonemta_py.pipeline.plan.request import PlanManifest
+    from zonemta_py.pipeline.spark.tables import Progress
 
 DRAIN_TIMEOUT_S = 600.0
 SENDER = "news@sender.example"
@@ -145,8 +145,8 @@ class _Campaign:
             sink.kill()
 
     def _plan(self, campaign: str, suppress: tuple[str, ...]) -> "PlanManifest":
-        from zonemta_py.pipeline.jobs.plan import make_plan
-        from zonemta_py.pipeline.jobs.plan_request import PlanRequest
+        from zonemta_py.pipeline.plan.job import make_plan
+        from zonemta_py.pipeline.plan.request import PlanRequest
 
         request = PlanRequest(
             source=str(self.directory / "list.csv"),
@@ -160,8 +160,8 @@ class _Campaign:
         return make_plan(self.spark, request, self.progress).manifest
 
     def _send(self, manifest: "PlanManifest", address: str) -> None:
-        from zonemta_py.pipeline.envelope import SubmitOptions
-        from zonemta_py.pipeline.jobs.send import send_plan
+        from zonemta_py.pipeline.send.job import send_plan
+        from zonemta_py.pipeline.send.submission import SubmitOptions
 
         plan = str(self.directory / manifest.campaign)
         options = SubmitOptions(sender=manifest.sender, message=LETTER, relays=(address,))
@@ -172,9 +172,9 @@ class _Campaign:
         _check("a second run submits nothing", again == counts)
 
     def _analyse(self, manifest: "PlanManifest") -> dict[str, int]:
-        from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
-        from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
-        from zonemta_py.pipeline.spark.event_log import open_log
+        from zonemta_py.pipeline.events.log import open_log
+        from zonemta_py.pipeline.report.job import ReportRequest, make_report
+        from zonemta_py.pipeline.report.outcomes import ReconcileRequest, reconcile
 
         plan, events = str(self.directory / manifest.campaign), str(self.directory / "events")
         self.progress("making the report")
@@ -192,8 +192,8 @@ class _Campaign:
         return counts
 
     def _suppress(self) -> Path:
-        from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
-        from zonemta_py.pipeline.spark.event_log import open_log
+        from zonemta_py.pipeline.events.log import open_log
+        from zonemta_py.pipeline.feedback.bounces import SuppressRequest, make_suppression
 
         path = self.directory / "bounced.txt"
         log = open_log(self.spark, str(self.directory / "events"))

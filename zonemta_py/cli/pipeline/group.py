@@ -2,14 +2,11 @@
 
 import click
 
-from zonemta_py.cli.pipeline.advise import anomaly, recommend
-from zonemta_py.cli.pipeline.analyse import compact, reconcile, report
+from zonemta_py.cli.pipeline.analyse import anomaly, compact, dsn, recommend, reconcile, report, suppress
 from zonemta_py.cli.pipeline.demo import demo
-from zonemta_py.cli.pipeline.plan import plan
-from zonemta_py.cli.pipeline.segment import segment
+from zonemta_py.cli.pipeline.plan import plan, segment
 from zonemta_py.cli.pipeline.send import resume, send
 from zonemta_py.cli.pipeline.simulate import simulate
-from zonemta_py.cli.pipeline.suppress import dsn, suppress
 
 
 @click.group()

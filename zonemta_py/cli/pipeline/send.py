@@ -18,7 +18,7 @@ from zonemta_py.cli.options import (
     tls_option,
     user_option,
 )
-from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
+from zonemta_py.cli.pipeline.common import SparkOptions, spark_options
 from zonemta_py.config.endpoints import HostPort
 
 P = ParamSpec("P")
@@ -116,9 +116,9 @@ def _send(
     as_json: bool,
     **options: Any,
 ) -> None:
-    from zonemta_py.pipeline.envelope import SubmitOptions
-    from zonemta_py.pipeline.jobs.send import key_warnings, send_plan
-    from zonemta_py.pipeline.spark.plan_manifest import read_manifest, read_message
+    from zonemta_py.pipeline.plan.request import read_manifest, read_message
+    from zonemta_py.pipeline.send.job import key_warnings, send_plan
+    from zonemta_py.pipeline.send.submission import SubmitOptions
 
     values = _submit_values(**options)
     with spark.job() as (session, progress):

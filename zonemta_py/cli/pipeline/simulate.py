@@ -8,14 +8,14 @@ import click
 
 from zonemta_py.cli.common import echo, json_option, print_json, reports_errors
 from zonemta_py.cli.options import ConfigValue
-from zonemta_py.cli.pipeline.spark import (
+from zonemta_py.cli.pipeline.common import (
     SparkOptions,
     overwrite_option,
     relay_config_option,
     rows_option,
     spark_options,
 )
-from zonemta_py.config.units import rate
+from zonemta_py.config.values import rate
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 
@@ -92,9 +92,8 @@ def simulate(
       zonemta pipeline simulate events -c zonemta.yaml --plan plans/june \\
           --set zones.default.connections_per_domain=10,20,40 --set zones.default.rate=200/s,400/s
     """
-    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
-    from zonemta_py.pipeline.rules.scenarios import scenarios
-    from zonemta_py.pipeline.spark.event_log import damage_counts
+    from zonemta_py.pipeline.events.log import damage_counts
+    from zonemta_py.pipeline.simulate.job import SimulateRequest, scenarios, simulate_scenarios
 
     if options["per_s"] and not options["plan"]:
         raise ConfigError("--rate needs --plan: the accepted mail in the events has its own times")

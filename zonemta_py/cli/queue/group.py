@@ -2,30 +2,30 @@
 
 import click
 
-from zonemta_py.cli.lazy import LazyGroup
+from zonemta_py.cli.common import LazyGroup
 
 _HERE = "zonemta_py.cli.queue"
 COMMANDS = {
     "summary": f"{_HERE}.inspect:summary",
     "list": f"{_HERE}.inspect:list_",
     "show": f"{_HERE}.inspect:show",
-    "shape": f"{_HERE}.depths:shape",
-    "destinations": f"{_HERE}.depths:destinations",
-    "tenants": f"{_HERE}.depths:tenants",
+    "shape": f"{_HERE}.inspect:shape",
+    "destinations": f"{_HERE}.inspect:destinations",
+    "tenants": f"{_HERE}.inspect:tenants",
     "state": f"{_HERE}.inspect:state",
     "body": f"{_HERE}.inspect:body",
     "check": f"{_HERE}.inspect:check",
     "stats": f"{_HERE}.inspect:stats",
-    "unreachable": f"{_HERE}.unreachable:unreachable",
-    "dead-addresses": f"{_HERE}.unreachable:dead_addresses",
+    "unreachable": f"{_HERE}.inspect:unreachable",
+    "dead-addresses": f"{_HERE}.inspect:dead_addresses",
     "flush": f"{_HERE}.change:flush",
-    "hold": f"{_HERE}.mail:hold",
-    "release": f"{_HERE}.mail:release",
-    "delete": f"{_HERE}.mail:delete",
-    "bounce": f"{_HERE}.mail:bounce",
+    "hold": f"{_HERE}.change:hold",
+    "release": f"{_HERE}.change:release",
+    "delete": f"{_HERE}.change:delete",
+    "bounce": f"{_HERE}.change:bounce",
     "repair": f"{_HERE}.change:repair_",
-    "export": f"{_HERE}.transfer:export_",
-    "import": f"{_HERE}.transfer:import_",
+    "export": f"{_HERE}.change:export_",
+    "import": f"{_HERE}.change:import_",
 }
 
 

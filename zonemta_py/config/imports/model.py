@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from zonemta_py.config.providers import DEFAULT, SMARTHOST, ProviderTable
 from zonemta_py.config.shaping import LONGEST_S, MATCHES_MAX, SESSIONS_MAX
-from zonemta_py.config.units import duration, rate
-from zonemta_py.core.patterns import problem_of
+from zonemta_py.config.values import duration, rate
+from zonemta_py.core.text import problem_of
 
 MESSAGES_MAX = 1_000_000  # of a session
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
-from zonemta_py.core.checksum import crc32
-from zonemta_py.core.codec import from_json, pack, unpacker
+from zonemta_py.core.codec import crc32, from_json, pack, unpacker
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format.keys import HELD_MS, created_ms
 
@@ -73,7 +72,7 @@ class Origin(NamedTuple):
         return f"{TENANT_LANE}{self.tenant}" if self.tenant else self.submitter
 
 
-class Mark(NamedTuple):
+class BodyRecord(NamedTuple):
     """``message/MSGID/#``. ``size`` and ``crc`` (CRC-32) are of the body in its ``chunks`` chunks."""
 
     version: int
@@ -103,7 +102,7 @@ NO_OPTIONS = DeliveryOptions()
 LABEL_MAX = 64  # characters of a campaign or a tag
 
 
-class Meta(NamedTuple):
+class EnvelopeRecord(NamedTuple):
     """``message/MSGID/*``. ``header`` is the block that is sent, each field ending in CRLF.
 
     ``zones`` of its recipients. ``report_for``: in a report, the id of the message it is about.
@@ -301,7 +300,7 @@ def _sealed_reader(kind: type[R]) -> Callable[[bytes], R]:
     return read
 
 
-SealedRecord = RecipientRecord | Meta | Note | DigestEntry
+SealedRecord = RecipientRecord | EnvelopeRecord | Note | DigestEntry
 
 
 def pack_record(record: SealedRecord) -> bytes:
@@ -322,8 +321,8 @@ def read_recipient_record(data: bytes) -> RecipientRecord:
         return _read_recipient_record1(data).upgrade()
 
 
-read_mark = _reader(Mark)
-read_meta = _sealed_reader(Meta)
+read_mark = _reader(BodyRecord)
+read_meta = _sealed_reader(EnvelopeRecord)
 read_note = _sealed_reader(Note)
 read_digest_entry = _sealed_reader(DigestEntry)
 read_submitted = _reader(SubmissionRecord)
@@ -333,7 +332,7 @@ read_inflight = _reader(Inflight)
 read_open = _reader(Open)
 
 
-def born(meta: Meta, message: str) -> int:
+def born(meta: EnvelopeRecord, message: str) -> int:
     """When the mail of ``message`` was first accepted (unix ms); its age counts from then."""
     return meta.born_ms or created_ms(message)
 
@@ -367,7 +366,7 @@ def read_outbox(value: bytes) -> bytes:
     return value
 
 
-def labels_of(meta: Meta, message: str) -> CensusLabels:
+def labels_of(meta: EnvelopeRecord, message: str) -> CensusLabels:
     """What the recipients of ``message`` are counted by."""
     born_ms = meta.born_ms or created_ms(
         message
@@ -375,7 +374,7 @@ def labels_of(meta: Meta, message: str) -> CensusLabels:
     return CensusLabels(meta.origin.tenant, meta.campaign, born_ms)
 
 
-def starts(meta: Meta, message: str) -> int:
+def starts(meta: EnvelopeRecord, message: str) -> int:
     """When ``message`` could first be sent (unix ms): the time to deliver it counts from then."""
     return max(born(meta, message), meta.options.not_before_ms)
 

@@ -11,40 +11,183 @@ boot left in flight or partly removed are listed, and the caller decides.
 Source: kannader, smtp-queue/src/lib.rs (trait Storage).
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue import transitions
-from zonemta_py.queue.active import read_message
-from zonemta_py.queue.batch import WriteBatch
-from zonemta_py.queue.chunks import read_body
+from zonemta_py.queue.accept import NewMessage, NewRecipient, compose
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
+    Origin,
     RecipientRecord,
     read_inflight,
     read_meta,
     read_recipient_record,
 )
-from zonemta_py.queue.kannader.enqueue import Enqueuer
-from zonemta_py.queue.kannader.items import (
-    Damaged,
-    InflightMail,
-    MailMetadata,
-    PendingCleanupMail,
-    QueuedMail,
-    ScheduleInfo,
-    id_of,
-    recipient_at,
-    schedule_of,
-    to_ms,
-)
+from zonemta_py.queue.messages import read_body, read_message
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
-from zonemta_py.smtp.transparency import DotEncoder
+from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.smtp.address import domain_of
+from zonemta_py.smtp.headers import HeaderSplitter
+from zonemta_py.smtp.transparency import DotDecoder, DotEncoder
+
+# ---- The items of ``queue.kannader``, and how they map to the queue's records.
+
+
+@dataclass(frozen=True, slots=True)
+class MailMetadata:
+    """``from_`` is None for the null sender; ``zone``: Kannader leaves such data to its user."""
+
+    from_: str | None
+    to: str
+    zone: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInfo:
+    """The times of the next and of the last attempt, with time zone."""
+
+    at: datetime
+    last_attempt: datetime | None = None
+
+    def last_interval(self) -> timedelta | None:
+        """The time from the last attempt to the next."""
+        return self.at - self.last_attempt if self.last_attempt else None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMail:
+    """A queued item. ``id`` never changes."""
+
+    id: str
+    schedule: ScheduleInfo
+    zone: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class InflightMail:
+    """A lease. ``epoch`` (boot, number) identifies the lease among those of the same item."""
+
+    id: str
+    zone: str
+    address: str
+    epoch: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCleanupMail:
+    """An ended item; its content may still be on disk."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """An item that cannot be read."""
+
+    error: Exception
+    id: str | None
+
+
+def id_of(message: str, index: int) -> str:
+    """The id of one item."""
+    return f"{message}.{index}"
+
+
+def recipient_at(key: bytes, record: RecipientRecord) -> QueuedRecipient:
+    """The recipient at ``key``."""
+    zone, message, address = keys.parse_recipient(key)
+    return QueuedRecipient(key, zone, message, address, record)
+
+
+def schedule_of(message: str, record: RecipientRecord) -> ScheduleInfo:
+    """The schedule in a record."""
+    at_ms = record.due_ms or keys.created_ms(message)
+    return ScheduleInfo(clock.utc(at_ms), clock.utc(record.last_ms) if record.last_ms else None)
+
+
+def to_ms(time: datetime | None) -> int:
+    """Unix ms; 0 for no time."""
+    return round(time.timestamp() * 1000) if time else 0
+
+
+# ---- Writes encoded content into the queue, for ``queue.kannader``.
+
+_HERE = Origin("", "", "", "", "")
+
+
+class Enqueuer:
+    """The content of one message, and its destinations at ``commit``."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._writer = queue.open_message()
+        self._decoder = DotDecoder()
+        self._splitter = HeaderSplitter()
+
+    async def write(self, data: bytes) -> None:
+        """Append encoded content. Raises QueueUnavailable."""
+        body = self._splitter.feed(self._decoder.feed(data))
+        await self._write(body)
+
+    async def _write(self, body: bytes) -> None:
+        if body:
+            written = self._writer.write(body)
+            if written is not None:
+                await written
+
+    async def commit(
+        self, destinations: Sequence[tuple[MailMetadata, ScheduleInfo]]
+    ) -> list[QueuedMail]:
+        """Enqueue one item for each destination, in order, all or none. The content must have ended.
+
+        Raises ValueError, QueueUnavailable.
+        """
+        if not self._decoder.done:
+            raise ValueError("the content does not end with CRLF . CRLF")
+        await self._write(self._splitter.finish())
+        senders = {metadata.from_ for metadata, _ in destinations}
+        if len(senders) != 1 or len({(m.to, m.zone) for m, _ in destinations}) != len(destinations):
+            raise ValueError("one content has one sender, and each destination occurs once")
+        new = NewMessage(
+            sender=senders.pop() or "",
+            header=self._splitter.header,
+            recipients=[NewRecipient(m.to, domain_of(m.to), m.zone) for m, _ in destinations],
+            origin=_HERE,
+        )
+        message, now_ms = self._writer.id, clock.now_ms()
+        last = self._writer.last
+        made = compose(message, new, self._writer.mark(now_ms), [last] if last else [])
+        batch = WriteBatch()
+        for recipient, (_, schedule) in zip(made.recipients, destinations, strict=True):
+            due_ms = max(1, to_ms(schedule.at))
+            recipient.key = keys.deferred_key(recipient.zone, message, recipient.address)
+            recipient.record = recipient.record._replace(
+                due_ms=due_ms, last_ms=to_ms(schedule.last_attempt)
+            )
+        transitions.accept(batch, made, now_ms)
+        await self._queue.commits.submit(batch)
+        return [
+            QueuedMail(id_of(message, index), schedule, metadata.zone, metadata.to)
+            for index, (metadata, schedule) in enumerate(destinations)
+        ]
+
+    async def abort(self) -> None:
+        """Remove what was written."""
+        batch = self._queue.abort(self._writer)
+        if batch is not None:
+            await batch
+
+
+# ---- storage
 
 _SENT = Attempt("dot", 250, "2.0.0", "sent by the holder of the lease")
 

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from zonemta_py.core.checksum import crc32
+from zonemta_py.core.codec import crc32
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.chunks import BodyCheck
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
-    Mark,
-    Meta,
+    BodyRecord,
+    EnvelopeRecord,
     read_digest_entry,
     read_inflight,
     read_mark,
@@ -25,7 +24,8 @@ from zonemta_py.queue.format.records import (
     read_recipient_record,
     read_submitted,
 )
-from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
+from zonemta_py.queue.messages import BodyCheck
+from zonemta_py.queue.upkeep.startup import zones_on_disk
 from zonemta_py.storage.interface import Store, View
 
 SLICE_MESSAGES = 300
@@ -38,8 +38,8 @@ _ID = slice(len(keys.MESSAGE), len(keys.MESSAGE) + keys.MESSAGE_ID_LENGTH)
 class _Found:
     """The keys of one message in a slice. ``size`` and ``crc`` of the chunks found."""
 
-    mark: Mark | None = None
-    meta: Meta | None = None
+    mark: BodyRecord | None = None
+    meta: EnvelopeRecord | None = None
     chunks: int = 0
     size: int = 0
     crc: int = 0

@@ -8,16 +8,18 @@ so that its cost is proportional to what was written (decision 8).
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_open
-from zonemta_py.queue.group_commit import GroupCommit
 from zonemta_py.storage.interface import MOVE_CHUNKS, Store
+
+log = logging.getLogger(__name__)
+
 
 CHUNKS_AT_ONCE = 256
 REMOVED_BYTES_MIN = 64 << 20
@@ -25,8 +27,6 @@ SWEEP_EVERY_S = 3600.0
 LOOK_EVERY_S = 10.0  # for sparse segments
 MOVE_EVERY_S = 0.1  # with 16 chunks a batch: 10 MB a second
 ABANDONED_MS = 24 * 3_600_000
-
-log = logging.getLogger(__name__)
 
 
 class Cleanup:
@@ -131,3 +131,21 @@ class Cleanup:
     async def close(self) -> None:
         """Wait for a running compaction."""
         await asyncio.get_running_loop().run_in_executor(None, self._compactor.shutdown)
+
+
+# ---- Rows of the store a limited number at a time, so that other work may be done between them.
+
+AT_ONCE = 1000
+
+
+async def row_slices(store: Store, prefix: bytes) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+    """The keys that begin with ``prefix``, and their values; those of a slice may be deleted."""
+    cursor, end = prefix, keys.end_of(prefix)
+    while True:
+        found = list(islice(store.scan(cursor, end), AT_ONCE))
+        if found:
+            yield found
+        if len(found) < AT_ONCE:
+            return
+        cursor = found[-1][0] + b"\x00"
+        await asyncio.sleep(0)

@@ -13,10 +13,10 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.messages import Lease
+from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.queue.suspensions import (
     MAIL,
     SENDING,
@@ -25,13 +25,14 @@ from zonemta_py.queue.suspensions import (
     named,
     suspended_submitter,
 )
-from zonemta_py.queue.upkeep.changes import Selected, is_selected
 from zonemta_py.queue.upkeep.inspect import held_messages
+from zonemta_py.queue.upkeep.operator import Selected, is_selected
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
 log = logging.getLogger(__name__)
+
 
 MESSAGES_AT_ONCE = 100
 LISTED_AT_ONCE = 1000  # recipients

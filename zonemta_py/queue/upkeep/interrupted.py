@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Uncertain
 from zonemta_py.queue import transitions
-from zonemta_py.queue.active import Lease, recipients_of
-from zonemta_py.queue.batch import CommitFuture, WriteBatch
+from zonemta_py.queue.commit import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
+    EnvelopeRecord,
     Inflight,
-    Meta,
     RecipientRecord,
     read_meta,
     read_recipient_record,
 )
-from zonemta_py.queue.recipient_events import event_fields
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.messages import Lease, recipients_of
+from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.queue.transitions import event_fields
 from zonemta_py.storage.interface import Store
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
-SUSPECT_DELAY_MS = 1000  # between suspects, so that one of them is in flight at the next crash
-
 log = logging.getLogger(__name__)
+
+
+SUSPECT_DELAY_MS = 1000  # between suspects, so that one of them is in flight at the next crash
 
 
 class InterruptedDeliveries:
@@ -63,7 +64,7 @@ class InterruptedDeliveries:
         return remaining
 
     def _interrupt(
-        self, batch: WriteBatch, meta: Meta, key: bytes, record: RecipientRecord, attempt: int
+        self, batch: WriteBatch, meta: EnvelopeRecord, key: bytes, record: RecipientRecord, attempt: int
     ) -> tuple[bytes, RecipientRecord]:
         zone, message, address = keys.parse_recipient(key)
         fields = event_fields(meta, key, record, self._now_ms)

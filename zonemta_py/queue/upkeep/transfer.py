@@ -13,7 +13,7 @@ from typing import BinaryIO
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.files import no_link, sync_directory
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.recovery import IMPORTING, new_node
+from zonemta_py.queue.upkeep.startup import IMPORTING, new_node
 from zonemta_py.storage import archive
 from zonemta_py.storage.interface import Op, Store
 

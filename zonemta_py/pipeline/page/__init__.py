@@ -1,1 +1,0 @@
-"""The HTML page of a report from rows that were collected. It imports no Spark."""

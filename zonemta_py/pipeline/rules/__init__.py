@@ -1,1 +1,0 @@
-"""The rules of the pipeline, in plain Python: no Spark, no network."""

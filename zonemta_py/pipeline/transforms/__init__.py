@@ -1,1 +1,0 @@
-"""Pure transforms of DataFrames: they read and write no files."""
