@@ -501,7 +501,8 @@ class ListenerContext:
 
 def check_suspended(queue: QueueClient, tenant: str, user: str) -> None:
     """Raises NotAccepted for a tenant or user that is suspended."""
-    who = suspended_part(queue.suspended, tenant, user)
+    suspended = queue.suspended
+    who = suspended_part(suspended, tenant, user) if suspended else ""
     if who:
         raise NotAccepted(f"454 4.7.0 {who} is suspended")
 

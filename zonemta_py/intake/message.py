@@ -416,8 +416,9 @@ class MessageReceiver:
 
     def _charge(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
         """Hand ``messages`` to the queue unless they exceed a limit."""
-        client = client_of(self._envelope.origin)
-        if self._rules.limits.empty or not self._rules.limits.of(*client):
+        limits = self._rules.limits
+        client = None if limits.empty else client_of(self._envelope.origin)
+        if client is None or not limits.of(*client):
             self._hand_over(messages)
             return
         recipients = sum(len(message.recipients) for _, message in messages)
