@@ -1,4 +1,4 @@
-"""docs/internals.md and CONTRIBUTING.md name what is there: each path exists, and no directory of the package is left out.
+"""Pages for those who change the code name what is there: each path exists, and no directory of the package is left out.
 
 How many files a message passes is measured by ``test_message_path``.
 """
@@ -13,9 +13,16 @@ from zonemta_py.queue.format import keys
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "zonemta_py"
 INTERNALS = ROOT / "docs/internals.md"
+PAGES = (
+    "CONTRIBUTING.md",
+    "docs/internals.md",
+    "docs/library.md",
+    "docs/reliability.md",
+    "docs/benchmarks.md",
+)
 PATH = re.compile(
     r"`((?:[\w.-]+/)+(?:[\w-]+\.\w+)?|\w+\.py)`"
-)  # a file or, with a slash at its end, a directory
+)  # of a directory, with a slash at its end
 
 
 def paths_in(text: str) -> set[str]:
@@ -31,13 +38,17 @@ def _prefixes() -> set[bytes]:
     return {value for name, value in vars(keys).items() if name.isupper() and isinstance(value, bytes)}
 
 
-@pytest.mark.parametrize("page", [INTERNALS, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_every_path_exists(page: Path) -> None:
-    paths = paths_in(page.read_text(encoding="utf-8"))
-    assert len(paths) > 20
-    assert (
-        sorted(path for path in paths if not ((PACKAGE / path).exists() or (ROOT / path).exists())) == []
-    )
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_exists(page: str) -> None:
+    """Below the package, the repository or its tests."""
+    paths = paths_in((ROOT / page).read_text(encoding="utf-8"))
+    assert paths
+    missing = [
+        path
+        for path in paths
+        if not any((base / path).exists() for base in (PACKAGE, ROOT, ROOT / "tests"))
+    ]
+    assert sorted(missing) == []
 
 
 def test_every_directory_of_the_package_is_named() -> None:
