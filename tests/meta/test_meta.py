@@ -164,6 +164,23 @@ def test_links_in_the_docs_are_valid() -> None:
     assert broken == []
 
 
+def _anchors(page: Path) -> set[str]:
+    """Those that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in headings}
+
+
+def test_links_to_sections_are_valid() -> None:
+    broken = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target, section in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            to = page.parent / target if target else page
+            if section not in _anchors(to):
+                broken.append(f"{page.name}: {target}#{section}")
+    assert broken == []
+
+
 @pytest.mark.parametrize("name", [".rdd", "sparkContext", "._jvm", "._jdf", "._jsparkSession"])
 def test_the_pipeline_works_with_spark_connect(name: str) -> None:
     """Spark Connect does not have these attributes; ``spark.files`` asks whether they are there."""
