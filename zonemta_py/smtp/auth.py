@@ -1,4 +1,4 @@
-"""The PROXY protocol, versions 1 and 2: the header in which a load balancer names its client. Pure.
+"""The identity of a client: the PROXY protocol, in which a load balancer names it, and the SASL mechanisms of AUTH. Pure.
 
 Source: https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt, sections 2.1 and 2.2.
 
@@ -103,7 +103,7 @@ def _shown(address: IPv4Address | IPv6Address) -> str:
     return str(mapped or address)
 
 
-# ---- The SASL mechanisms of AUTH. Pure.
+# ---- The SASL mechanisms of AUTH.
 #
 # An exchange is a generator: it yields challenges (base64), receives the client's lines, and returns name
 # and password, or None when the client cancels or sends a malformed response.

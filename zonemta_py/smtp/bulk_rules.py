@@ -1,4 +1,4 @@
-"""What a message lacks of the rules that large receivers have for bulk mail. Pure.
+"""Rules of large receivers for bulk mail, and the check of a message against them. Pure.
 
 Sources: Gmail's "Email sender guidelines" and Yahoo's "Sender Best Practices" (both in force since February 2024);
 RFC 8058 (one-click unsubscribe), RFC 7489 section 3.1 (alignment), RFC 5322 sections 2.1.1 and 3.6.
@@ -110,7 +110,7 @@ def _author(
 def _signature(
     header: bytes, fields: Sequence[Field], domain: str, signing: Signing | None
 ) -> Iterator[Finding]:
-    """Whether the message has, or will get, a signature that DMARC counts for ``domain``."""
+    """True if the message has, or will get, a signature that DMARC counts for ``domain``."""
     if signing is not None and signing_domain(domain, signing.domains):
         return
     signed = [
@@ -131,7 +131,7 @@ def _signature(
 
 
 def _related(one: str, other: str) -> bool:
-    """Whether the domains may be aligned: the same, or one below the other."""
+    """True if the domains may be aligned: the same, or one below the other."""
     return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")
 
 

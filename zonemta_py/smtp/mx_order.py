@@ -75,7 +75,7 @@ def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=4096)
 def is_public(ip: str) -> bool:
-    """Whether mail may be sent to ``ip`` without ``allow_private_destinations``.
+    """True if mail may be sent to ``ip`` without ``allow_private_destinations``.
 
     An IPv6 address that embeds an IPv4 address (mapped, 6to4, Teredo, NAT64, the old compatible
     form) is as public as the embedded address.

@@ -69,7 +69,7 @@ def to_seven_bit(header: bytes, body: bytes) -> tuple[bytes, bytes]:
 
 
 def _has_same_authors(header: bytes, converted: bytes) -> bool:
-    """Whether the authors that were judged are those that are sent; without readable ones nothing was judged."""
+    """True if the authors that were judged are those that are sent; without readable ones nothing was judged."""
     try:
         authors = author_addresses(header, scan(header)[0])
     except Unreadable:
