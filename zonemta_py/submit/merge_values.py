@@ -1,4 +1,4 @@
-"""Where a merge field stands in a text, and how a value is written there. Pure.
+"""The place of a merge field in a text, and the form of a value there. Pure.
 
 A text is searched for ``{{column}}`` and ``{{column|default}}`` after it was decoded. In a URL, where editors escape
 braces, ``%7B%7Bcolumn%7D%7D`` is the same field. The place of each field gives the function that writes its value:
@@ -78,7 +78,7 @@ def marked(pieces: list[str | MergeField]) -> str:
     return MARK.join(str(piece).replace(MARK, " ") for piece in pieces[::2])
 
 
-# ---- how a value is written
+# ---- The forms of a value.
 
 
 def as_text(value: str) -> str:
@@ -113,7 +113,7 @@ def as_url_part(value: str) -> str:
 
 
 def as_url(value: str) -> str:
-    """Where a URL begins: the value is the URL, or all of it up to its path. Raises UnusableValue for one that is a script."""
+    """At the beginning of a URL: the value is the URL, or all of it up to its path. Raises UnusableValue for a script."""
     url = value.strip()
     if re.match(r"[\s\x00-\x20]*(?:java|vb)script\s*:", url, re.IGNORECASE):
         raise UnusableValue(f"'{url[:40]}' is not a link")
@@ -160,7 +160,7 @@ def as_calendar(value: str) -> str:
     return re.sub(r"\r\n|\r|\n", r"\\n", text)
 
 
-# ---- where a field stands
+# ---- The place of a field.
 
 _LINK = re.compile(r"(?:(?:https?|ftp)://|mailto:)[^\s<>\"()\[\]]*\Z", re.IGNORECASE)
 LINK_MAX = 2000  # characters before a field that may belong to its URL
