@@ -37,7 +37,7 @@ class Peer(ABC):
     @classmethod
     @abstractmethod
     def missing(cls) -> str:
-        """What the peer needs and this machine lacks; empty when it can run."""
+        """The requirements of the peer that this machine lacks; empty when it can run."""
 
     @abstractmethod
     def start(self) -> None:
@@ -95,7 +95,6 @@ class ForegroundPeer(Peer):
         self.pid = self._process.pid
 
     def stop(self) -> None:
-        """Stop the relay."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_S)
@@ -111,7 +110,7 @@ class PeerMaker(Protocol):
         """Start the peer."""
 
     def missing(self) -> str:
-        """What the peer needs and this machine lacks; empty when it can run."""
+        """The requirements of the peer that this machine lacks; empty when it can run."""
 
 
 def find(command: str) -> str | None:
@@ -133,7 +132,6 @@ class NoRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """It can run everywhere."""
         return ""
 
     def start(self) -> None:
@@ -154,5 +152,4 @@ class ZoneMtaRelay(ForegroundPeer):
         return "it needs a MongoDB and a Redis of its own, which this benchmark does not set up"
 
     def start(self) -> None:
-        """Raises LocalError."""
         raise LocalError(self.missing())

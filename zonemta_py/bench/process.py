@@ -226,7 +226,7 @@ def written_bytes(pid: int) -> int:
     return total
 
 
-# ---- ``reaper COMMAND…``: run a command and adopt its orphaned processes, so that their CPU time is counted.
+# ---- The command ``reaper COMMAND…``: run a command and adopt its orphaned processes, so that their CPU time is counted.
 #
 # The processes of a relay that forks twice for each delivery would otherwise be adopted by init. Exits with the
 # code of the command; SIGTERM is passed on to it.
@@ -235,7 +235,6 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Run the command of the command line."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
