@@ -120,7 +120,7 @@ class ListenerSettings:
 
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
-    """What all listeners have in common."""
+    """Settings that all listeners share."""
 
     scan: ScanSettings = ScanSettings()
 
