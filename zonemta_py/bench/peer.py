@@ -48,7 +48,7 @@ class Peer(ABC):
         """Stop the relay."""
 
     def fsyncs(self) -> int:
-        """Not known for a peer."""
+        """The number of fsyncs, which is not known for a peer."""
         return -1
 
     def write(self, name: str, text: str) -> Path:
@@ -76,7 +76,6 @@ class Peer(ABC):
             return False
 
     def log_tail(self) -> str:
-        """The end of the log."""
         log = self.directory / "peer.log"
         return log.read_text(errors="replace")[-1000:] if log.exists() else "no log"
 
@@ -119,7 +118,7 @@ def find(command: str) -> str | None:
 
 
 def missing_command(command: str, package: str, *, root: bool = False) -> str:
-    """Why ``command`` of a Debian package cannot run here, if ``root`` as root; empty when it can."""
+    """The reason that ``command`` of a Debian package cannot run here, if ``root`` as root; empty when it can."""
     if find(command) is None:
         return f"it is not installed (Debian: apt-get install {package})"
     return "it needs root to start" if root and os.geteuid() != 0 else ""

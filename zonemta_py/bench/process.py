@@ -29,9 +29,9 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an exception does, so that it stops what it started; the exit code is the shell's.
+    """End the block at SIGTERM and SIGHUP by an exception, so that it stops what it started; the exit code is the shell's.
 
-    One that is ignored, as under ``nohup``, stays so. Afterwards no child is left: the signal may have come while one
+    A signal that is ignored, as under ``nohup``, stays ignored. Afterwards no child is left: the signal may have come while one
     was being started.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -48,7 +48,7 @@ NO_LIMITS = ProviderLimits()
 
 @dataclass(frozen=True, slots=True)
 class ProviderSettings:
-    """One provider: patterns of the names of its hosts, and domains that belong to it whatever their hosts.
+    """One provider: patterns of the names of its hosts, and domains that are its own whatever their hosts.
 
     ``family``: over which addresses its hosts are reached.
     """
@@ -109,7 +109,7 @@ class ProviderTable:
         return _OTHER if provider == SMARTHOST else self.providers.get(DEFAULT, _OTHER)
 
     def problem_of(self, provider: str) -> str:
-        """Why no mail is ever for ``provider``; empty if some may be: its name is in the table, or that of a host or domain."""
+        """The reason that no mail is ever for ``provider``; empty if its name is in the table, or that of a host or domain."""
         if provider != provider.lower():
             return f"found '{provider}', expected lower case"
         if provider == DEFAULT:

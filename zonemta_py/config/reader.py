@@ -49,7 +49,6 @@ class Reader:
         self._others |= dict.fromkeys(keys, other)
 
     def file_of(self, key: str) -> Path:
-        """The file that has ``key``."""
         return self._others[key].path if key in self._others else self.path
 
     def line_of(self, key: str) -> int:

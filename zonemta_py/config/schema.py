@@ -288,7 +288,7 @@ class ClassifySettings:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """How many processes receive and send; AUTO depends on the number of cores."""
+    """The numbers of processes that receive and send; AUTO depends on the number of cores."""
 
     receivers: ProcessCount = AUTO
     senders: ProcessCount = AUTO

@@ -37,7 +37,7 @@ class IntakeLimits:
 
     @property
     def recipients_max(self) -> int | None:
-        """How many recipients a message may have, if it is to be accepted at any time; None: any number."""
+        """The number of recipients that a message may have to be accepted at any time; None: any number."""
         return min((rate.events for rate in self.recipients), default=None)
 
 
@@ -231,7 +231,6 @@ class Tenants:
         return bool(self._by_name)
 
     def get(self, name: str) -> Tenant | None:
-        """The tenant called ``name``."""
         return self._by_name.get(name)
 
     def of(self, user: str, client_ip: str) -> Tenant | None:

@@ -83,7 +83,7 @@ MessagesWithin = NewType("MessagesWithin", Rate)
 
 
 class Keep(NamedTuple):
-    """How much is kept: what is younger than ``age_s``, and at most ``size_bytes``; None: no limit."""
+    """The amount that is kept: what is younger than ``age_s``, and at most ``size_bytes``; None: no limit."""
 
     age_s: float | None = None
     size_bytes: int | None = None

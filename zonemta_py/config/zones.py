@@ -89,7 +89,7 @@ class PriorityRetry:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a deferred recipient is tried again, and when the relay gives up.
+    """The times of retries of a deferred recipient, and the end of the attempts.
 
     ``policy`` selects which parameters apply: ``delays`` belongs to ladder, ``function`` to function and
     backoff, and every other policy has a section that is named like it.
@@ -132,7 +132,7 @@ class BounceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long the relay waits for a peer in each step. Source: RFC 5321 section 4.5.3.2."""
+    """Time limits for a peer in each step. Source: RFC 5321 section 4.5.3.2."""
 
     connect: Seconds = Seconds(30)
     command: Seconds = Seconds(5 * MINUTE)

@@ -80,7 +80,7 @@ def _check_links(path: Path) -> None:
 
 
 def exposed_parent(path: Path) -> str:
-    """Why another user than this one and root can replace ``path``: that of the first such directory above it, or empty.
+    """The reason that another user than this one and root can replace ``path``, of the first such directory above it; or empty.
 
     It is one of the other user, or one that everyone may write and that has no sticky bit: who may write a directory may
     rename what is in it. Directories that cannot be seen are left out. The rule of OpenSSH's ``safe_path``, but for

@@ -91,7 +91,7 @@ def _service(record: logging.LogRecord) -> str:
 
 
 class _PostfixFormatter(logging.Formatter):
-    """As Postfix writes to a log file: the name of the host and of the process in front; to syslog without time and host."""
+    """The format of Postfix's log file: the name of the host and of the process in front; to syslog without time and host."""
 
     def __init__(self, *, whole: bool = True) -> None:
         super().__init__()

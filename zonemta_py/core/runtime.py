@@ -207,7 +207,7 @@ def process_use(pid: int) -> tuple[int, float] | None:
 
 
 def open_descriptors() -> int | None:
-    """How many file descriptors this process has; None where that is not known."""
+    """The number of file descriptors of this process; None where it is not known."""
     try:
         with os.scandir("/proc/self/fd") as entries:
             return sum(1 for _ in entries)

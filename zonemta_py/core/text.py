@@ -132,7 +132,7 @@ def _options() -> re2.Options:
 
 
 def problem_of(pattern: str) -> str:
-    """Why ``pattern`` cannot be used; empty when it can."""
+    """The reason that ``pattern`` cannot be used; empty when it can."""
     if not pattern.strip():
         return "an empty pattern matches every text"
     try:
@@ -208,12 +208,12 @@ def _is_address(name: str) -> bool:
 
 
 def ago(ms: int | None) -> str:
-    """How long ago a time was; empty without one."""
+    """The age of a time, as text; empty without a time."""
     return span((clock.now_ms() - ms) / 1000) if ms else ""
 
 
 def time_left(ms: int | None) -> str:
-    """How long until a time; empty without one."""
+    """The duration until a time, as text; empty without a time."""
     if not ms:
         return ""
     left_s = (ms - clock.now_ms()) / 1000

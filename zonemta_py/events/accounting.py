@@ -102,7 +102,7 @@ class RecipientHistory:
     # ---- queries
 
     def queued(self, zone: str) -> int:
-        """How many recipients of ``zone`` must still be in the queue."""
+        """The number of recipients of ``zone`` that must still be in the queue."""
         counts = self.counts[zone]
         return counts["accepted"] - sum(counts[name] for name in FINAL)
 

@@ -74,7 +74,7 @@ def keys_in(lines: bytes) -> set[bytes]:
 
 
 def hashes_in(lines: bytes) -> "array[int]":
-    """The hashes of ``keys_in``."""
+    """The hashes of the keys in ``lines``, one for each."""
     return array("Q", map(hash_of, keys_in(lines)))
 
 

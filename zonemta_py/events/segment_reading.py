@@ -175,7 +175,7 @@ def verify_segment(content: bytes, path: Path | str) -> Trailer:
 
 
 def _numbers_in(frame: Frame, path: Path | str, *, has_position: bool) -> set[int]:
-    """The sequence numbers in a frame. Raises SegmentDamaged for a line that is no event."""
+    """The sequence numbers in a frame. Raises SegmentDamaged for a line that is not an event."""
     if not has_position:
         return {_record(line, path, frame.start)["seq"] for line in frame.lines.splitlines()}
     try:
@@ -233,7 +233,7 @@ def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
-    """The records of every frame that can be read, also behind damage; a line that is no record is left out."""
+    """The records of every frame that can be read, also behind damage; a line that is not a record is left out."""
     for frame in whole_frames(data, path):
         for line in frame.lines.splitlines():
             with suppress(SegmentDamaged):
@@ -241,7 +241,7 @@ def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def whole_frames(data: Data, path: Path | str, *, torn: bool = False) -> Iterator[Frame]:
-    """Every frame of a file that can be read, also behind damage; with ``torn`` also those with lines that are no events."""
+    """Every frame of a file that can be read, also behind damage; with ``torn`` also those with lines that are not events."""
     at, (size_bytes, _) = 0, split_trailer(data)
     while True:
         try:

@@ -152,7 +152,7 @@ def read_frames(data: Data, path: Path | str, start: int, size_bytes: int) -> It
 
 
 def read_torn_frame(data: Data, start: int, size_bytes: int) -> Frame | None:
-    """The frame at ``start`` whose first or last line is no event: ``first`` or ``last`` is -1 then. None if it is no whole frame."""
+    """The frame at ``start`` whose first or last line is not an event: ``first`` or ``last`` is -1 then. None if it is not a whole frame."""
     try:
         lines, end = _decompress(data, start, size_bytes)
     except (zstandard.ZstdError, ValueError):

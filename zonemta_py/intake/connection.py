@@ -131,7 +131,7 @@ class ClientTransport(asyncio.Protocol):
         self._replies.clear()
 
     def _trace(self) -> SessionTrace:
-        """The trace of this session, made anew when nothing was traced for a while."""
+        """The trace of this session; a new one after a time without traces."""
         trace = self._last_trace
         if trace is None or trace.activation != TRACER.activation:
             # The rest of a line that is not complete may be the end of a secret.

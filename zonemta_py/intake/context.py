@@ -198,7 +198,7 @@ class SessionLimits:
         self._unnamed.pop(session, None)
 
     def _excess(self, owners: Owners, places: int) -> str:
-        """Why an owner may have no further session, as a reply; empty if it may."""
+        """The refusal of a further session of an owner, as a reply; empty if it may have one."""
         free = places - len(self._known)
         for owner, share in zip(owners, SHARES, strict=False):
             count = self._owned.get(owner, 0)

@@ -239,7 +239,7 @@ class MessageData:
             self._begin_scan(self._scanner)
 
     def _check_behind(self, behind: bytes) -> None:
-        """Raises NotAccepted when a line that is no field would make body of fields that recipients must not get."""
+        """Raises NotAccepted when a line that is not a field would show recipients fields that they must not get."""
         shown = names_in(behind) & self._rules.removed_fields
         if shown:
             line = behind.partition(b"\r\n")[0][:40].decode("ascii", "backslashreplace")

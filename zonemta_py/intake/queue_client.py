@@ -53,7 +53,7 @@ class QueueClient(Protocol):
 
     @property
     def failure(self) -> QueueUnavailable | None:
-        """Why nothing can be written any more; None while it can."""
+        """The error that stopped all writes; None while the queue can be written."""
 
     @property
     def suspended(self) -> Container[str]:

@@ -138,7 +138,7 @@ class MessageEnvelope(Struct, frozen=True):
 
 
 class MessageRules(NamedTuple):
-    """How the messages of one listener are checked and stamped. ``max_size`` is in bytes.
+    """The checks and stamps of the messages of one listener. ``max_size`` is in bytes.
 
     ``key_headers``: groups of header fields, each a submission key. ``refused_keys``: the sources of those under which
     other content is refused, in lower case. ``removed_fields``: lower-case names of
@@ -169,7 +169,6 @@ def make_rules(
     router: Router,
     policies: Sequence[EnvelopePolicy],
 ) -> MessageRules:
-    """The rules of ``listener``."""
     tenants, options = Tenants(config.tenants), listener.options
     own = (options.campaign, options.tags, options.not_before, options.expire, options.priority)
     removed = (*listener.drop_headers, *own)

@@ -326,7 +326,7 @@ class PasswordChecks:
 
 
 class _Check:
-    """One name and password, and who asked: network, address, and what is called with the answer."""
+    """A name and a password, and the questions: network, address, and the function to call with the answer."""
 
     def __init__(self, users: Users, name: str, password: str, digest: bytes) -> None:
         self.users, self.name, self.password, self.digest = users, name, password, digest

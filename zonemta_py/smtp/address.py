@@ -38,7 +38,7 @@ _PLAIN = re.compile(rf"[A-Za-z0-9._+=\-]+@{_LABEL}(?:\.{_LABEL})+\Z")
 
 
 class AddressError(ValueError):
-    """Not an address; the text says why."""
+    """A text is not an address; the text of the error has the reason."""
 
 
 def normalise(text: str) -> str:

@@ -47,7 +47,7 @@ def read_proxy_header(data: bytes) -> ProxyHeader | None:
 
 
 def missing_bytes(data: bytes) -> int:
-    """How many bytes can be read without reading behind the header, of which ``data`` is an incomplete part."""
+    """The number of bytes to read that cannot reach behind the header, of which ``data`` is an incomplete part."""
     if len(data) < len(SIGNATURE):  # shorter than each header
         return len(SIGNATURE) - len(data)
     if not data.startswith(SIGNATURE):

@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 class Signing(NamedTuple):
-    """How the relay signs: the domains that have keys, and the names of signed fields in lower case."""
+    """The signatures of the relay: the domains that have keys, and the names of signed fields in lower case."""
 
     domains: Collection[str]
     headers: Collection[str]
@@ -64,7 +64,7 @@ def author_domain(data: bytes) -> str:
 
 
 def _with_crlf(data: bytes) -> bytes:
-    """As the relay takes it: with CRLF, and without lines of an mbox file before the header."""
+    """The message as the relay takes it: with CRLF, and without lines of an mbox file before the header."""
     data = re.sub(rb"\r\n|\r|\n", b"\r\n", data)
     return data[mailbox_lines_end(data) :]
 

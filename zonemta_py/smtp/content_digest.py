@@ -218,7 +218,7 @@ class _Leaf:
         return decoded + a2b_base64(data[:cut])
 
     def _write(self, data: bytes) -> None:
-        """Hash decoded bytes; references to Content-IDs, which are made anew with the message, without them."""
+        """Hash decoded bytes, without references to Content-IDs: a client makes new ones."""
         if b"\r" in data:
             data = data.replace(b"\r", b"")
         if self._is_html:

@@ -229,7 +229,6 @@ def field_value(block: bytes, field: Field) -> str:
 
 
 def without(block: bytes, fields: Iterable[Field]) -> bytes:
-    """``block`` without ``fields``."""
     kept, at = [], 0
     for field in sorted(fields, key=lambda f: f.start):
         kept.append(block[at : field.start])

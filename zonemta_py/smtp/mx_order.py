@@ -21,9 +21,9 @@ EQUAL_MAX = 8  # of them, those of one preference if there are others
 
 
 class Host(NamedTuple):
-    """One mail exchanger and its addresses, in the resolver's order.
+    """A host of a domain and its addresses, in the resolver's order.
 
-    Not ``is_whole``: a look-up failed, of one family, or of both: then there are no addresses.
+    ``is_whole`` is False after a failed look-up, of one family or of both; after both there are no addresses.
     """
 
     preference: int

@@ -137,7 +137,6 @@ def _repeated(value: tuple[int, Any, Any], is_filled: bool) -> Iterator[str]:
 
 
 def _member(items: Sequence[tuple[Any, Any]]) -> str:
-    """One character of a class."""
     kind, value = items[0]
     if kind is codes.LITERAL:
         return chr(value)

@@ -21,7 +21,7 @@ from zonemta_py.smtp.seven_bit_fields import ascii_value
 
 
 class _Bytes(policy.Compat32):
-    """Writes fields as they are; the base class splits them anew, in quadratic time."""
+    """Writes fields as they are; the base class would split them again, in quadratic time."""
 
     def fold_binary(self, name: str, value: str) -> bytes:
         return f"{name}: {value}\r\n".encode("ascii", "surrogateescape")

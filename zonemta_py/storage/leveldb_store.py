@@ -110,7 +110,7 @@ class LevelDBStore(SegmentedView):
         return self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))
 
     def _rebuild(self) -> None:
-        """Write the SEGMENT keys anew: a repair of the database may have lost some, or brought some back."""
+        """Write the SEGMENT keys again: a repair of the database may have lost some, or brought some back."""
         ops: list[Op] = [(key, None) for key in self._segment_keys()]
         for key, value in self._database.scan(keys.MESSAGE, keys.end_of(keys.MESSAGE)):
             reference = decode_reference(value)
@@ -250,7 +250,7 @@ class LevelDBStore(SegmentedView):
         return self._use.sparsest() is not None
 
     def _move(self, others: list[Op]) -> None:
-        """Append some chunks of a sparse segment anew. ``others``: of the same batch, which may remove chunks."""
+        """Append some chunks of a sparse segment again. ``others``: of the same batch, which may remove chunks."""
         number = self._use.sparsest()
         if number is None:
             return

@@ -89,7 +89,7 @@ class RedisClient:
         return self.thread.run(work)
 
     def run_once(self, work: Awaitable[T]) -> T:
-        """Like ``run``, for what must not wait long: a server that does not answer is not asked again."""
+        """``run`` for a request that must not wait long: a server that does not answer is not asked again."""
         return self.thread.run(_in_time(work))
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ _CONFIG = AioConfig(
 
 @cache
 def _session() -> AioSession:
-    """One for the process: it reads the descriptions of the services, which takes 0.1 s each."""
+    """The session of the process: it reads the descriptions of the services, which takes 0.1 s each."""
     return AioSession()
 
 

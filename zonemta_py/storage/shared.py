@@ -167,7 +167,7 @@ def has_ended(token: str) -> bool:
 
 
 def _began(pid: str) -> str:
-    """When a process began: the boot of the machine, and clock ticks since. Empty when there is none."""
+    """The start of a process: the boot of the machine, and clock ticks since. Empty without such a process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

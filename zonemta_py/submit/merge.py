@@ -44,7 +44,7 @@ _ASCII = ("", "us-ascii", "ascii")  # or what is not declared and in use: UTF-8
 
 
 class _Form(Enum):
-    """How a text without an encoding is written: as it is, as UTF-8 in 8 bits, or as UTF-8 in quoted-printable."""
+    """The form of a text without an encoding: as it is, as UTF-8 in 8 bits, or as UTF-8 in quoted-printable."""
 
     GIVEN = 0
     UTF8 = 1

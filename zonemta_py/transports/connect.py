@@ -61,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How to open a session. ``source`` None: the system chooses the source address.
+    """The options of a session. ``source`` None: the system chooses the source address.
 
     ``tls``: off, opportunistic (encrypt when offered, without verification), required (encrypt and
     verify, or fail) or implicit (as required, from the first byte). ``ca_file``: the authorities that are

@@ -89,7 +89,7 @@ class HttpTransport:
 
 
 def _reason(exc: aiohttp.ClientError) -> str:
-    """Why a request failed, without an address."""
+    """The reason of a failed request, without an address."""
     number = getattr(exc, "errno", None)  # the text of asyncio's error has the address
     return os.strerror(number) if number else type(exc).__name__
 
@@ -119,7 +119,7 @@ class _Content:
 
 
 class FetchFailed(Exception):
-    """There is no such text, or it cannot be read now; the text of the exception says why."""
+    """The text does not exist, or cannot be read now; the text of the exception has the reason."""
 
 
 class _Known(AbstractResolver):

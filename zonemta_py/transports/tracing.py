@@ -160,20 +160,20 @@ class SessionTrace:
         self._kept: deque[tuple[int, str, str]] = deque(maxlen=KEPT_LINES)
 
     def client(self, data: bytes) -> None:
-        """The client sends ``data``."""
+        """Trace ``data`` of the client."""
         self._add("C", self._lines.client(data))
 
     def server(self, data: bytes) -> None:
-        """The server sends ``data``."""
+        """Trace ``data`` of the server, and the data of the client that waited for the reply to DATA."""
         self._add("S", self._lines.server(data))
         self._add("C", self._lines.client(b""))  # what waited for the reply to DATA
 
     def note(self, text: str) -> None:
-        """Something that no side has sent."""
+        """Trace a remark, which no side has sent."""
         self._add("", iter((readable(text.encode("utf-8", "surrogateescape")),)))
 
     def said(self, speaker: str, text: str) -> None:
-        """Whole lines that another part of the relay has read or written."""
+        """Trace whole lines that another part of the relay has read or written."""
         lines = text.encode("utf-8", "surrogateescape").split(b"\n")
         self._add(speaker, (readable(line.rstrip(b"\r")) for line in lines if line))
 
