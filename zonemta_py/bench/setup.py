@@ -1,6 +1,6 @@
-"""What a scenario needs before its relay starts: keys, certificates, a queue with a history.
+"""Preparations of a scenario (keys, certificates, a queue with a history), the named workloads, and domains of recipients.
 
-Queues are written into the LevelDB store directly.
+Queues are written into the LevelDB store directly, before the relay starts.
 """
 
 import asyncio
@@ -180,7 +180,7 @@ class Scenario:
 
     @property
     def for_peers(self) -> bool:
-        """Whether other relays can run it without more set-up."""
+        """True if other relays can run it without more preparations."""
         return not (self.dkim or self.backlog or self.tls or self.churn or self.domains or self.auth)
 
     def scaled(self, factor: float) -> "Scenario":
@@ -323,7 +323,7 @@ def fill(address: str, port: int) -> list[socket.socket]:
 
 
 async def serve(port: int, living: int, dead: int) -> None:
-    """Until SIGTERM."""
+    """Listen until SIGTERM."""
     names = NameServer(records(living, dead))
     names_port = await names.start()
     sockets = []

@@ -1,7 +1,16 @@
 """A load generator: SMTP sessions that submit equal messages, as Postfix's smtp-source does.
 
-One command at a time, without pipelining; recipients are numbered so that the sink can count each. Run as
-``python -m zonemta_py.bench.source``, it prints one JSON line.
+States of a session: greeting ─▶ AUTH, EHLO ─▶ MAIL, RCPT, DATA, body ─▶ next message, or QUIT.
+
+Invariants:
+
+- One command at a time, without pipelining, so that the time of each reply counts.
+- Recipients are numbered, so that the sink can count each; a number is used once in all sessions (``Load.sent``).
+- The first 4xx or 5xx ends the run with ``Load.failed``: a load that is not accepted is not a measurement.
+
+Callers: ``bench.measure`` runs ``python -m zonemta_py.bench.source``, which prints one JSON line.
+
+Example: 100 messages with 50 recipients over 10 sessions have the recipients ``0@sink.example`` to ``4999@sink.example``.
 """
 
 import argparse

@@ -79,7 +79,7 @@ def lines_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
 
 
 def from_query(value: object, kind: type[T]) -> T:
-    """As ``from_plain``, for values that came as text: numbers and booleans are parsed."""
+    """``value`` as ``kind``, for a value that came as text: numbers and booleans are parsed."""
     return msgspec.convert(value, kind, strict=False)
 
 

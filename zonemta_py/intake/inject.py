@@ -1,4 +1,17 @@
-"""Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP."""
+r"""Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP.
+
+States of an ``Injector``, which is for one message: new ─ begin ─▶ receiving ─ write … ─ finish ─▶ ended; ``abort`` ends it at any time.
+
+Invariants:
+
+- The steps are those of a session: suspension, sender, limits, space, key, then ``MessageReceiver``; a refusal has the same reply.
+- ``finish`` returns an id only when the message is on disk, or a repetition has that of the first one.
+- A message that is not finished is aborted: callers call ``abort`` in the end, which does nothing after ``finish``.
+
+Callers: ``intake.http``, the library's ``enqueue``, and ``dequeue`` for what a program sends.
+
+Example: ``await enqueue(injector, "a@a.example", ["b@b.example"], b"Subject: Hello\n\nText")`` returns the queue id.
+"""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypedDict, Unpack
@@ -119,7 +132,7 @@ class Injector:
         self._receiver = MessageReceiver(self._queue, self._rules, envelope, claim, self._scanner)
 
     def program_origin(self, user: str = "", tenant: str = "") -> Origin:
-        """The origin of mail that this program sends for a user, or goes on sending for ``tenant``."""
+        """The origin of mail that this program sends for a user, or continues to send for ``tenant``."""
         return Origin("", PROGRAM_IP, self._rules.hostname, user, PROTOCOL, tenant)
 
     def _check_room(self, recipients: int) -> None:

@@ -27,7 +27,7 @@ from zonemta_py.storage.open import DiskSpace
 log = logging.getLogger(__name__)
 
 
-# ---- Listening sockets, for one process or for several that share an address.
+# ---- Sockets, for one process or for several that share an address.
 #
 # Processes share an address by SO_REUSEPORT: the kernel distributes connections over sockets, each with
 # its own backlog. With one socket in several processes, most connections go to the process that wakes up
@@ -96,7 +96,7 @@ def _bound(family: int, host: str | int, port: int, *, shared: bool) -> socket.s
     return sock
 
 
-# ---- listener
+# ---- Listeners.
 
 DRAIN_POLL_S = 0.05
 
@@ -111,7 +111,6 @@ class Listener:
         self._acceptors: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Accept connections."""
         context = self.context
         for sock in self._sockets:
             sock.listen(BACKLOG)  # one of a process before, which could not start, does not
@@ -158,7 +157,7 @@ class Listener:
             log.info("TLS handshake failed: %s", exc)
 
     def _shook_hands(self, session: Session, accepted: socket.socket, task: asyncio.Task[None]) -> None:
-        """The handshake has ended, or was cancelled, perhaps before it began."""
+        """Note that the handshake has ended, or was cancelled, perhaps before it began."""
         del self.context.handshakes[session]
         if session.transport is None:
             self.context.ended(session)
@@ -235,7 +234,6 @@ class Intake:
 
     @property
     def sessions(self) -> int:
-        """The open sessions."""
         return sum(len(listener.context.sessions) for listener in self.listeners)
 
     def prepare(self, config: Config, hostname: str, router: Router) -> list[SessionSettings]:
@@ -252,7 +250,6 @@ class Intake:
         return prepared
 
     async def start(self, prepared: Sequence[SessionSettings]) -> None:
-        """Accept connections."""
         turns = IntakeTurns(asyncio.get_running_loop())
         for settings, sockets in zip(prepared, self._sockets, strict=True):
             context = ListenerContext(

@@ -1,4 +1,34 @@
-"""Receiving one message: its data, then its key, the scanner's verdict, the limits, and the queue."""
+r"""Receipt of one message: its data, then its key, the scanner's verdict, the limits, and the queue.
+
+Steps::
+
+    feed … feed ─▶ finish ─▶ key ─▶ scan ─▶ limits ─▶ queue ─▶ result
+       └─────────── a refusal at any step ───────────────▶ abort
+
+``MessageData`` takes the data: it checks lines, splits header and body, hashes, scans and writes. ``MessageReceiver`` does the
+steps after the end of the data. Each step starts when the future of the step before is done.
+
+Invariants:
+
+- Memory does not depend on the size of a message: the body goes to its writers block by block.
+- After the first defect ``refusal`` is set, and the remaining data are read and discarded. The reply to the final dot names the
+  defect: after an earlier reply the data of the client would be taken for commands.
+- The writers of bodies and the submission key end exactly once: by ``abort``, or by ``_hand_over`` to the queue (``_ended``).
+- A message that was handed over is stored even when the client disconnects; a repetition finds it under its key.
+- There is a ``result`` only when every message that policies made is on disk.
+- A defect of a step refuses this message only (``_call``); the future of ``finish`` is done all the same. After ``abort`` by a
+  client that disconnected no step continues.
+
+Callers: ``session.Session`` between DATA and its reply, and ``inject.Injector`` for mail by HTTP and of programs.
+
+Example::
+
+    receiver = MessageReceiver(queue, rules, envelope, claim)
+    receiver.feed(b"Subject: Hello\r\n\r\nText\r\n")
+    receiver.finish().add_done_callback(lambda _: send(receiver.refusal or receiver.result.reply()))
+
+Source: RFC 5321 sections 4.1.1.4 (DATA) and 6.1 (responsibility after the 250).
+"""
 
 import logging
 from collections.abc import Callable
@@ -36,14 +66,14 @@ from zonemta_py.smtp.transparency import LineCheck, LineNormaliser
 log = logging.getLogger(__name__)
 
 
-# ---- How the receipt of a message ends: what was accepted, or that nothing could be now.
+# ---- The result of a receipt.
 
 UNDER_WAY = "450 4.3.0 This submission is under way, try again later"
 UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
 
 
 class AcceptResult(NamedTuple):
-    """What was accepted.
+    """The messages that were accepted.
 
     ``stored``: id of the message that was stored; empty for a repetition without new recipients.
     ``first``: id of the message accepted first under the submission key; empty without a repetition.
@@ -72,10 +102,6 @@ class AcceptResult(NamedTuple):
 
 
 # ---- The data of one message as they come: checked, split into header and body, hashed, scanned, written.
-#
-# Memory stays the same for any size. After the first defect the remaining data are read and discarded,
-# and the reply to the final dot names it: after an earlier reply the client's data would be taken for
-# commands.
 
 LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
 LOOKALIKE = "554 5.6.0 A line of one dot has a bare LF beside it; only CRLF, dot and CRLF end a message"
@@ -120,11 +146,10 @@ class MessageData:
 
     @property
     def over_hard_limit(self) -> bool:
-        """Whether the size is so far over the limit that the remaining data should not be read."""
+        """True if the size is so far over the limit that the remaining data should not be read."""
         return self.size_bytes > HARD_LIMIT_FACTOR * self._rules.max_size
 
     def body_writers(self) -> list[MessageWriter]:
-        """The writers of all bodies."""
         return [each.writer for each in self.writers.all] if self.writers else [self.writer]
 
     def feed(self, data: bytes) -> CommitFuture | None:
@@ -214,7 +239,7 @@ class MessageData:
             self._begin_scan(self._scanner)
 
     def _check_behind(self, behind: bytes) -> None:
-        """Raises NotAccepted when a line that is no field would make body of fields that recipients must not get."""
+        """Raises NotAccepted when a line that is not a field would show recipients fields that they must not get."""
         shown = names_in(behind) & self._rules.removed_fields
         if shown:
             line = behind.partition(b"\r\n")[0][:40].decode("ascii", "backslashreplace")
@@ -235,7 +260,7 @@ class MessageData:
             self.scan.feed(header + b"\r\n")
 
     def finish(self) -> None:
-        """The data have ended."""
+        """Check and write what was held back: the data have ended."""
         if not self.refusal:
             self._check.finish()
             self._check_lines()
@@ -250,7 +275,7 @@ class MessageData:
         return self._digest.digest()
 
     def content(self, verdict: ScanVerdict) -> MessageContent:
-        """What the data are, with what the scanner says of them."""
+        """The content of the data, with the verdict of the scanner."""
         splitter, body_hash = self._splitter, self._hash.digest() if self._hash is not None else b""
         return MessageContent(
             splitter.header, splitter.fields, self._check.eight_bit, body_hash, verdict
@@ -258,13 +283,13 @@ class MessageData:
 
 
 def _both(first: CommitFuture, second: CommitFuture) -> CommitFuture:
-    """Done when both are."""
+    """A future that is done when both are."""
     done = CommitFuture()
     first.add_done_callback(lambda _: second.add_done_callback(lambda _: done.set_result()))
     return done
 
 
-# ---- message
+# ---- The steps after the data.
 
 DEFECT = "451 4.3.0 Internal error"
 
@@ -305,7 +330,7 @@ class MessageReceiver:
 
     @property
     def over_hard_limit(self) -> bool:
-        """Whether the size is so far over the limit that the remaining data should not be read."""
+        """True if the size is so far over the limit that the remaining data should not be read."""
         return self._data.over_hard_limit
 
     def feed(self, data: bytes) -> CommitFuture | None:
@@ -316,7 +341,7 @@ class MessageReceiver:
         return wait_for
 
     def refuse(self, refusal: str) -> None:
-        """Refuse the message by an SMTP reply, unless it is refused already; its data may go on."""
+        """Refuse the message by an SMTP reply, unless it is refused already; more of its data may follow."""
         if not self._data.refusal:
             self._data.refusal = refusal
             self.abort()
@@ -324,7 +349,7 @@ class MessageReceiver:
     # ---- the end of the data
 
     def finish(self) -> CommitFuture:
-        """The data have ended; when the future is done, there is a ``refusal`` or a ``result``."""
+        """End the data; when the future is done, there is a ``refusal`` or a ``result``."""
         self._call(self._finish)
         return self._finished
 
@@ -371,7 +396,7 @@ class MessageReceiver:
         self._await_scan()
 
     def _await_scan(self) -> None:
-        """Go on when it is known what the scanner says."""
+        """Conclude when the verdict of the scanner is known."""
         scan = self._data.scan
         if scan is None or self.refusal or not self._new:
             self._conclude()
@@ -451,7 +476,7 @@ class MessageReceiver:
             future.add_done_callback(self._on_stored)
 
     def _on_stored(self, failure: QueueUnavailable | None) -> None:
-        """A message is on disk, or cannot be; after the last the client gets its reply."""
+        """Count a message that is on disk, or cannot be; after the last the client gets its reply."""
         self._unwritten -= 1
         self._failure = self._failure or failure
         if self._unwritten:

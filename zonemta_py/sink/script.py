@@ -29,7 +29,7 @@ from zonemta_py.sink.sink_limits import SinkLimits, check_limits
 
 
 class Step(StrEnum):
-    """Where in the dialogue a rule applies, in this order."""
+    """The steps of a dialogue at which a rule can apply, in their order."""
 
     CONNECT = "connect"
     EHLO = "ehlo"

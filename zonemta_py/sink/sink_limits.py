@@ -28,7 +28,7 @@ from zonemta_py.config.values import MessagesWithin, Rate, Seconds, Word, choice
 
 
 class LimitName(StrEnum):
-    """What was exceeded. GREYLIST and BLOCKED refuse too, but no client can know of them before."""
+    """The name of an exceeded limit. GREYLIST and BLOCKED refuse too, but no client can know of them before."""
 
     SESSIONS = "sessions"
     SESSIONS_PER_ADDRESS = "sessions_per_address"
@@ -65,7 +65,7 @@ class SinkBlock:
 
 @dataclass(frozen=True, slots=True)
 class SinkLimits:
-    """What a provider allows; None or () allows everything.
+    """The limits of a provider; None or () is no limit.
 
     ``mx`` are the names of its hosts and ``domains`` those whose mail it receives, for the name server of the sink.
     """
@@ -86,14 +86,14 @@ class SinkLimits:
     replies: dict[str, str] = field(default_factory=dict)
 
     def reply(self, limit: LimitName) -> str:
-        """What a client gets that exceeds ``limit``."""
+        """The reply to a client that exceeds ``limit``."""
         if limit in (LimitName.BLOCK, LimitName.BLOCKED):
             return self.block.reply
         return self.replies.get(limit, REPLIES[limit])
 
 
 def name_records(providers: Sequence[SinkLimits]) -> dict[str, dict[str, list[str]]]:
-    """What a name server says of the domains of ``providers``: MX, and the addresses of each host."""
+    """The DNS records of the domains of ``providers``: MX, and the addresses of each host."""
     records: dict[str, dict[str, list[str]]] = {}
     for each in providers:
         hosts = [host.lower() for host in each.mx] or [f"mx.{each.name}.example"]

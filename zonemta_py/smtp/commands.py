@@ -55,7 +55,7 @@ class Mail(Struct, frozen=True):
 
 
 class Rcpt(Struct, frozen=True):
-    """A RCPT command. ``address`` is normalised, ``notify`` holds flags of ``dsn_params``, ``orcpt`` is xtext."""
+    """A RCPT command. ``address`` is normalised, ``notify`` holds flags of ``reports.dsn``, ``orcpt`` is xtext."""
 
     address: str
     notify: int = UNSET

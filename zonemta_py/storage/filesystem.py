@@ -1,9 +1,26 @@
 """The store in files: Kannader's directories, with the fsyncs and the atomic batches that it lacks.
 
-A batch is first one intent file, synced and renamed; then its files are changed, by steps that can be
-repeated; then the intent is removed. The next opening finishes what a crash interrupted. Keys and small
-values are also in memory, bodies are not: the recipients of a queue have to fit there. What an opening
-does not understand stays as it is: it may be the mail of another program, or what a damage left.
+Steps of a batch (``FilesystemStore.write``)::
+
+    chunks written ─▶ intent file written, synced, renamed ─▶ files changed ─▶ memory changed ─▶ bodies removed ─▶ intent removed
+
+Invariants:
+
+- A batch takes effect when its intent file has its name. The steps in it can be repeated, so the next opening finishes what a
+  crash interrupted (``_finish_intent``); without an intent nothing of the batch is visible.
+- Chunks are written before, without an intent: they are not visible before the markers of their message. A body without markers
+  is of a message that was never accepted, and is removed at the opening.
+- Keys and small values are in memory, equal to the files after each batch; bodies are not. The recipients of a queue have to fit.
+- Every file is replaced by a rename, never changed in place, but bodies.
+- Files that an opening does not understand stay as they are (``left_alone``): they may be mail of another program, or damage.
+- After a failed write every later one fails (``_failure``), for memory and disk may differ.
+
+Callers: ``storage.open``; the queue uses it by ``storage.interface.Store``. ``filesystem_layout`` computes paths and contents.
+
+Example: a delivered recipient has the files ``data/MSGID/INDEX/metadata`` and ``schedule``, and the link ``queue/MSGID.INDEX``. One
+intent lists the removal of all three, so a crash between them leaves no half recipient.
+
+Source: Kannader, for directories and links; rename(2) and fsync(2), for the order of the steps.
 """
 
 import fcntl
@@ -40,7 +57,7 @@ from zonemta_py.storage.memory import MemoryStore
 log = logging.getLogger(__name__)
 
 
-# ---- What an opening of the filesystem store finds in its directories; see ``filesystem_layout``.
+# ---- The contents of the directories at an opening.
 
 CONTENTS = "contents"
 MESSAGE_ID = re.compile(r"[0-9a-f]{24}")
@@ -55,7 +72,7 @@ class Contents:
         self.left_alone: list[str] = []
 
     def load(self) -> Iterator[Op]:
-        """Yield every key and its value; chunks without theirs. Removes bodies that were never accepted."""
+        """Yield every key and its value, an empty one for chunks. Removes bodies that were never accepted."""
         leaving: set[str] = set()
         for key, value in self._relay_keys():
             if key.startswith((keys.OPEN, keys.CLEANUP)):
@@ -78,7 +95,7 @@ class Contents:
                 yield relay_key(names), path.read_bytes()
 
     def _is_unaccepted(self, directory: Path) -> bool:
-        """Whether nothing but a body is there: a crash came before the first batch of its message."""
+        """True if nothing but a body is there: a crash came before the first batch of its message."""
         if (directory / "accepted").exists():
             return False
         if {path.name for path in directory.iterdir()} <= {CONTENTS}:
@@ -168,7 +185,7 @@ def copied(root: Path) -> Iterator[Path]:
         yield Path(shutil.copytree(root, f"{name}/files", symlinks=True, copy_function=copy))
 
 
-# ---- filesystem
+# ---- The store.
 
 DIRECTORIES = ("data", "queue", "inflight", "cleanup")
 INTENT = f"{RELAY}/intent"
@@ -181,7 +198,7 @@ _unpack_steps = unpacker(tuple[int, list[FileStep]])
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Meanwhile no other process opens the store. Raises QueueLocked when one has it open, OSError without a lock file."""
+    """Lock the store against other processes. Raises QueueLocked when one has it open, OSError without a lock file."""
     with (directory / RELAY / "lock").open("rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

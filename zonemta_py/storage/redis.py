@@ -1,7 +1,32 @@
-"""The store in Redis: an index of keys, a hash of values, every batch one script (``redis_scripts``).
+"""The store in Redis: an index of keys, a hash of values, every batch one script.
 
-The script first checks that the writer has the lease, and that the batch is the next one: a batch that is sent
-again because its answer was lost is applied once.
+Keys of a partition (``RedisKeys``; the braces put them into one slot of a cluster)::
+
+    {PREFIX:NAME}:keys     a sorted set whose members are the keys, all with score 0
+    {PREFIX:NAME}:values   a hash from key to value
+    {PREFIX:NAME}:lease    the token of the relay that has the partition; Redis lets it expire
+    {PREFIX:NAME}:written  the number of batches that relay has written
+    PREFIX:notices         a list of names of partitions that were released with mail in them: hints
+
+Life of a partition: lease acquired ─▶ loaded ─▶ open ─▶ lease lost, or failed, or closed. The last three are final.
+
+Invariants:
+
+- A batch is one script, which Redis runs as a whole or not at all. It first compares the lease, so that a relay without it writes
+  nothing; then the number of the batch, so that a batch that is sent again because its answer was lost is applied once.
+- Memory has all keys and small values, and equals the server after each batch (``RemoteBodyStore``). Values of chunks are on the
+  server only.
+- The value of a removed chunk is freed one batch later: a frozen view may still read it.
+- The first write of a script is a DEL: a Redis without free memory would refuse a script that begins with another write, and a
+  full queue could not be opened or drained (decision 62).
+- With ``durability: sync`` the settings of Redis are checked at the opening and every LOOK_EVERY_S.
+
+Callers: ``storage.open`` makes a ``RedisSharedStorage``, which opens partitions; ``relay.takeover`` asks it for orphans.
+
+Example: the relay ``mx1`` writes batch 7, and the connection breaks before the answer. It sends batch 7 again; the script finds
+``written`` = 7 and returns 1 without a change.
+
+Source: redis.io, "Scripting with Lua" (atomicity, memory), "Key eviction" and "Persistence".
 """
 
 import asyncio
@@ -27,7 +52,7 @@ from zonemta_py.storage.shared import MAIL_PREFIXES, PartitionLease
 log = logging.getLogger(__name__)
 
 
-# ---- The adapter of redis: a client with retries, and the check that its server is durable.
+# ---- The client, and the check that its server is durable; the adapter of redis.
 
 ANSWER_S = 5.0
 RETRIES = 6  # after a lost connection: for about three seconds
@@ -64,11 +89,10 @@ class RedisClient:
         return self.thread.run(work)
 
     def run_once(self, work: Awaitable[T]) -> T:
-        """Like ``run``, for what must not wait long: a server that does not answer is not asked again."""
+        """``run`` for a request that must not wait long: a server that does not answer is not asked again."""
         return self.thread.run(_in_time(work))
 
     def close(self) -> None:
-        """Disconnect."""
         self.thread.close(self.commands.aclose)
 
     async def space(self) -> Space | None:
@@ -117,15 +141,7 @@ async def _in_time(work: Awaitable[T]) -> T:
         raise TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None
 
 
-# ---- The keys of a partition in Redis, and the scripts that change them. Pure.
-#
-#     {PREFIX:NAME}:keys     a sorted set whose members are the keys, all with score 0
-#     {PREFIX:NAME}:values   a hash from key to value
-#     {PREFIX:NAME}:lease    the token of the relay that has the partition; Redis lets it expire
-#     {PREFIX:NAME}:written  the number of batches that relay has written
-#     PREFIX:notices         a list of names of partitions that were released with mail in them: hints
-#
-# The braces put all keys of a partition into one slot of a cluster.
+# ---- The scripts that change the keys of a partition.
 #
 # A Redis without free memory refuses a script whose first write could need more. The first write of these
 # scripts is a DEL, so that a full queue can be opened and drained; new mail is refused before (decision 62).
@@ -186,11 +202,11 @@ class RedisKeys:
 
 
 def notifications_key(prefix: str) -> str:
-    """The list of notifications."""
+    """The key of the list of notifications."""
     return f"{prefix}:notices"
 
 
-# ---- redis
+# ---- One partition: its lease and its store.
 
 PAGE_KEYS = 1000  # of one request while loading
 REMOVED_CHUNKS_MAX = 256  # 16 MiB that Redis may hold in vain
@@ -198,7 +214,7 @@ LOOK_EVERY_S = 2.0
 
 
 class RedisLease:
-    """The lease of one partition in Redis; see ``LeaseBackend``."""
+    """The lease of one partition in Redis."""
 
     def __init__(self, client: RedisClient, prefix: str, name: str, lease_s: float) -> None:
         self._client = client
@@ -211,23 +227,20 @@ class RedisLease:
         self._release = client.commands.register_script(RELEASE)
 
     def try_acquire(self, token: str, previous: str = "") -> str | None:
-        """See ``LeaseBackend``. A new lease begins to count its batches at 1."""
+        """Acquire the lease. A new lease numbers its batches from 1."""
         where = [self._where.lease, self._where.written]
         holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
         return holder.decode() if holder else None
 
     def holder(self) -> str | None:
-        """See ``LeaseBackend``."""
         found = self._client.run_once(self._client.commands.get(self._where.lease))
         return found.decode() if found else None
 
     def renew(self, token: str) -> bool:
-        """See ``LeaseBackend``."""
         renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
         return bool(self._client.run_once(renewal))
 
     def release(self, token: str, *, mail: bool) -> None:
-        """See ``LeaseBackend``."""
         released = self._client.run_once(self._release(keys=[self._where.lease], args=[token]))
         if released and mail:
             try:
@@ -344,7 +357,7 @@ class RedisStore(RemoteBodyStore):
         self._removed_chunks.clear()
 
     def close(self) -> None:
-        """See ``RemoteBodyStore.close``."""
+        """Free the values of removed chunks, then close."""
         if self._removed_chunks and not (self._closed or self._failure or self._lease.lost):
             try:
                 self._free_chunks()
@@ -359,7 +372,7 @@ WAIT_MAX_S = 3.0  # for a notification: less than an answer may take
 
 
 class RedisSharedStorage:
-    """See ``SharedStorage``. Raises LocalError for a Redis that cannot be used."""
+    """The partitions of several relays in one Redis. Raises LocalError for a Redis that cannot be used."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
@@ -381,11 +394,9 @@ class RedisSharedStorage:
             self._client.run(self._client.check_durability())
 
     def open(self, name: str) -> RedisStore:
-        """See ``SharedStorage.open``."""
         return RedisStore(self._settings, name)
 
     def orphans(self) -> list[str]:
-        """See ``SharedStorage.orphans``."""
         return self._client.run(self._orphans())
 
     async def _orphans(self) -> list[str]:
@@ -407,14 +418,12 @@ class RedisSharedStorage:
         return False
 
     def wait_for_notification(self, wait_s: float) -> str | None:
-        """See ``SharedStorage.wait_for_notification``."""
         timeout_s = min(max(0.01, wait_s), WAIT_MAX_S)
         notifications = [notifications_key(self._prefix)]
         found = self._client.run_once(self._client.commands.blpop(notifications, timeout=timeout_s))
         return found[1].decode() if found else None
 
     def close(self) -> None:
-        """See ``SharedStorage.close``."""
         self._client.close()
 
 

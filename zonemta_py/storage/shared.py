@@ -1,6 +1,27 @@
-"""The lease of a partition: proof that one relay alone uses it, renewed for as long as that relay runs.
+"""Partitions of a storage that several relays share: the lease of one, and the choice of a relay's own (decision 52).
 
-``PartitionLease`` holds the rules; a ``LeaseBackend`` asks the server (Redis or S3).
+Each relay has a partition of its own, named after its machine. A lease proves that one relay alone uses it::
+
+    free ─ acquire ─▶ held, renewed three times in its length ─ release ─▶ free
+                         └─ another token, or none, at a renewal or a write ─▶ lost
+
+Invariants:
+
+- The server itself refuses a write of a relay that has lost the lease: Redis by its token, S3 by the number of the batch. ``check``
+  only fails earlier. So two relays never change one partition, however wrong their clocks are.
+- ``lost`` is final for the object; the partition must be opened again.
+- When the server cannot be asked, the lease stays as it is: it expires by the clock of the server.
+- A token has host, process, its start, and 64 random bits. So a relay recognises a lease of a process of its own machine that has
+  ended (``has_ended``), and waits for its end instead of using another partition.
+- A partition that is released with mail in it notifies the other relays; ``orphans`` finds it without the notification.
+
+Callers: ``RedisStore`` and ``S3Store`` have a ``PartitionLease`` with a ``LeaseBackend``; ``storage.open`` calls ``open_own`` and
+``open_own_or_standby``; ``relay.takeover`` opens the partitions of others.
+
+Example: relay ``mx1`` is killed and starts again. Its own lease is still held by its old process, which has ended, so ``open_own``
+waits at most the length of the lease; a relay ``mx2`` that finds the partition free first delivers its mail, and ``mx1`` gets ``mx1-2``.
+
+Source: proc(5) for the start of a process. Background: Gray and Cheriton, "Leases", 1989.
 """
 
 import logging
@@ -84,7 +105,7 @@ class PartitionLease:
             log.error("%s: the lease could not be renewed: %s", self._label, exc)
 
     def mark_lost(self) -> None:
-        """The lease has another token, or none: every later ``check`` raises. Logged once."""
+        """Note that the lease has another token, or none: every later ``check`` raises. Logged once."""
         with self._losing:
             if not self.lost:
                 self._loss = f"{self._label}: the lease is lost{self._reason()}"
@@ -146,7 +167,7 @@ def has_ended(token: str) -> bool:
 
 
 def _began(pid: str) -> str:
-    """When a process began: the boot of the machine, and clock ticks since. Empty when there is none."""
+    """The start of a process: the boot of the machine, and clock ticks since. Empty without such a process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -155,11 +176,7 @@ def _began(pid: str) -> str:
         return ""
 
 
-# ---- The storage that several relays share, and the choice of a relay's partition in it (decision 52).
-#
-# Each relay has a partition of its own, named after its machine, and renews its lease. No other relay reads
-# or writes there while the lease lasts; a write by a relay that has lost it is refused.
-
+# ---- The storage with its partitions, and the choice of a relay's own.
 
 RETRY_S = 0.5  # between two attempts to acquire a lease that will expire
 SLACK_S = 5.0  # added to the lease for clock skew and the delay of the server
