@@ -55,8 +55,8 @@ def form_of_options(options: Mapping[str, str], cell_max: int) -> CsvForm:
     separator = lower.get("sep", lower.get("delimiter", ","))
     separator = re.sub(r"\\(u0000|[trbf\"'\\])", lambda found: ESCAPES[found[1]], separator)
     return CsvForm(
-        separator, lower.get("quote", '"'), lower.get("escape", '"'), lower.get("comment", ""),
-        lower.get("linesep", ""), lower.get("encoding", lower.get("charset", "utf-8")), cell_max,
+        separator=separator, quote=lower.get("quote", '"'), escape=lower.get("escape", '"'), comment=lower.get("comment", ""),
+        line_end=lower.get("linesep", ""), encoding=lower.get("encoding", lower.get("charset", "utf-8")), cell_max=cell_max,
     )  # fmt: skip
 
 

@@ -333,12 +333,12 @@ def plain_list(path: Path, separator: str, names: Sequence[str], column: str) ->
     if found != list(names):  # such as names that occur twice, which Spark has changed
         return None
     return PlainList(
-        os.fspath(path.absolute()),
-        separator,
-        len(found),
-        found.index(column),
-        begin,
-        path.stat().st_size,
+        path=os.fspath(path.absolute()),
+        separator=separator,
+        columns=len(found),
+        column=found.index(column),
+        begin=begin,
+        end=path.stat().st_size,
     )
 
 

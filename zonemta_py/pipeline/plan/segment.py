@@ -3,7 +3,7 @@
 As for a plan, the list is classified once and stored: a second evaluation could see another order of rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
@@ -26,7 +26,7 @@ from zonemta_py.pipeline.plan.suppression import suppression_lines
 from zonemta_py.pipeline.spark.files import is_url, prepare_output, remove, write_lines
 from zonemta_py.pipeline.spark.output import locks_output, replace_tables
 from zonemta_py.pipeline.spark.session import spark_errors
-from zonemta_py.pipeline.spark.tables import Progress
+from zonemta_py.pipeline.spark.tables import Progress, Transform
 from zonemta_py.submit.recipients import BLANKS
 
 # ---- The days that separate engagement segments. Pure.
@@ -102,8 +102,6 @@ STORED = (ADDRESS, KEY, GIVEN, KIND, WHY, JOINED)  # what ``classify_list`` adds
 LAST = "#last"
 
 CHECKED = StructType([StructField(name, StringType()) for name in ("address", "folded", "reason")])
-
-Transform = Callable[[DataFrame], DataFrame]
 
 
 def _checked(email: str) -> Transform:

@@ -216,7 +216,13 @@ def read_suppression(
         found_held = _first_of_each(applying.toArrow()) if held else None
     joined = None if held else _distinct(applying)
     return Suppression(
-        found_held, joined, counts["entries"], counts["bad"], counts["expired"], problems, rows
+        held=found_held,
+        rows=joined,
+        entries=counts["entries"],
+        bad=counts["bad"],
+        expired=counts["expired"],
+        bad_rows=problems,
+        _stored=rows,
     )
 
 

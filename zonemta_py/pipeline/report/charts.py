@@ -337,14 +337,14 @@ def bar_chart(sums: Sequence[AttemptCounts], period: TimeRange, unit: timedelta)
             BarText(SLOT * index, _text(counts, bucket_label(period.begins + index * unit, unit)))
         )
     return BarChart(
-        unit_name(unit),
-        width,
-        HEIGHT,
-        SLOT,
-        value_ticks(most),
-        time_ticks(period, unit),
-        [BarPart(name, "".join(found)) for name, found in paths.items() if found],
-        texts,
+        unit=unit_name(unit),
+        width=width,
+        height=HEIGHT,
+        slot=SLOT,
+        values=value_ticks(most),
+        times=time_ticks(period, unit),
+        parts=[BarPart(name, "".join(found)) for name, found in paths.items() if found],
+        texts=texts,
     )
 
 
@@ -433,7 +433,11 @@ def _trend(provider: str, sums: Sequence[AttemptCounts], unit: str) -> ProviderT
     ):
         low, high = _ends([rate(each) for each in sums], from_above=rate is delivery_rate)
         path = _line([rate(each) for each in sums], low, high)
-        lines.append(Sparkline(title, name, percent(rate(total)), _share(low), _share(high), path))
+        lines.append(
+            Sparkline(
+                title=title, name=name, total=percent(rate(total)), low=_share(low), high=_share(high), path=path,
+            )
+        )  # fmt: skip
     return ProviderTrend(provider, unit, POINT * len(sums), TREND_HEIGHT, lines)
 
 
@@ -445,8 +449,9 @@ def _attempts(sums: Sequence[AttemptCounts], total: AttemptCounts) -> Sparkline:
         if each.attempts
     )
     return Sparkline(
-        "attempts", "attempts", rounded(total.attempts), "0", short_number(high), path, is_area=True
-    )
+        title="attempts", name="attempts", total=rounded(total.attempts), low="0", high=short_number(high), path=path,
+        is_area=True,
+    )  # fmt: skip
 
 
 def _ends(rates: Iterable[float | None], *, from_above: bool) -> tuple[float, float]:

@@ -298,7 +298,12 @@ def send_plan(
         if not allow_repeats and manifest.is_of_campaign:
             refuse_earlier(plan, manifest, send_counts(spark, plan).earlier)
         begun_ms, parallel = begin_of_sending(spark, plan), parallel_tasks(spark)
-        submit_all(Sending(spark, plan, manifest, begun_ms, options, progress, allow_repeats, parallel))
+        submit_all(
+            Sending(
+                spark=spark, plan=plan, manifest=manifest, begun_ms=begun_ms, options=options, progress=progress,
+                allow_repeats=allow_repeats, parallel=parallel,
+            )
+        )  # fmt: skip
         progress("counting")
         return send_counts(spark, plan)
 

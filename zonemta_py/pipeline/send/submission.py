@@ -356,14 +356,14 @@ class _EnvelopeSubmission:
                 header = TIME_FIELD + time.encode() + b"\r\n" + header
         dsn = DsnOptions(parameters, [""] * len(addresses)) if parameters else None
         return Transaction(
-            self._options.sender,
-            addresses,
-            header,
-            body,
-            len(header) + 2 + len(body),
-            not (header.isascii() and body.isascii()),
-            any(map(needs_smtputf8, [self._options.sender, *addresses])),
-            dsn,
+            sender=self._options.sender,
+            recipients=addresses,
+            header=header,
+            body=body,
+            size=len(header) + 2 + len(body),
+            eight_bit=not (header.isascii() and body.isascii()),
+            smtputf8=any(map(needs_smtputf8, [self._options.sender, *addresses])),
+            dsn=dsn,
         )
 
     async def _session(self) -> SmtpSession:
@@ -382,7 +382,7 @@ class _EnvelopeSubmission:
         for address in addresses:
             self._results.append(
                 SubmissionResult(
-                    self._envelope.key, self._relay, address, state, reply.code, str(reply), messages,
-                    repeated, now_ms, age_ms,
+                    key=self._envelope.key, relay=self._relay, address=address, state=state, code=reply.code, reply=str(reply),
+                    messages=messages, repeated=repeated, time_ms=now_ms, age_ms=age_ms,
                 )
             )  # fmt: skip
