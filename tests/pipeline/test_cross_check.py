@@ -17,7 +17,7 @@ from tests.pipeline.feedback.test_dsn import complaint
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.report.attempts import provider_of
-from zonemta_py.pipeline.report.templates import WILD, masked
+from zonemta_py.pipeline.report.replies import WILD, masked
 
 duckdb = pytest.importorskip("duckdb")
 

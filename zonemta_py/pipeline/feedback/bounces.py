@@ -1,6 +1,6 @@
 """Addresses to suppress: those that bounced hard, and those whose owners complained."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -13,18 +13,21 @@ from zonemta_py.pipeline.events.log import EventLog
 from zonemta_py.pipeline.events.rows import read_events
 from zonemta_py.pipeline.feedback.reports import read_matched_reports
 from zonemta_py.pipeline.plan.suppression import suppression_lines
-from zonemta_py.pipeline.report.attempts import mask_reply, provider, with_reasons
-from zonemta_py.pipeline.report.templates import BEFORE_RECIPIENTS, HARD
+from zonemta_py.pipeline.report.attempts import provider, with_classes
 from zonemta_py.pipeline.spark.files import write_lines
 from zonemta_py.pipeline.spark.session import spark_errors
-from zonemta_py.pipeline.spark.tables import Progress
+from zonemta_py.pipeline.spark.tables import Progress, Transform
+from zonemta_py.smtp.reply_class import GONE
 from zonemta_py.smtp.reports.reader import COMPLAINT
+from zonemta_py.smtp.verdict import Phase
 
 DAY = "yyyy-MM-dd"
 REPORTED_MS = 86_400_000  # from a bounce to the relay's own report of it, at most
 CLOCKS_DIFFER_MS = 3_600_000
-
-Transform = Callable[[DataFrame], DataFrame]
+BEFORE_RECIPIENTS = (
+    Phase.CONNECT.value,
+    Phase.MAIL.value,
+)  # a reply there is not about a recipient, whatever its words
 
 
 def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
@@ -36,7 +39,7 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
     def transform(found: DataFrame) -> DataFrame:
         hard = (
             (F.col("event") == "bounced")
-            & F.col("reason").isin(*sorted(HARD))
+            & F.col("reason").isin(*sorted(GONE))
             & (F.col("time_ms") >= since_ms)
         )
         return (
@@ -67,17 +70,18 @@ def delivery_outcomes(events: DataFrame) -> DataFrame:
     is_early = F.coalesce(F.col("phase").isin(*BEFORE_RECIPIENTS), F.lit(False)) & (
         F.coalesce("code", F.lit(0)) != 0
     )
-    replies = events.where((F.col("event") == "bounced") & (F.col("sender") != "") & ~is_early).select(
-        "recipient", "event", "time_ms", "class", "phase", "code", "status", "reply",
-        mask_reply(F.col("reply")).alias("kind"),
-    )  # fmt: skip
+    bounced = events.where((F.col("event") == "bounced") & (F.col("sender") != "") & ~is_early).select(
+        "recipient", "event", "time_ms", "class", "phase", "code", "status", "reply"
+    )
     delivered = events.where(F.col("event") == "delivered").select(
         "recipient", "event", "time_ms", "status", F.lit("").alias("reason")
     )
-    bounced = replies.transform(with_reasons()).select(
-        "recipient", "event", "time_ms", "status", "reason"
+    reason = F.col("class").alias("reason")
+    return (
+        bounced.transform(with_classes)
+        .select("recipient", "event", "time_ms", "status", reason)
+        .unionByName(delivered)
     )
-    return bounced.unionByName(delivered)
 
 
 def reported_failures(outcomes: DataFrame) -> Transform:

@@ -1,7 +1,7 @@
 """Matches reports that came by mail to the recipients in ledgers that they are about."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.plan.list import TABLE, kinds_of, suffix_of
 from zonemta_py.pipeline.plan.request import read_ledger, read_manifest
-from zonemta_py.pipeline.report.templates import FailedReply, reason_of
+from zonemta_py.pipeline.report.replies import class_of
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.files import (
     SUCCESS,
@@ -28,7 +28,7 @@ from zonemta_py.pipeline.spark.files import (
 )
 from zonemta_py.pipeline.spark.output import RowsOutput, locks_output
 from zonemta_py.pipeline.spark.session import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.tables import Progress, record_batch
+from zonemta_py.pipeline.spark.tables import Progress, Transform, record_batch
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.reports.reader import read_notices
 
@@ -43,8 +43,6 @@ NOTICE = StructType(
     [StructField(name, StringType()) for name in _TEXTS]
     + [StructField("code", IntegerType()), StructField("time_ms", LongType())]
 )
-
-Transform = Callable[[DataFrame], DataFrame]
 
 
 def extract_notices(senders: Sequence[str]) -> Transform:
@@ -85,8 +83,9 @@ def _rows(source: str, message: bytes | None, senders: Sequence[str]) -> Iterato
     if not found:
         yield source, NO_REPORT, "", "", "", "", "", "", "", 0, 0
     for each in found:
-        reply = FailedReply("", "", str(each.code or 500), each.status, each.diagnostic)
-        reason = reason_of(reply) if each.status else ""
+        reason = (
+            class_of(None, "", each.code or 500, each.status, each.diagnostic) if each.status else ""
+        )
         yield (
             source, each.kind, _normal(each.recipient), _normal(each.by_verp), each.key, each.status,
             each.diagnostic, each.reporter, reason, each.code, each.time_ms,

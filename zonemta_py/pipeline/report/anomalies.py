@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from zonemta_py.pipeline.events.log import EventLog
-from zonemta_py.pipeline.report.attempts import ATTEMPTS, HOUR_MS, part_of, reasons_in, templates_of
+from zonemta_py.pipeline.report.attempts import ATTEMPTS, HOUR_MS, classes_of, part_of
+from zonemta_py.pipeline.report.replies import templates_of
 from zonemta_py.pipeline.report.sums import attempt_sums
 from zonemta_py.pipeline.spark.output import RowsOutput, locks_output
 from zonemta_py.pipeline.spark.session import spark_errors
@@ -93,7 +94,10 @@ def _of_provider(provider: str, rows: pa.Table, thresholds: AnomalyThresholds) -
     for measure, events in MEASURES.items():
         rates = sum(counts[event] for event in events) / np.asarray(attempts)
         for n, usual, score in unusual_rates(rates, np.asarray(attempts), thresholds):
-            yield UnusualHour(provider, int(at_ms[n]), measure, float(rates[n]), usual, score, int(attempts[n]))  # fmt: skip
+            yield UnusualHour(
+                provider=provider, at_ms=int(at_ms[n]), measure=measure, rate=float(rates[n]), usual=usual, score=score,
+                attempts=int(attempts[n]),
+            )  # fmt: skip
 
 
 def unusual_rates(
@@ -157,7 +161,7 @@ def _explanations(
     counted: Counter[tuple[tuple[str, int, str], str, str | None]] = Counter()
     rows = near.select(["provider", "at_ms", "event", "kind", "count"]).to_pylist()
     weights: Counter[str | None] = Counter()
-    for row, reason in zip(rows, reasons_in(near), strict=True):
+    for row, reason in zip(rows, classes_of(near, "example"), strict=True):
         key = (row["provider"], row["at_ms"], measure_of.get(row["event"], ""))
         if key in keys:
             counted[key, reason, row["kind"]] += row["count"]

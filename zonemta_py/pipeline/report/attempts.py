@@ -3,7 +3,7 @@
 A task makes the sums of all that it reads, so that Spark moves and adds sums instead of events.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 
 import numpy as np
@@ -13,12 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
 from zonemta_py.config.providers import ProviderTable, load_providers
 from zonemta_py.core.codec import from_json
-from zonemta_py.pipeline.report.templates import MASKS, FailedReply, masked, mine_templates, reason_of
-from zonemta_py.pipeline.spark.tables import record_batch
+from zonemta_py.pipeline.report.replies import KIND_MAX, MASKS, class_of, masked
 
 # ---- The mail provider of a domain, as the relay names it. Pure.
 #
@@ -37,6 +35,17 @@ PROVIDERS = listed_domains(load_providers(None, shipped=True))
 def provider_of(domain: str) -> str:
     """The provider of a normalised domain: a name of the shipped table, or the domain itself."""
     return PROVIDERS.get(domain, domain)
+
+
+def named_provider() -> Column:
+    """The provider of an event: the one that it names, which the relay knew by the hosts; else that of its domain."""
+    return F.coalesce(F.nullif("provider", F.lit("")), provider("domain"))
+
+
+def provider(domain: str) -> Column:
+    """The provider of a domain, as ``provider_of``."""
+    table = F.create_map(*(F.lit(text) for pair in PROVIDERS.items() for text in pair))
+    return F.coalesce(F.try_element_at(table, F.col(domain)), F.col(domain))
 
 
 # ---- The table of sums of attempts: its rows, how those of two parts of a log are added, and what is read from it.
@@ -210,7 +219,6 @@ def codes_of(encoded: pa.DictionaryArray) -> Numbers:
 
 DIMENSIONS = ("zone", "provider", "domain", "address", "campaign", "tenant")
 TAG = "tag"  # a dimension, too: an attempt counts for each of its tags
-KIND_MAX = 200  # characters of a masked reply
 BLOCK_BYTES = 4 << 20  # of JSON that is decoded at once
 COUNT_ROWS = (
     400_000  # that are counted at once: fewer have as many different values, and so almost as many sums
@@ -366,125 +374,41 @@ def _replies(columns: Mapping[str, pa.Array], event: Numbers, hour: Numbers) -> 
     return as_sums("replies", {**keys, **renamed}, summed.num_rows)
 
 
-def reply_kinds(replies: pa.Array) -> pa.Array:
-    """Replies without addresses, ids and numbers (``templates.masked``), of at most KIND_MAX characters.
+# ---- Kinds and classes of replies (``replies``), in Arrow and in Spark.
 
-    What the digits are makes no difference to that, so that few replies are left to be masked.
+
+def reply_kinds(replies: pa.Array) -> pa.Array:
+    """The kind of each reply.
+
+    What the digits are makes no difference to it, so that few replies are left to be masked.
     """
     encoded = pc.replace_substring_regex(replies, r"[0-9]", "0").dictionary_encode()
-    kinds = pa.array([masked(text)[:KIND_MAX] for text in encoded.dictionary.to_pylist()], _S)
+    kinds = pa.array([masked(text)[:KIND_MAX] for text in encoded.dictionary.to_pylist()], pa.string())
     return kinds.take(encoded.indices)
 
 
-# ---- Replies to failures: masked (their *kind*), with the reason and the template of each.
-
-_SAME = ("phase", "code", "status", "kind")  # of replies that have one class
-_REASONS = StructType([StructField(f"r_{name}", StringType()) for name in (*_SAME, "reason")])
-
-Transform = Callable[[DataFrame], DataFrame]
-
-
-def reasons_in(replies: pa.Table) -> list[str]:
-    """The reason of each row of the part ``replies`` of sums: its class, else that of its example."""
-    names = ("class", "phase", "code", "status", "example")
-    columns = (replies.column(name).to_pylist() for name in names)
-    return [reason_of(FailedReply(*each)) for each in zip(*columns, strict=True)]
-
-
-def templates_of(weights: Mapping[str | None, int]) -> dict[str, str]:
-    """The template of each kind. ``weights``: how often each occurs."""
-    kinds = sorted((-weight, kind) for kind, weight in weights.items() if kind is not None)
-    return mine_templates(kind for _, kind in kinds)
-
-
-def with_reasons() -> Transform:
-    """Rows with ``reason`` (``reasons.reason_of``), from their ``class``, ``phase``, ``code``, ``status``, ``reply`` and ``kind``.
-
-    Those without a class have that of one reply of their kind.
-    """
-
-    def classify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [
-                (*(row[name] for name in _SAME), reason_of(FailedReply("", row["phase"], row["code"], row["status"], row["reply"])))
-                for row in batch.to_pylist()
-            ]  # fmt: skip
-            yield record_batch(rows, _REASONS)
-
-    def transform(rows: DataFrame) -> DataFrame:
-        text = {"code": F.col("code").cast("string")}
-        keys = [text.get(name, F.col(name)).alias(name) for name in _SAME]
-        unclassified = rows.where(F.coalesce("class", F.lit("")) == "").groupBy(*keys)
-        reasons = unclassified.agg(F.min("reply").alias("reply")).mapInArrow(classify, _REASONS)
-        same = F.lit(True)
-        for name in _SAME:
-            same = same & text.get(name, F.col(name)).eqNullSafe(F.col(f"r_{name}"))
-        found = rows.join(F.broadcast(reasons.withColumnRenamed("r_reason", "searched")), same, "left")
-        reason = F.coalesce(F.nullif("class", F.lit("")), "searched").alias("reason")
-        return found.select(*rows.columns, reason)
-
-    return transform
-
-
-def mask_reply(reply: Column) -> Column:
-    """A reply without addresses, ids and numbers: ``templates.masked`` in Spark, of at most KIND_MAX characters."""
+def reply_kind(reply: Column) -> Column:
+    """The kind of a reply, in Spark."""
     for pattern, placeholder in MASKS:
         reply = F.regexp_replace(reply, pattern, placeholder)
     return F.substring(reply, 1, KIND_MAX)
 
 
-# ---- The attempts in an event log as rows of Spark. A *failure* is an attempt that ended deferred, bounced or expired.
+def classes_of(replies: pa.Table | pa.RecordBatch, text: str) -> list[str]:
+    """The class of each row, from ``class``, ``phase``, ``code``, ``status`` and the column ``text``."""
+    columns = (replies.column(name).to_pylist() for name in ("class", "phase", "code", "status", text))
+    return [class_of(*each) for each in zip(*columns, strict=True)]
 
 
-def attempt_rows(campaigns: DataFrame | None) -> Transform:
-    """One row for each attempt; a failure has the ``kind`` of its reply.
-
-    ``campaigns`` maps ``message`` to ``campaign``; other messages have that of their X-Campaign.
-    """
-
-    def transform(events: DataFrame) -> DataFrame:
-        rows = events.where(F.col("event").isin(*ATTEMPTS)).select(
-            "event",
-            "message",
-            "recipient",
-            "zone",
-            "domain",
-            named_provider().alias("provider"),
-            F.col("source_ip").alias("address"),
-            F.timestamp_millis("time_ms").alias("time"),
-            "attempt",
-            (F.col("time_ms") - F.col("created_ms")).alias("age_ms"),
-            "phase",
-            "class",
-            "code",
-            "status",
-            "reply",
-            # Masked here once, and not again for each table: it is five expressions over every reply.
-            F.when(F.col("event") != "delivered", mask_reply(F.col("reply"))).alias("kind"),
-            "duration_ms",
-            F.coalesce("tenant", F.lit("")).alias("tenant"),  # null in events of earlier versions
-            F.coalesce(F.from_json("tags", "array<string>"), F.array().cast("array<string>")).alias(
-                "tags"
-            ),
-            F.coalesce("campaign", F.lit("")).alias("campaign"),
-        )
-        if campaigns is None:
-            return rows
-        planned = campaigns.withColumnRenamed("campaign", "planned")
-        return rows.join(planned, "message", "left").select(
-            *(name for name in rows.columns if name != "campaign"),
-            F.coalesce("planned", "campaign").alias("campaign"),
-        )
-
-    return transform
+def with_classes(failures: DataFrame) -> DataFrame:
+    """``failures``, rows of events, each with its ``class``."""
+    return failures.mapInArrow(_with_classes, failures.schema)
 
 
-def named_provider() -> Column:
-    """The provider of an event: the one that it names, which the relay knew by the hosts; else that of its domain."""
-    return F.coalesce(F.nullif("provider", F.lit("")), provider("domain"))
-
-
-def provider(domain: str) -> Column:
-    """The provider of a domain (``rules.provider``)."""
-    table = F.create_map(*(F.lit(text) for pair in PROVIDERS.items() for text in pair))
-    return F.coalesce(F.try_element_at(table, F.col(domain)), F.col(domain))
+def _with_classes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        has_class = pc.fill_null(pc.not_equal(batch.column("class"), ""), False)
+        if not pc.all(has_class, min_count=0).as_py():
+            classes = pa.array(classes_of(batch, "reply"), pa.string())
+            batch = batch.set_column(batch.schema.get_field_index("class"), "class", classes)
+        yield batch

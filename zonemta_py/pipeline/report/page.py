@@ -28,6 +28,7 @@ from zonemta_py.pipeline.report.charts import (
     trend_unit,
     trends,
 )
+from zonemta_py.pipeline.report.replies import WORDS
 
 Row = Mapping[str, Any]
 
@@ -187,9 +188,12 @@ def _explanation(row: Row) -> str:
 
 def reasons_table(rows: Iterable[Row]) -> PageTable:
     """Rows with ``reason``, ``event`` and ``count``, the most first."""
-    cells = [(row["reason"], row["event"], number(row["count"])) for row in rows]
+    cells = [
+        (row["reason"], WORDS.get(row["reason"], ""), row["event"], number(row["count"])) for row in rows
+    ]
     note = "Classes of replies to failed attempts."
-    return PageTable("Reasons of failures", note, ("reason", "event", "count"), cells, texts=2)
+    head = ("reason", "about", "event", "count")
+    return PageTable("Reasons of failures", note, head, cells, texts=3)
 
 
 def templates_table(rows: Iterable[Row]) -> PageTable:
@@ -269,14 +273,14 @@ def page_content(header: PageHeader, rows: PageRows) -> PageContent:
     """Cards, charts and tables of the report."""
     period = _period(rows.hours)
     return PageContent(
-        header,
-        f"{moment(period.begins)} to {moment(period.ends)} UTC" if period else "",
-        damage_table(header.damage) if header.damage else None,
-        _cards(rows),
-        _chart(rows.hours, period) if period else None,
-        _trends(rows, period) if period else (),
-        _trend_ends(period) if period else ("", ""),
-        _tables(rows),
+        header=header,
+        period=f"{moment(period.begins)} to {moment(period.ends)} UTC" if period else "",
+        damage=damage_table(header.damage) if header.damage else None,
+        cards=_cards(rows),
+        chart=_chart(rows.hours, period) if period else None,
+        trends=_trends(rows, period) if period else (),
+        trend_ends=_trend_ends(period) if period else ("", ""),
+        tables=_tables(rows),
     )
 
 

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.pipeline.report.attempts import ATTEMPTS, DAY_MS, quantiles_ms, reasons_in, templates_of
+from zonemta_py.pipeline.report.attempts import ATTEMPTS, DAY_MS, classes_of, quantiles_ms
+from zonemta_py.pipeline.report.replies import templates_of
 
 QUANTILES = (0.5, 0.95, 0.99)
 QUANTILE_NAMES = tuple(f"p{round(100 * share)}_ms" for share in QUANTILES)
@@ -67,7 +68,7 @@ def replies_table(replies: pa.Table) -> pa.Table:
     ``replies``: of the part ``replies``, one for each of REPLY_KEYS and the class in the events.
     """
     named = replies.select([*REPLY_KEYS, "count", "example"])
-    named = named.append_column("reason", pa.array(reasons_in(replies), pa.string()))
+    named = named.append_column("reason", pa.array(classes_of(replies, "example"), pa.string()))
     # Events of earlier versions have no class: theirs may be the same reply.
     summed = named.group_by([*REPLY_KEYS, "reason"]).aggregate([("count", "sum"), ("example", "min")])
     summed = summed.rename_columns(
