@@ -4,7 +4,7 @@ import pytest
 
 from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.core.model import Attempt
-from zonemta_py.pipeline.report.replies import class_of
+from zonemta_py.pipeline.events.replies import class_of
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.smtp.reply import make_reply
 from zonemta_py.smtp.reply_class import GONE, ReplyClass, subject

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.segments import delivered
-from zonemta_py.pipeline.report.replies import KIND_MAX, masked
+from zonemta_py.pipeline.events.replies import KIND_MAX, masked
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")

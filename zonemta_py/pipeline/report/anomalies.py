@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from zonemta_py.pipeline.events.log import EventLog
-from zonemta_py.pipeline.report.attempts import ATTEMPTS, HOUR_MS, classes_of, part_of
-from zonemta_py.pipeline.report.replies import templates_of
+from zonemta_py.pipeline.events.replies import templates_of
+from zonemta_py.pipeline.events.rows import ATTEMPTS, HOUR_MS, classes_of
+from zonemta_py.pipeline.report.attempts import part_of
 from zonemta_py.pipeline.report.sums import attempt_sums
 from zonemta_py.pipeline.spark.output import RowsOutput, locks_output
 from zonemta_py.pipeline.spark.session import spark_errors
@@ -28,7 +29,6 @@ MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
 MAD_TO_SIGMA = 1.4826
 DEVIATION_MIN = 0.01  # for a rate that was nearly constant
 TEMPLATES_SHOWN = 3  # with each hour
-
 _REPLIES = pa.list_(
     pa.struct(
         [("nth", pa.int32()), ("count", pa.int64()), ("reason", pa.string()), ("template", pa.string())]
@@ -40,7 +40,6 @@ ANOMALY = pa.schema(
         ("usual", pa.float64()), ("score", pa.float64()), ("attempts", pa.int64()), ("replies", _REPLIES),
     ]
 )  # fmt: skip
-
 Rates = npt.NDArray[np.float64]
 
 
@@ -55,6 +54,34 @@ class AnomalyThresholds:
     attempts: int = 50
     history: int = 24
     history_max: int = 168
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyRequest:
+    """``output``: for the rows, see ``RowsOutput``."""
+
+    log: EventLog
+    thresholds: AnomalyThresholds
+    output: str | None = None
+    overwrite: bool = False
+
+
+@locks_output
+def find_anomalies(
+    spark: SparkSession, request: AnomalyRequest, progress: Progress
+) -> list[dict[str, Any]]:
+    """The anomalies, latest first. Raises LocalError."""
+    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
+    progress("comparing hours")
+    with spark_errors(request.log.path):
+        sums = attempt_sums(spark, request.log)
+    unusual = unusual_hours(part_of(sums, "provider_hours"), request.thresholds)
+    found = explained(unusual, part_of(sums, "replies"))
+    output.write(found)
+    output.keep_damage(request.log.damage)
+    rows: list[dict[str, Any]] = found.to_pylist()
+    rows.sort(key=lambda row: (row["provider"], row["measure"]))
+    return sorted(rows, key=lambda row: row["hour"], reverse=True)
 
 
 class UnusualHour(NamedTuple):
@@ -179,34 +206,3 @@ def _most(together: Counter[tuple[str, str | None]]) -> list[dict[str, object]]:
         {"nth": n, "count": count, "reason": reason, "template": template}
         for n, ((reason, template), count) in enumerate(ordered[:TEMPLATES_SHOWN], 1)
     ]
-
-
-# ---- Finds hours in which a rate of a provider deviates from its own history.
-
-
-@dataclass(frozen=True, slots=True)
-class AnomalyRequest:
-    """``output``: for the rows, see ``RowsOutput``."""
-
-    log: EventLog
-    thresholds: AnomalyThresholds
-    output: str | None = None
-    overwrite: bool = False
-
-
-@locks_output
-def find_anomalies(
-    spark: SparkSession, request: AnomalyRequest, progress: Progress
-) -> list[dict[str, Any]]:
-    """The anomalies, latest first. Raises LocalError."""
-    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
-    progress("comparing hours")
-    with spark_errors(request.log.path):
-        sums = attempt_sums(spark, request.log)
-    unusual = unusual_hours(part_of(sums, "provider_hours"), request.thresholds)
-    found = explained(unusual, part_of(sums, "replies"))
-    output.write(found)
-    output.keep_damage(request.log.damage)
-    rows: list[dict[str, Any]] = found.to_pylist()
-    rows.sort(key=lambda row: (row["provider"], row["measure"]))
-    return sorted(rows, key=lambda row: row["hour"], reverse=True)

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from zonemta_py.egress.controller import OF_SENDER
-from zonemta_py.pipeline.report.attempts import ATTEMPTS, named_provider, provider, reply_kind
+from zonemta_py.pipeline.events.rows import ATTEMPTS, named_provider, provider, reply_kind
 from zonemta_py.pipeline.simulate.egress import RecordedDomain
 
 ATTEMPTS_MIN = 50  # of a step of the rate; one with fewer belongs to the next one

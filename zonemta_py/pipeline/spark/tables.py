@@ -41,7 +41,7 @@ def _struct(**fields: DataType) -> StructType:
 RECIPIENT = _struct(address=StringType(), fields=MapType(StringType(), StringType()))
 
 ENVELOPE = _struct(
-    key=StringType(),  # submission_keys.submission_key
+    key=StringType(),  # ``plan.pack.submission_key``
     slot=IntegerType(),  # the part of the work that it belongs to; slots are sent in parallel
     turn=LongType(),  # orders the envelopes of a slot, so that providers take turns
     zone=StringType(),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.pipeline.report.replies import WORDS, ReplyTemplates, class_of, masked, mine_templates
+from zonemta_py.pipeline.events.replies import WORDS, ReplyTemplates, class_of, masked, mine_templates
 from zonemta_py.smtp.reply import make_reply
 from zonemta_py.smtp.reply_class import GONE, ReplyClass
 
@@ -27,7 +27,7 @@ REPLIES = (
 def test_spark_masks_as_python_does(spark: "SparkSession") -> None:
     from pyspark.sql import functions as F
 
-    from zonemta_py.pipeline.report.attempts import reply_kind
+    from zonemta_py.pipeline.events.rows import reply_kind
 
     rows = (
         spark.createDataFrame([(text,) for text in REPLIES], "reply string")
