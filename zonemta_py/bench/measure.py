@@ -133,12 +133,12 @@ def spans(samples: Sequence[Sample], waits_ms: Sequence[float], per_second: int)
         if here and waited:
             found.append(
                 Span(
-                    round(begin_s, 1),
-                    max(sample.rss_anon_mb for sample in here),
-                    max(sample.open_files for sample in here),
-                    max(sample.queue_mb for sample in here),
-                    quantile(waited, 0.50),
-                    quantile(waited, 0.99),
+                    from_s=round(begin_s, 1),
+                    rss_anon_mb=max(sample.rss_anon_mb for sample in here),
+                    open_files=max(sample.open_files for sample in here),
+                    queue_mb=max(sample.queue_mb for sample in here),
+                    p50_ms=quantile(waited, 0.50),
+                    p99_ms=quantile(waited, 0.99),
                 )
             )
     return tuple(found)

@@ -118,7 +118,10 @@ def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
 def _message_ops(message: str, start_ms: int, zone: str) -> list[Op]:
     """The keys of a message except those of its recipients."""
     mark = BodyRecord(FORMAT, start_ms, len(_BODY), 1, crc32(_BODY))
-    meta = EnvelopeRecord(FORMAT, "s@source.example", _HEADER, (zone,), False, False, "", _ORIGIN)
+    meta = EnvelopeRecord(
+        version=FORMAT, sender="s@source.example", header=_HEADER, zones=(zone,), eight_bit=False, smtputf8=False,
+        report_for="", origin=_ORIGIN,
+    )  # fmt: skip
     return [
         (keys.chunk_key(message, 1), _BODY),
         (keys.mark_key(message), pack(mark)),

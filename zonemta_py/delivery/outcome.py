@@ -208,9 +208,10 @@ def delay_is_reported(meta: EnvelopeRecord, message: str, retry: Retry, now_ms: 
 def _note(outcome: Outcome, action: str, now_ms: int) -> Note:
     recipient, attempt = outcome.recipient, outcome.attempt
     return Note(
-        FORMAT, recipient.zone, recipient.record.recipient_index, recipient.address, recipient.record.orcpt,
-        action, outcome.kind is OutcomeKind.EXPIRED, recipient.record.attempts + outcome.attempted, now_ms,
-        attempt.phase, attempt.code, attempt.status, attempt.text, attempt.mx if attempt.code else "",
+        version=FORMAT, zone=recipient.zone, recipient_index=recipient.record.recipient_index, recipient=recipient.address,
+        orcpt=recipient.record.orcpt, action=action, expired=outcome.kind is OutcomeKind.EXPIRED,
+        attempts=recipient.record.attempts + outcome.attempted, time_ms=now_ms, phase=attempt.phase, code=attempt.code,
+        status=attempt.status, text=attempt.text, mx=attempt.mx if attempt.code else "",
     )  # fmt: skip
 
 
@@ -219,6 +220,7 @@ def delayed_note(zone: str, address: str, record: RecipientRecord) -> Note | Non
     if not record.attempts or not record.due_ms or not wants_delay(record.notify):
         return None
     return Note(
-        FORMAT, zone, record.recipient_index, address, record.orcpt, "delayed", False, record.attempts,
-        record.last_ms, "", record.code, record.status, record.text, "",
+        version=FORMAT, zone=zone, recipient_index=record.recipient_index, recipient=address, orcpt=record.orcpt,
+        action="delayed", expired=False, attempts=record.attempts, time_ms=record.last_ms, phase="", code=record.code,
+        status=record.status, text=record.text, mx="",
     )  # fmt: skip

@@ -127,7 +127,10 @@ class Warming:
         day, state = now_ms // DAY_MS, self.state
         version, delay_days, slowed_day, paused_day, last_day, sent, begins = state
         sent = recipients + (sent if last_day == day else 0)
-        self.state = WarmupState(version, delay_days, slowed_day, paused_day, day, sent, begins)
+        self.state = WarmupState(
+            version=version, delay_days=delay_days, slowed_day=slowed_day, paused_day=paused_day, day=day, sent=sent,
+            begins=begins,
+        )  # fmt: skip
 
     def depends_on(self, provider: str) -> bool:
         """Whether what ``provider`` refuses says something of the schedule: of all mail a notable part must go there."""

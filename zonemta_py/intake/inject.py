@@ -119,7 +119,9 @@ class Injector:
             raise NotAccepted(f"501 5.5.4 ENVID={envid} is not xtext (RFC 3461 section 4)")
         unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
         self._check_room(len(unique))
-        envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
+        envelope = MessageEnvelope(
+            sender=sender, recipients=unique, origin=origin, smtputf8=True, ret=ret, envid=envid
+        )
         named = NamedKey(key) if isinstance(key, str) else key
         owner = "" if origin.tenant else named.owner
         claim = SubmissionKeyClaim(self._queue.submission_keys, origin, self._key_window_s, owner)
@@ -133,7 +135,9 @@ class Injector:
 
     def program_origin(self, user: str = "", tenant: str = "") -> Origin:
         """The origin of mail that this program sends for a user, or continues to send for ``tenant``."""
-        return Origin("", PROGRAM_IP, self._rules.hostname, user, PROTOCOL, tenant)
+        return Origin(
+            listener="", client_ip=PROGRAM_IP, helo=self._rules.hostname, user=user, protocol=PROTOCOL, tenant=tenant,
+        )  # fmt: skip
 
     def _check_room(self, recipients: int) -> None:
         """Raises NotAccepted, as SMTP refuses MAIL or RCPT."""

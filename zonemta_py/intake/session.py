@@ -458,14 +458,9 @@ class Session(SecureConnection):
         assert self._sender is not None
         context = self._context
         envelope = MessageEnvelope(
-            self._sender,
-            list(self._recipients.values()),
-            claim.origin,
-            self._smtputf8,
-            self._ret,
-            self._envid,
-            self._options,
-        )
+            sender=self._sender, recipients=list(self._recipients.values()), origin=claim.origin, smtputf8=self._smtputf8,
+            ret=self._ret, envid=self._envid, options=self._options,
+        )  # fmt: skip
         self._receiver = MessageReceiver(context.queue, context.rules, envelope, claim, context.scanner)
         self._decoder = DotDecoder()
         self._data_end_s = clock.monotonic_s() + context.settings.message_timeout
@@ -474,8 +469,9 @@ class Session(SecureConnection):
 
     def _origin(self) -> Origin:
         return Origin(
-            self._context.name, self._client_ip, self._helo, self._user, self._protocol(), self._tenant
-        )
+            listener=self._context.name, client_ip=self._client_ip, helo=self._helo, user=self._user, protocol=self._protocol(),
+            tenant=self._tenant,
+        )  # fmt: skip
 
     def _protocol(self) -> str:
         """The protocol for the Received field: RFC 3848 and RFC 6531 section 4.3."""

@@ -126,7 +126,13 @@ class RemoteQueue:
         future, mark = CommitFuture(), writer.mark(0)
         self._link.send(
             protocol.Accept(
-                self._number_of(future), writer.id, new, mark.chunks, mark.size, mark.crc, writer.last
+                number=self._number_of(future),
+                message=writer.id,
+                new=new,
+                chunks=mark.chunks,
+                size=mark.size,
+                crc=mark.crc,
+                last=writer.last,
             )
         )
         return future

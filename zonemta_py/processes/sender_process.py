@@ -145,7 +145,12 @@ class SenderProcess:
         self._look_ups.configure(config.resolver)
         endpoints = EndpointResolver(config, frame.hostname, self._look_ups, self._sts, self._rng)
         resources = SmtpResources(
-            frame.hostname, endpoints, Peers(config.peers), self._signer, self._unreachable, self._rng
+            hostname=frame.hostname,
+            endpoints=endpoints,
+            peers=Peers(config.peers),
+            signer=self._signer,
+            unreachable=self._unreachable,
+            rng=self._rng,
         )
         self._agents = {
             name: SmtpAgent(zone, resources, SessionPool(partial(self._report_idle, name), self._idle))

@@ -175,7 +175,12 @@ class DeliveryService:
         if self.senders is not None:
             return RemoteAgent(self.senders, name)
         resources = SmtpResources(
-            context.hostname, self._endpoints, self._peers, self._signer, self.unreachable, context.rng
+            hostname=context.hostname,
+            endpoints=self._endpoints,
+            peers=self._peers,
+            signer=self._signer,
+            unreachable=self.unreachable,
+            rng=context.rng,
         )
         return SmtpAgent(zone, resources, SessionPool(together=self._idle))
 

@@ -262,7 +262,9 @@ class Relay:
         use_in_queue(self._queue, config)
         target = config.log.target(log_level)
         try:
-            context = DeliveryContext(self._queue, config, hostname, router, hooks, pending)
+            context = DeliveryContext(
+                queue=self._queue, config=config, hostname=hostname, router=router, hooks=hooks, pending=pending,
+            )  # fmt: skip
             self._delivery = DeliveryService(context, dkim_keys, senders=senders, log_target=target)
             self._intake = IntakeService(
                 self._queue, config, hostname, router, hooks, receivers=receivers, log_target=target
@@ -287,9 +289,10 @@ class Relay:
         exporter = Exporter(queue, config.events, [stream.publish, outcomes.publish, *own])
         traces = Traces(self._other_processes)
         running = RunningRelay(
-            delivery.views, delivery.unreachable, self.reload, self._verifier.verify, config.events.directory,
-            stream, self.status, self.set_log_level, traces.watch, self._new_login,
-            lambda: self._config.tenants, RunningEgress(queue, delivery, lambda: self._config),
+            zones=delivery.views, unreachable=delivery.unreachable, reload=self.reload, verify=self._verifier.verify,
+            events=config.events.directory, stream=stream, status=self.status, set_log_level=self.set_log_level,
+            trace=traces.watch, new_login=self._new_login, tenants=lambda: self._config.tenants,
+            egress=RunningEgress(queue, delivery, lambda: self._config),
         )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)

@@ -186,13 +186,13 @@ class SinkSession(asyncio.Protocol):
             sink.tally.size_bytes += self._data_bytes
             sink.received(
                 Received(
-                    self._sender,
-                    self._recipients,
-                    body,
-                    self._helo,
-                    self.peer,
-                    self.local,
-                    self._parameters,
+                    sender=self._sender,
+                    recipients=self._recipients,
+                    data=body,
+                    helo=self._helo,
+                    peer=self.peer,
+                    local=self.local,
+                    parameters=self._parameters,
                 )
             )
         self._data_bytes = 0

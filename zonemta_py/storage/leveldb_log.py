@@ -169,7 +169,9 @@ def _group_at(data: bytes, position: int, following: int, *, correct: bool) -> G
         return None
     if flipped and following and sequence != following:
         return None
-    return Group(start, position, batch, sequence, sequence + count, flipped)
+    return Group(
+        start=start, end=position, data=batch, sequence=sequence, following=sequence + count, flipped=flipped,
+    )  # fmt: skip
 
 
 def _fragment_at(

@@ -242,13 +242,13 @@ class ListSubmission:
     def _mail(self, addresses: list[str], header: bytes, body: bytes) -> Transaction:
         sender = self._settings.sender
         return Transaction(
-            sender,
-            addresses,
-            header,
-            body,
-            len(header) + 2 + len(body),
-            not (header.isascii() and body.isascii()),
-            any(map(needs_smtputf8, [sender, *addresses])),
+            sender=sender,
+            recipients=addresses,
+            header=header,
+            body=body,
+            size=len(header) + 2 + len(body),
+            eight_bit=not (header.isascii() and body.isascii()),
+            smtputf8=any(map(needs_smtputf8, [sender, *addresses])),
         )
 
     async def _record(self, state: str, addresses: Sequence[str], reply: str) -> None:

@@ -204,7 +204,14 @@ class SessionTrace:
             time_ms, speaker, text = self._kept.popleft()
             self._tracer.emit(
                 TraceLine(
-                    time_ms, targets, self._side, self.label, self._peer, speaker, text, self._message
+                    time_ms=time_ms,
+                    targets=targets,
+                    side=self._side,
+                    session=self.label,
+                    peer=self._peer,
+                    speaker=speaker,
+                    text=text,
+                    message=self._message,
                 )
             )
 

@@ -259,7 +259,7 @@ def test_files_are_listed_as_spark_does(
     """The same paths and lengths, also of a relative directory; a segment that was read is not read again."""
     from zonemta_py.pipeline.events import files as segment_files
     from zonemta_py.pipeline.events import log as event_log
-    from zonemta_py.pipeline.events.log import Coverage
+    from zonemta_py.pipeline.events.coverage import Coverage
     from zonemta_py.pipeline.spark import files as listing
 
     log = tmp_path / "a log"

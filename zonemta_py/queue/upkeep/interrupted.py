@@ -101,7 +101,9 @@ def interrupt(queue: "Queue", lease: Lease) -> CommitFuture:
     batch = WriteBatch()
     indexes = tuple(recipient.record.recipient_index for recipient in lease.recipients)
     attempt = lease.recipients[0].record.attempts + 1
-    inflight = Inflight(FORMAT, queue.boot, lease.zone, indexes, attempt, now_ms)
+    inflight = Inflight(
+        version=FORMAT, boot=queue.boot, zone=lease.zone, indexes=indexes, attempt=attempt, since_ms=now_ms,
+    )  # fmt: skip
     interrupted = InterruptedDeliveries(queue.store, queue.poison_after, now_ms)
     remaining = interrupted.add(batch, message, inflight)
     batch.delete(keys.inflight_key(message, lease.number))
