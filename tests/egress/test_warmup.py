@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.egress.limits import Allowance, Permit
+from zonemta_py.egress.limits import EgressLimits, Permit
 from zonemta_py.egress.paths import Refusal
 from zonemta_py.egress.warmup import DAY_MS, EPOCH, Warming, WarmUp, WarmupState, plan
 
@@ -29,9 +29,9 @@ def room(warmup: WarmUp, address: str, provider: str) -> int | None:
     return min((each for each in rooms if each is not None), default=None)
 
 
-def allowed(stored: dict[tuple[str, str], WarmupState]) -> Allowance:
+def allowed(stored: dict[tuple[str, str], WarmupState]) -> EgressLimits:
     """What a relay allows that has only the schedule."""
-    made = Allowance(lambda provider, address: None)
+    made = EgressLimits(lambda provider, address: None)
     made.warmup.configure([SCHEDULE], stored)
     return made
 

@@ -16,8 +16,8 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.dns import MxResolver
-from zonemta_py.delivery.request import EgressOrder
 from zonemta_py.delivery.sts_policies import StsPolicies, Trust
+from zonemta_py.egress.paths import EgressOrder
 from zonemta_py.egress.sources import ranked
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best, order
 

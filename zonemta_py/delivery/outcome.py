@@ -88,16 +88,24 @@ def decide_outcome(
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
 
 
-def handled(outcome: Outcome, handling: Handling) -> Outcome:
+def apply_action(outcome: Outcome, action: Handling) -> Outcome:
     """``outcome`` as the rules of shaping want it."""
     kind = outcome.kind
-    if handling.holds and kind in (OutcomeKind.DEFERRED, OutcomeKind.BOUNCED):
-        return replace(outcome, kind=OutcomeKind.DEFERRED, due_ms=HELD_MS, held_by=handling.rule)
+    if action.holds and kind in (OutcomeKind.DEFERRED, OutcomeKind.BOUNCED):
+        return replace(outcome, kind=OutcomeKind.DEFERRED, due_ms=HELD_MS, held_by=action.rule)
     if kind is not OutcomeKind.DEFERRED:
         return outcome
-    if handling.bounces:
+    if action.bounces:
         return replace(outcome, kind=OutcomeKind.BOUNCED, due_ms=0)
-    return outcome if handling.is_counted else replace(outcome, counted=False)
+    return outcome if action.is_counted else replace(outcome, counted=False)
+
+
+def unsent_attempt(last: str, reason: str, reply_class: str, provider: str) -> Attempt:
+    """What is said of a recipient to which nothing may be sent for ``reason``: with its ``last`` reply, of ``reply_class``, if it has one."""
+    if not last:
+        return Attempt("", 0, "4.3.0", reason, reply_class=ReplyClass.EXPIRED, provider=provider)
+    text = f"{reason}; last: {last}"
+    return Attempt("", 0, "4.3.0", text, reply_class=reply_class, provider=provider)
 
 
 def _lapse(recipient: QueuedRecipient) -> Attempt:

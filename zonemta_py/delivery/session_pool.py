@@ -9,7 +9,7 @@ from math import inf
 
 from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.endpoints import Endpoint
-from zonemta_py.delivery.request import EgressOrder
+from zonemta_py.egress.paths import EgressOrder
 from zonemta_py.transports.session import SmtpSession
 
 EXPIRY_S = 1.0  # sessions whose time is over are looked for no more often

@@ -11,7 +11,6 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import RepeatedLines
 from zonemta_py.core.model import USUAL_POOL, Attempt, PoolKey
 from zonemta_py.delivery.attempts import reason_of
-from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.outcome import (
     NO_ADDRESS_MS,
     delay_is_reported,
@@ -23,10 +22,11 @@ from zonemta_py.delivery.outcome import (
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next, next_token_in_s
-from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.limits import FREE
+from zonemta_py.egress.message import MessageEgress
 from zonemta_py.egress.paths import Constraint, constraint_of
+from zonemta_py.egress.zone import ZoneEgress
 from zonemta_py.queue.commit import CommitFuture
 from zonemta_py.queue.format.records import NO_OPTIONS, starts
 from zonemta_py.queue.messages import Lease
@@ -85,7 +85,7 @@ async def expire_waiting(
             if warned > WARNED_MAX or not _is_to_be_warned(lease, settings, now_ms):
                 queue.release(lease)
                 return
-        await (await worker.put_off(lease, reason, now_ms + 1))
+        await (await worker.defer_unsent(lease, reason, now_ms + 1))
 
 
 def _leases(queue: Queue, place: Place, settings: Zone, pool_key: PoolKey) -> Iterator[Lease]:
@@ -404,7 +404,7 @@ class ZoneWorkers:
     async def _is_unsent(self, lease: Lease) -> bool:
         """Whether nothing may be sent now: an operator has suspended it, or its submitter wants it otherwise."""
         queue = self._context.queue
-        if queue.suspended and await queue.held_mail.hold(lease, self._messages.provider(lease)):
+        if queue.suspended and await queue.held_mail.hold(lease, self.provider(lease.destination)):
             return True
         return lease.active.meta.options != NO_OPTIONS and await self._worker.settle_unsent(lease)
 

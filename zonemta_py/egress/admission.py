@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from zonemta_py.core.model import PoolKey
 from zonemta_py.egress.limits import FREE, Permit
 from zonemta_py.egress.paths import Binding, Limit
+from zonemta_py.egress.sources import EgressRoute
 
 LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
 SUSPENDED_MAX_S = 300.0
@@ -174,6 +175,7 @@ class WorkerSlot:
     ``established``: it has had a session. ``first_lease``: it has had no lease. ``needs_token``: it has no token yet for
     its current lease. ``turn_queue``: where its destination was when it started. ``session_within_s``: see ``TurnQueues``. ``permit``: what it may send, and from where; ``pool_key``: whose mail, see ``Admitted``.
     ``source``: the source address that was drawn for messages without an attempt; ``source_run`` of them have left from it.
+    ``route``: where the mail of its destination goes, as it was when it was asked whether it may continue.
     ``yields``: it ends because others wait for what it uses.
     """
 
@@ -184,6 +186,8 @@ class WorkerSlot:
         "needs_token",
         "permit",
         "pool_key",
+        "route",
+        "route_version",
         "session_within_s",
         "source",
         "source_run",
@@ -211,6 +215,8 @@ class WorkerSlot:
         self.source = ""
         self.source_run = 0
         self.yields = False
+        self.route: EgressRoute | None = None
+        self.route_version = -1  # of the settings that ``route`` is made of
 
     def note_source(self, source: str) -> None:
         """A message without an attempt has left from ``source``: retries must not draw new mail to their address."""

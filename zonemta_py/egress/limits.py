@@ -302,7 +302,7 @@ def _named(kind: str, path: EgressPath, windows: Sequence[tuple[int, int, int]])
 # Times are unix ms. The relay asks this in the queue's process (``delivery.egress``), the simulator on a virtual clock.
 
 
-class Allowance:
+class EgressLimits:
     """Decides which source address may send to a provider now; all zones share one. ``on_room``: see ``Permits``."""
 
     def __init__(self, on_room: Callable[[str, str], None]) -> None:
@@ -365,7 +365,7 @@ class Allowance:
             refusals.append(permit)
         if not refusals:
             return Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
-        return together(refusals, now_ms)
+        return merge_refusals(refusals, now_ms)
 
     def take_wanted(
         self,
@@ -430,7 +430,7 @@ def _count_warming(permit: Permit, warming: Sequence[Warming]) -> None:
         each.underway += 1
 
 
-def together(refusals: Sequence[Refusal], now_ms: int) -> Refusal:
+def merge_refusals(refusals: Sequence[Refusal], now_ms: int) -> Refusal:
     """The refusal of mail that may leave from several addresses; each of them has refused it.
 
     Its limit and reason are those of the address that may be used first.
