@@ -288,9 +288,9 @@ async def test_the_same_campaign_with_another_letter(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everyone gets it. With plans made once per campaign every run ends with an error, unless repeats are allowed."""
-    from zonemta_py.pipeline.plan import request
+    from zonemta_py.pipeline.send import ledger
 
-    monkeypatch.setattr(request, "SEND_STARTS_MS", 0)  # no command starts here
+    monkeypatch.setattr(ledger, "SEND_STARTS_MS", 0)  # no command starts here
     from zonemta_py.pipeline.send import job as module
 
     async with relay_and_sinks(directory) as here:

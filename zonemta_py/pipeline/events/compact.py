@@ -38,7 +38,7 @@ from zonemta_py.pipeline.events.log import (
     READ,
     STATE,
     EventLog,
-    lines_of,
+    lines_in,
     open_unread,
     read_state,
     write_names,
@@ -232,13 +232,7 @@ def _convert(
     own = [each for each in event_schema() if each.name not in ("date", "hour")]
     decoder = EventDecoder(to_arrow_schema(StructType(own)))
     files = HourFiles(directory, decoder.schema, codec)
-    lines = (
-        block
-        for batch in batches
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True)
-        for block in lines_of(content.as_py(), path.as_py(), parts)
-    )
-    for events in decoder.tables(lines):
+    for events in decoder.tables(lines for _, lines in lines_in(batches, parts)):
         files.add(events)
     files.close()
     yield record_batch(list(files.written.items()), _FILE)

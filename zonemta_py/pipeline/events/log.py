@@ -306,6 +306,17 @@ def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) ->
             yield whole_lines(frame.lines, wanted)
 
 
+def lines_in(
+    batches: Iterable[pa.RecordBatch], parts: Mapping[str, Sequence[Range]]
+) -> Iterator[tuple[str, bytes]]:
+    """The path of a segment and lines of it, for each segment in batches of ``path`` and ``content``."""
+    for batch in batches:
+        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
+            name = path.as_py()
+            for block in lines_of(content.as_py(), name, parts):
+                yield name, block
+
+
 def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
     """``path`` and ``line`` of the events in the segments of which only parts are read."""
     parts = {path: ranges for path, ranges in (log.parts or {}).items() if ranges}
@@ -318,12 +329,9 @@ def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
 def _part_lines(
     parts: Mapping[str, Sequence[Range]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
-            name = path.as_py()
-            for block in lines_of(content.as_py(), name, parts):
-                lines = block.splitlines()  # a text has more line ends than JSON lines have
-                yield record_batch([(name, line.decode(errors="replace")) for line in lines], _LINE)
+    for path, block in lines_in(batches, parts):
+        lines = block.splitlines()  # a text has more line ends than JSON lines have
+        yield record_batch([(path, line.decode(errors="replace")) for line in lines], _LINE)
 
 
 def damage_counts(log: EventLog) -> dict[str, int | None]:

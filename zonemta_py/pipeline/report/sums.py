@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from zonemta_py.pipeline.events.coverage import Range
-from zonemta_py.pipeline.events.log import EventLog, lines_of
+from zonemta_py.pipeline.events.log import EventLog, lines_in
 from zonemta_py.pipeline.events.rows import ATTEMPTS, DAY_MS, read_events
 from zonemta_py.pipeline.report.attempts import (
     FIELDS,
@@ -151,14 +151,8 @@ def _sum_segments(
     parts: Mapping[str, Sequence[Range]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     # Segments are decoded together: those of a quiet relay are small.
-    lines = (
-        block
-        for batch in batches
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True)
-        for block in lines_of(content.as_py(), path.as_py(), parts)
-    )
     sums = TaskSums()
-    for attempts in decode_attempts(lines):
+    for attempts in decode_attempts(lines for _, lines in lines_in(batches, parts)):
         sums.add(attempts)
     yield from _as_blocks(sums)
 
