@@ -109,7 +109,7 @@ def read_groups(data: bytes, following: int = 0) -> Iterator[Group | DamagedByte
 def is_sound(data: bytes, following: int = 0) -> tuple[bool, int]:
     """True if the heads in a log are right, without a check of the sums of the data; and the sequence number that follows.
 
-    False is no proof of damage: a crash may have interrupted the last write. About 20 ms for each 10,000 groups.
+    False does not prove damage: a crash may have interrupted the last write. About 20 ms for each 10,000 groups.
     """
     position, size, open_head = 0, len(data), b""
     is_open = False

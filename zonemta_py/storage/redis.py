@@ -52,201 +52,11 @@ from zonemta_py.storage.shared import MAIL_PREFIXES, PartitionLease
 log = logging.getLogger(__name__)
 
 
-# ---- The client, and the check that its server is durable; the adapter of redis.
-
-ANSWER_S = 5.0
-RETRIES = 6  # after a lost connection: for about three seconds
-
-CLIENT_ERRORS = (RedisError, OSError)
-
-
-T = TypeVar("T")
-
-
-class RedisClient:
-    """A client whose event loop runs in a thread of its own. ``label`` is the prefix of its error messages.
-
-    ``commands`` has Redis's commands as coroutines, for ``run`` or ``thread.wait``.
-    """
-
-    def __init__(self, settings: RedisSettings, label: str) -> None:
-        """Raises LocalError for an invalid URL; connects with the first command."""
-        try:
-            # Any: its commands are annotated for the blocking and the asynchronous client at once.
-            self.commands: Any = redis.asyncio.Redis.from_url(
-                settings.url,
-                socket_timeout=ANSWER_S,
-                socket_connect_timeout=ANSWER_S,
-                retry=Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES),
-                retry_on_error=[RedisConnectionError, RedisTimeoutError],
-            )
-        except ValueError as exc:
-            raise LocalError(without_secrets(f"queue.redis.url: {settings.url} : {exc}")) from exc
-        self.thread = LoopThread(label, label, CLIENT_ERRORS)
-
-    def run(self, work: Awaitable[T]) -> T:
-        """Return the answer, blocking. Raises LocalError."""
-        return self.thread.run(work)
-
-    def run_once(self, work: Awaitable[T]) -> T:
-        """``run`` for a request that must not wait long: a server that does not answer is not asked again."""
-        return self.thread.run(_in_time(work))
-
-    def close(self) -> None:
-        self.thread.close(self.commands.aclose)
-
-    async def space(self) -> Space | None:
-        """The memory of this Redis; None when it has no limit. Raises RedisError."""
-        memory = await self.commands.info("memory")
-        total = int(memory["maxmemory"])
-        return Space(total - int(memory["used_memory"]), total) if total else None
-
-    async def check_durability(self) -> bool:
-        """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key.
-
-        Returns whether Redis tells its settings.
-        """
-        try:
-            found = {
-                **await self.commands.config_get("*append*"),
-                **await self.commands.config_get("maxmemory*"),
-            }
-        except ResponseError as exc:
-            log.warning(
-                "queue.redis: cannot tell whether Redis writes to disk before it answers: %s", exc
-            )
-            return False
-        if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
-            raise LocalError(
-                "queue.redis: this Redis answers before a write is on its disk, so accepted mail can be lost: "
-                "set appendonly yes and appendfsync always there, or queue.durability: none here"
-            )
-        if found.get("no-appendfsync-on-rewrite") == "yes":
-            raise LocalError(
-                "queue.redis: this Redis answers before a write is on its disk while it rewrites its log: set "
-                "no-appendfsync-on-rewrite no there, or queue.durability: none here"
-            )
-        if found.get("maxmemory") != "0" and found.get("maxmemory-policy") != "noeviction":
-            raise LocalError(
-                "queue.redis: this Redis removes keys when its memory is full: set maxmemory-policy noeviction "
-                "there, or queue.durability: none here"
-            )
-        return True
-
-
-async def _in_time(work: Awaitable[T]) -> T:
-    try:
-        return await asyncio.wait_for(work, ANSWER_S)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None
-
-
-# ---- The scripts that change the keys of a partition.
-#
-# A Redis without free memory refuses a script whose first write could need more. The first write of these
-# scripts is a DEL, so that a full queue can be opened and drained; new mail is refused before (decision 62).
-
-# Keys: lease, keys, values, written. Arguments: the token, the number of the batch, how many keys are put,
-# how many are removed from the index; then keys and values to put, keys to remove from the index, and
-# fields to remove from the hash. Returns 1 when the batch is applied, now or before; 0 for a lost lease;
-# -1 for a number out of order.
-WRITE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local written = tonumber(redis.call('GET', KEYS[4]) or 0)
-if tonumber(ARGV[2]) == written then return 1 end
-if tonumber(ARGV[2]) ~= written + 1 then return -1 end
-redis.call('DEL', KEYS[4])
-redis.call('SET', KEYS[4], ARGV[2])
-local at = 5
-for _ = 1, tonumber(ARGV[3]) do
-  redis.call('ZADD', KEYS[2], 0, ARGV[at])
-  redis.call('HSET', KEYS[3], ARGV[at], ARGV[at + 1])
-  at = at + 2
-end
-local removed = at + tonumber(ARGV[4])
-for i = at, removed - 1 do redis.call('ZREM', KEYS[2], ARGV[i]) end
-for i = removed, #ARGV do redis.call('HDEL', KEYS[3], ARGV[i]) end
-return 1
-"""
-# Keys: lease, written. Arguments: the token, milliseconds, a token that is replaced. Returns nil, or the token
-# of the holder.
-ACQUIRE = """
-local held = redis.call('GET', KEYS[1])
-if held == ARGV[1] then return false end
-if held and held ~= ARGV[3] then return held end
-redis.call('DEL', KEYS[2])
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('SET', KEYS[2], 0)
-return false
-"""
-# Key: lease. Arguments: the token, milliseconds. Returns 0 for a lost lease.
-RENEW = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-"""
-# Key: lease. Argument: the token. Returns 1 when the lease was this relay's.
-RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
-
-
-class RedisKeys:
-    """The names of the keys of one partition."""
-
-    def __init__(self, prefix: str, name: str) -> None:
-        self.index = f"{{{prefix}:{name}}}:keys"
-        self.values = f"{{{prefix}:{name}}}:values"
-        self.lease = f"{{{prefix}:{name}}}:lease"
-        self.written = f"{{{prefix}:{name}}}:written"
-
-
-def notifications_key(prefix: str) -> str:
-    """The key of the list of notifications."""
-    return f"{prefix}:notices"
-
-
-# ---- One partition: its lease and its store.
+# ---- One partition.
 
 PAGE_KEYS = 1000  # of one request while loading
-REMOVED_CHUNKS_MAX = 256  # 16 MiB that Redis may hold in vain
+REMOVED_CHUNKS_MAX = 256  # 16 MiB that Redis keeps without use
 LOOK_EVERY_S = 2.0
-
-
-class RedisLease:
-    """The lease of one partition in Redis."""
-
-    def __init__(self, client: RedisClient, prefix: str, name: str, lease_s: float) -> None:
-        self._client = client
-        self._name = name
-        self._notifications = notifications_key(prefix)
-        self._where = RedisKeys(prefix, name)
-        self._lease_ms = int(lease_s * 1000)
-        self._acquire = client.commands.register_script(ACQUIRE)
-        self._renew = client.commands.register_script(RENEW)
-        self._release = client.commands.register_script(RELEASE)
-
-    def try_acquire(self, token: str, previous: str = "") -> str | None:
-        """Acquire the lease. A new lease numbers its batches from 1."""
-        where = [self._where.lease, self._where.written]
-        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
-        return holder.decode() if holder else None
-
-    def holder(self) -> str | None:
-        found = self._client.run_once(self._client.commands.get(self._where.lease))
-        return found.decode() if found else None
-
-    def renew(self, token: str) -> bool:
-        renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
-        return bool(self._client.run_once(renewal))
-
-    def release(self, token: str, *, mail: bool) -> None:
-        released = self._client.run_once(self._release(keys=[self._where.lease], args=[token]))
-        if released and mail:
-            try:
-                self._client.run_once(self._client.commands.rpush(self._notifications, self._name))
-            except LocalError as exc:  # no memory is free; others look for mail now and then
-                log.warning("other relays are not notified: %s", exc)
 
 
 class RedisStore(RemoteBodyStore):
@@ -430,3 +240,196 @@ class RedisSharedStorage:
 def _escaped(text: str) -> str:
     """``text`` as a literal in a pattern of SCAN."""
     return "".join(f"\\{c}" if c in "*?[]\\^" else c for c in text)
+
+
+# ---- The client, and the check that its server is durable; the adapter of redis.
+
+ANSWER_S = 5.0
+RETRIES = 6  # after a lost connection: for about three seconds
+
+CLIENT_ERRORS = (RedisError, OSError)
+
+
+T = TypeVar("T")
+
+
+class RedisClient:
+    """A client whose event loop runs in a thread of its own. ``label`` is the prefix of its error messages.
+
+    ``commands`` has Redis's commands as coroutines, for ``run`` or ``thread.wait``.
+    """
+
+    def __init__(self, settings: RedisSettings, label: str) -> None:
+        """Raises LocalError for an invalid URL; connects with the first command."""
+        try:
+            # Any: its commands are annotated for the blocking and the asynchronous client at once.
+            self.commands: Any = redis.asyncio.Redis.from_url(
+                settings.url,
+                socket_timeout=ANSWER_S,
+                socket_connect_timeout=ANSWER_S,
+                retry=Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES),
+                retry_on_error=[RedisConnectionError, RedisTimeoutError],
+            )
+        except ValueError as exc:
+            raise LocalError(without_secrets(f"queue.redis.url: {settings.url} : {exc}")) from exc
+        self.thread = LoopThread(label, label, CLIENT_ERRORS)
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Return the answer, blocking. Raises LocalError."""
+        return self.thread.run(work)
+
+    def run_once(self, work: Awaitable[T]) -> T:
+        """``run`` for a request that must not wait long: a server that does not answer is not asked again."""
+        return self.thread.run(_in_time(work))
+
+    def close(self) -> None:
+        self.thread.close(self.commands.aclose)
+
+    async def space(self) -> Space | None:
+        """The memory of this Redis; None when it has no limit. Raises RedisError."""
+        memory = await self.commands.info("memory")
+        total = int(memory["maxmemory"])
+        return Space(total - int(memory["used_memory"]), total) if total else None
+
+    async def check_durability(self) -> bool:
+        """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key.
+
+        Returns whether Redis tells its settings.
+        """
+        try:
+            found = {
+                **await self.commands.config_get("*append*"),
+                **await self.commands.config_get("maxmemory*"),
+            }
+        except ResponseError as exc:
+            log.warning(
+                "queue.redis: cannot tell whether Redis writes to disk before it answers: %s", exc
+            )
+            return False
+        if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
+            raise LocalError(
+                "queue.redis: this Redis answers before a write is on its disk, so accepted mail can be lost: "
+                "set appendonly yes and appendfsync always there, or queue.durability: none here"
+            )
+        if found.get("no-appendfsync-on-rewrite") == "yes":
+            raise LocalError(
+                "queue.redis: this Redis answers before a write is on its disk while it rewrites its log: set "
+                "no-appendfsync-on-rewrite no there, or queue.durability: none here"
+            )
+        if found.get("maxmemory") != "0" and found.get("maxmemory-policy") != "noeviction":
+            raise LocalError(
+                "queue.redis: this Redis removes keys when its memory is full: set maxmemory-policy noeviction "
+                "there, or queue.durability: none here"
+            )
+        return True
+
+
+async def _in_time(work: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(work, ANSWER_S)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None
+
+
+# ---- The lease of a partition.
+
+
+class RedisLease:
+    """The lease of one partition in Redis."""
+
+    def __init__(self, client: RedisClient, prefix: str, name: str, lease_s: float) -> None:
+        self._client = client
+        self._name = name
+        self._notifications = notifications_key(prefix)
+        self._where = RedisKeys(prefix, name)
+        self._lease_ms = int(lease_s * 1000)
+        self._acquire = client.commands.register_script(ACQUIRE)
+        self._renew = client.commands.register_script(RENEW)
+        self._release = client.commands.register_script(RELEASE)
+
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
+        """Acquire the lease. A new lease numbers its batches from 1."""
+        where = [self._where.lease, self._where.written]
+        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
+        return holder.decode() if holder else None
+
+    def holder(self) -> str | None:
+        found = self._client.run_once(self._client.commands.get(self._where.lease))
+        return found.decode() if found else None
+
+    def renew(self, token: str) -> bool:
+        renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
+        return bool(self._client.run_once(renewal))
+
+    def release(self, token: str, *, mail: bool) -> None:
+        released = self._client.run_once(self._release(keys=[self._where.lease], args=[token]))
+        if released and mail:
+            try:
+                self._client.run_once(self._client.commands.rpush(self._notifications, self._name))
+            except LocalError as exc:  # no memory is free; others look for mail now and then
+                log.warning("other relays are not notified: %s", exc)
+
+
+# ---- The scripts that change the keys of a partition.
+#
+# A Redis without free memory refuses a script whose first write could need more. The first write of these
+# scripts is a DEL, so that a full queue can be opened and drained; new mail is refused before (decision 62).
+
+# Keys: lease, keys, values, written. Arguments: the token, the number of the batch, how many keys are put,
+# how many are removed from the index; then keys and values to put, keys to remove from the index, and
+# fields to remove from the hash. Returns 1 when the batch is applied, now or before; 0 for a lost lease;
+# -1 for a number out of order.
+WRITE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local written = tonumber(redis.call('GET', KEYS[4]) or 0)
+if tonumber(ARGV[2]) == written then return 1 end
+if tonumber(ARGV[2]) ~= written + 1 then return -1 end
+redis.call('DEL', KEYS[4])
+redis.call('SET', KEYS[4], ARGV[2])
+local at = 5
+for _ = 1, tonumber(ARGV[3]) do
+  redis.call('ZADD', KEYS[2], 0, ARGV[at])
+  redis.call('HSET', KEYS[3], ARGV[at], ARGV[at + 1])
+  at = at + 2
+end
+local removed = at + tonumber(ARGV[4])
+for i = at, removed - 1 do redis.call('ZREM', KEYS[2], ARGV[i]) end
+for i = removed, #ARGV do redis.call('HDEL', KEYS[3], ARGV[i]) end
+return 1
+"""
+# Keys: lease, written. Arguments: the token, milliseconds, a token that is replaced. Returns nil, or the token
+# of the holder.
+ACQUIRE = """
+local held = redis.call('GET', KEYS[1])
+if held == ARGV[1] then return false end
+if held and held ~= ARGV[3] then return held end
+redis.call('DEL', KEYS[2])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SET', KEYS[2], 0)
+return false
+"""
+# Key: lease. Arguments: the token, milliseconds. Returns 0 for a lost lease.
+RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+# Key: lease. Argument: the token. Returns 1 when the lease was this relay's.
+RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+
+class RedisKeys:
+    """The names of the keys of one partition."""
+
+    def __init__(self, prefix: str, name: str) -> None:
+        self.index = f"{{{prefix}:{name}}}:keys"
+        self.values = f"{{{prefix}:{name}}}:values"
+        self.lease = f"{{{prefix}:{name}}}:lease"
+        self.written = f"{{{prefix}:{name}}}:written"
+
+
+def notifications_key(prefix: str) -> str:
+    """The key of the list of notifications."""
+    return f"{prefix}:notices"
