@@ -79,7 +79,7 @@ class SubmissionKey:
 class MessageOptions:
     """Header fields with options of a message (names, times, priority). They are removed from it.
 
-    ``hold_max``: how long it may be held. ``unusable``: what becomes of a message with a value that cannot be used.
+    ``hold_max``: how long it may be held. ``unusable``: the treatment of a message with a value that cannot be used.
     """
 
     campaign: str | None = "X-Campaign"

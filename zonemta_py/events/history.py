@@ -42,7 +42,7 @@ from zonemta_py.smtp.address import AddressError, normalise
 
 MESSAGE = re.compile(r"[0-9a-f]{24}\Z")
 HOUR_MS = 3_600_000
-QUEUED_MS = 7 * 24 * HOUR_MS  # a message may have been accepted so long before its events
+QUEUED_MS = 7 * 24 * HOUR_MS  # a message may have been accepted this long before its events
 MESSAGES_MAX = 200  # of an address: the last ones
 CLOCK_MS = HOUR_MS  # by which the clock of a seal may be behind that of an event
 

@@ -5,7 +5,7 @@ States of a client at a provider: free ─▶ blocked, by a limit or a test ─�
 Invariants:
 
 - Every attempt over a limit is a violation, also where it was refused. Greylisting and refusals while a client is blocked are
-  counted, but are no violations: a client cannot know of them before.
+  counted, but are not violations: a client cannot know of them before.
 - Rates are exact: (now - period, now] has at most the allowed number of accepted events, in a period that ``slack`` shortens.
 - Times are monotonic seconds and never decrease. A session takes a place from ``connect`` to ``close``, and once.
 

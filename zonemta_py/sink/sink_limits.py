@@ -13,7 +13,7 @@ providers:
     connect_rate: 60/m                # sessions opened by a client address
     greylist: 30s                     # since the first try of client address, sender and recipient
     block: {after: 200 messages within 1m, for: 10m, at: mail, reply: 550 5.7.1 your address is blocked}
-    slack: 5ms                        # periods are shorter by this; a session too many waits so long for a free place
+    slack: 5ms                        # periods are shorter by this; a session too many waits this long for a free place
     replies: {rate: 421 4.7.28 slow down}   # other replies, by the name of the limit
 """
 

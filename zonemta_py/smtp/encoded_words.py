@@ -130,7 +130,7 @@ def encode_text(text: str) -> str:
             parts.append(words[first])
         else:
             run = "".join(pieces[2 * first : 2 * at + 1])
-            # White space between two encoded words is not shown: beside another one it is encoded, too.
+            # White space between two encoded words is not shown: next to another one it is encoded, too.
             before = spaces[first - 1] if first and _is_word(words[first - 1]) else ""
             behind = spaces[at] if at < len(spaces) and _is_word(words[at + 1]) else ""
             parts.append(encode(f"{before}{run}{behind}".replace("\r\n", "")))

@@ -147,7 +147,7 @@ class HeaderSplitter:
 
     The block ends at the first empty line, which belongs to neither part, or before the first line
     that is not a header field. When ``done``, ``header`` is empty or ends with CRLF, and ``fields``
-    are its fields. ``behind``: if a line that is no field ended it, that line and all before the next empty one.
+    are its fields. ``behind``: if a line that is not a field ended it, that line and all before the next empty one.
 
     Lines of an mbox file before the first field (``From x Mon Sep 17 00:00:00 2001``) are dropped: sendmail programs
     and ``git format-patch`` write one. Postfix writes it as X-Mailbox-Line, in which the recipients see it.

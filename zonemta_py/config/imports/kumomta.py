@@ -33,7 +33,7 @@ from zonemta_py.core.errors import ConfigError
 _HEADER = re.compile(r"\s*(\[\[?.+\]\]?)\s*(?:#.*)?\Z")
 _KEY = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([\w-]+))\s*=")
 _SILENT = {"match", "mx_rollup", "automation", "replace_base", "sources"}
-# Limits of each source address. Those of a provider hold there beside those of each of its sites; here a provider has one.
+# Limits of each source address. Those of a provider hold there in addition to those of each of its sites; here a provider has one.
 _LIMITS = {
     "connection_limit": "sessions_per_address",
     "provider_connection_limit": "sessions_per_address",
