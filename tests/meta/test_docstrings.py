@@ -22,7 +22,7 @@ CLEAN = {
     "bench", "config", "core", "events", "intake", "sink", "smtp", "storage", "submit", "transports",
 }  # fmt: skip
 NOT_CLEAN = {"intake/rspamd.py", "intake/scan.py"}
-CEILINGS = {"question": 366, "label": 57}
+CEILINGS = {"question": 379, "label": 71}
 
 THEORY_LINES = 8
 MODULE_LINES = 200  # a module with state and more lines begins with its theory: states, invariants, callers, an example
@@ -42,7 +42,6 @@ WITHOUT_THEORY = {
     "delivery/session_pool.py",
     "delivery/smtp_agent.py",
     "delivery/worker.py",
-    "delivery/zone_egress.py",
     "delivery/zone_workers.py",
     "dequeue/api.py",
     "dequeue/message.py",
@@ -57,11 +56,8 @@ WITHOUT_THEORY = {
     "pipeline/report/attempts.py",
     "pipeline/send/job.py",
     "pipeline/send/submission.py",
-    "pipeline/simulate/egress.py",
     "pipeline/simulate/mail.py",
     "pipeline/simulate/recorded.py",
-    "pipeline/simulate/zone.py",
-    "pipeline/spark/session.py",
     "processes/receiver_process.py",
     "processes/receivers.py",
     "processes/sender_process.py",
