@@ -7,7 +7,7 @@ Invariants:
 - A record is counted once, also if it occurs twice after a crash: (node, seq, position) identifies it.
 - Each accepted recipient has exactly one outcome or one place in the queue; ``Audit.problems`` lists the others.
 
-Callers: ``zonemta audit`` and ``queue repair``. Example: ``Audit(nodes)``, ``add_place`` for the queue, ``add`` for the log, ``problems()``.
+Callers: ``zonemta audit`` and ``queue repair``. Example: ``Audit()``, ``add_place`` for each recipient of the queue, ``add`` for each record, ``problems()``.
 """
 
 from collections import Counter, defaultdict

@@ -8,15 +8,16 @@ repair keeps its own files.
 Life of a log: LevelDB writes it (``note_written`` stores its number in WRITTEN once it has contents), a crash may tear its end,
 the next opening checks it (``check_logs``), and LevelDB turns it into a table. Invariants:
 
-- A log that WRITTEN names is there at the next opening; one that is missing means a file was removed, not a crash.
-- The end of a log is cut only when nothing whole follows, so no acknowledged write is ever cut.
+- A log that WRITTEN names is there at the next opening, unless it has become a table; a missing one was removed, not lost by a crash.
+- Only the last write of the newest data is ever cut, and only when it is not whole and nothing whole follows. Damage of
+  an acknowledged last write looks the same as a crash during it; so the log as it was is kept.
 - ``clean_logs`` runs before LevelDB's repair, which would take damaged groups for whole ones.
 
-``storage.leveldb`` calls ``check_logs``, ``cut_torn_end`` and ``note_written``; ``queue.upkeep.repair`` calls ``clean_logs``.
+``storage.leveldb`` calls ``check_logs``, ``cut_torn_end`` and ``note_written``; ``relay.runner`` calls ``clean_logs`` for a repair.
 Source: doc/log_format.md and db/version_edit.cc of LevelDB.
 
-Example: after a power cut ``000007.log`` ends in 4 KiB of zeros. The heads say so at the opening, the end is cut off and kept as
-a file in ``lost``, and the database opens.
+Example: after a power cut the last write of ``000007.log`` ends in 4 KiB of zeros. The next opening cuts it off, keeps the log as it was
+as ``lost/000007.log.damaged``, and has all earlier writes.
 """
 
 import logging
