@@ -52,7 +52,6 @@ class Peer(ABC):
         return -1
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file of the configuration."""
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

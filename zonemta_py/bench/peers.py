@@ -425,7 +425,6 @@ class HarakaRelay(ForegroundPeer):
         return "" if find("haraka") else "it is not installed (npm install -g Haraka)"
 
     def start(self) -> None:
-        """Start a cluster of processes."""
         values = {"port": self.port, "sink_port": self.sink_port, "cores": os.cpu_count()}
         for name, text in FILES.items():
             self.write(name, text.format(**values))

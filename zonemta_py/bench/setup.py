@@ -98,7 +98,6 @@ def fill_dead(directory: Path, domains: int) -> None:
 
 
 def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
-    """The keys of message ``number``."""
     message = _message_id(start_ms, number)
     blocked = number % BLOCKED != 0
     zone, domain = ("blocked", "blocked.example") if blocked else ("default", f"d{number % 500}.example")

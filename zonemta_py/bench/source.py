@@ -56,7 +56,6 @@ class Load:
     )  # by message; 0: not accepted yet
 
     def domain_of(self, number: int) -> bytes:
-        """The domain of recipient ``number``."""
         return (f"l{number % self.domains}.{self.domain}" if self.domains else self.domain).encode()
 
     def auth_command(self) -> list[bytes]:
@@ -163,7 +162,6 @@ def _trusting() -> ssl.SSLContext:
 
 
 async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) -> None:
-    """Run one connection to its end."""
     done: asyncio.Future[None] = loop.create_future()
     local = (load.client, 0) if load.client else None
     await loop.create_connection(
@@ -195,7 +193,6 @@ async def run(load: Load) -> dict[str, object]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--sessions", type=int, default=30)

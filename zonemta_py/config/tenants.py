@@ -269,5 +269,4 @@ class Tenants:
 
 
 def limit_rules(tenants: Mapping[str, TenantSettings], clients: ClientLimits) -> LimitRules:
-    """The limits of tenants and clients."""
     return LimitRules({name: each.limits for name, each in tenants.items()}, clients)

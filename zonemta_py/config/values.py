@@ -331,7 +331,6 @@ def read_scalar(node: yaml.Node, kind: Any) -> Any:
 
 
 def shown(node: yaml.Node) -> str:
-    """``node`` in the text of an error."""
     if isinstance(node, yaml.ScalarNode):
         return f"'{node.value}'" if node.value else "nothing"
     return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"

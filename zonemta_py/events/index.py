@@ -79,7 +79,6 @@ def hashes_in(lines: bytes) -> "array[int]":
 
 
 def make_filter(hashes: Iterable[int], count: int) -> bytes:
-    """The filter of ``count`` keys."""
     bits = bytearray(max(FILTER_MIN_BYTES, (count * BITS_PER_KEY + 7) // 8))
     size = len(bits) * 8
     for value in hashes:
@@ -121,7 +120,6 @@ def add_to_index(segment: Path, hashes: "array[int]", numbers: Numbers) -> None:
 
 
 def index_entry(name: bytes, bits: bytes, numbers: Numbers) -> bytes:
-    """The entry of the segment ``name`` with the filter ``bits``."""
     content = _NUMBERS.pack(*numbers) + bits
     checksum = crc32(content, crc32(name))
     return _HEAD.pack(_MAGIC, len(name), len(content), checksum) + name + content

@@ -240,7 +240,6 @@ class SegmentName(NamedTuple):
     previous: int = 0
 
     def hidden(self) -> str:
-        """The name of the open file."""
         return f".{self.node}-{self.first:016x}-{self.previous:016x}.open"
 
     def sealed(self, number: int = 1) -> str:

@@ -475,7 +475,6 @@ class ListenerContext:
         return self._limits.know(session, self._owners(user, client_ip), self.settings.max_sessions)
 
     def _owners(self, user: str, client_ip: str) -> Owners:
-        """The owners of the session of a known client."""
         member = ("user", user) if user else ("address", network_of(client_ip))
         if self._tenants is None or (tenant := self._tenants.of(user, client_ip)) is None:
             return (member,)

@@ -63,7 +63,6 @@ async def listening_sockets(address: HostPort, copies: int) -> list[list[socket.
 
 
 def bound_address(address: HostPort, sockets: Sequence[socket.socket]) -> HostPort:
-    """``address`` with the port that its sockets have."""
     return HostPort(address.host, sockets[0].getsockname()[1])
 
 

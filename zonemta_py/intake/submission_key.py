@@ -79,7 +79,6 @@ class SubmissionKeyClaim:
 
     @property
     def acquired(self) -> bool:
-        """True if a key is acquired."""
         return bool(self._digest)
 
     @property

@@ -246,7 +246,7 @@ class ProviderSession:
         return self.exceed(exceeded, now_s)
 
     def accept(self, recipients: int, now_s: float) -> None:
-        """A message was accepted, now."""
+        """Count an accepted message."""
         self._messages += 1
         self._account.recipients += recipients
         self._account.accepted.add(now_s)
@@ -260,7 +260,6 @@ class ProviderSession:
             self._provider.open_sessions -= 1
 
     def blocked(self, step: Step, now_s: float) -> SinkRefusal | None:
-        """The refusal of a client that is blocked at this step."""
         active = self._account.active_block
         if active is None or _STEPS.index(step) < _STEPS.index(Step(self._provider.limits.block.at)):
             return None

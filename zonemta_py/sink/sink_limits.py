@@ -86,7 +86,6 @@ class SinkLimits:
     replies: dict[str, str] = field(default_factory=dict)
 
     def reply(self, limit: LimitName) -> str:
-        """The reply to a client that exceeds ``limit``."""
         if limit in (LimitName.BLOCK, LimitName.BLOCKED):
             return self.block.reply
         return self.replies.get(limit, REPLIES[limit])

@@ -228,7 +228,6 @@ def _flipped_bit(size: int, difference: int) -> tuple[int, int] | None:
 
 
 def _next_group(data: bytes, position: int, following: int) -> Group | None:
-    """The first whole group from ``position`` on."""
     while (found := _BEGINNING.search(data, position)) is not None:
         position = found.start()
         sequence = int.from_bytes(data[position + 7 : position + 15], "little")

@@ -101,7 +101,6 @@ class S3Client:
     # ---- objects
 
     def get(self, path: str) -> S3Object | None:
-        """Return an object, or None."""
         return self._run(self.fetch(path))
 
     async def fetch(self, path: str) -> S3Object | None:
@@ -256,7 +255,6 @@ class S3Client:
         return None
 
     def delete_notification(self, receipt: str) -> None:
-        """Delete a notification that was received."""
         self._run(self._sqs.delete_message(QueueUrl=self._sqs_url, ReceiptHandle=receipt))
 
     def close(self) -> None:

@@ -284,7 +284,6 @@ class _Compiler:
         return [body]
 
     def _nested(self, entity: bytes, depth: int, where: str) -> _Pieces:
-        """The pieces of an entity in another."""
         if depth >= DEPTH_MAX:
             return self._refused(entity, f"{where}: more than {DEPTH_MAX} parts within each other")
         header, body = _divided(entity)
@@ -374,7 +373,6 @@ def _unfolded(value: bytes) -> str:
 
 
 def _with_charset(header: bytes, content: _Content, charset: str) -> bytes:
-    """The Content-Type of ``header`` with ``charset``."""
     for field in content.fields:
         if field.name == b"content-type":
             text = header[field.start : field.end].decode("latin-1").removesuffix("\r\n")

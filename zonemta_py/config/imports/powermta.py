@@ -222,7 +222,6 @@ class _Import:
         self._file = file
 
     def finish(self) -> Imported:
-        """Providers and rules."""
         used = {name for name, _ in self._file.nested_lists}
         for name, number in self._file.nested_lists:
             self._found.leave(number, f"smtp-pattern-list {name}: the rules of this block are left out")
