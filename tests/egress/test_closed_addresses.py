@@ -8,7 +8,7 @@ from zonemta_py.egress.limits import EgressLimits, Permit, Permits
 from zonemta_py.egress.paths import Refusal
 from zonemta_py.egress.sources import PoolPart
 from zonemta_py.egress.zone import PRUNE_MIN, ClosedAddresses
-from zonemta_py.schedule.turns import KNOWN
+from zonemta_py.schedule.scheduler import KNOWN
 
 A, B = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2")
 HOUR_MS = 3_600_000

@@ -20,8 +20,16 @@ from zonemta_py.egress.admission import (
     WorkerSlot,
 )
 from zonemta_py.egress.paths import Binding, Limit
-from zonemta_py.schedule.scheduler import KNOWN_S, Scheduler
-from zonemta_py.schedule.turns import ALL_TRIED_S, FAILING, FRESH, FRESH_S, PROBE_S, TRY_MIN_S
+from zonemta_py.schedule.scheduler import (
+    ALL_TRIED_S,
+    FAILING,
+    FRESH,
+    FRESH_S,
+    KNOWN_S,
+    PROBE_S,
+    TRY_MIN_S,
+    Scheduler,
+)
 
 
 def ignore(destination: Destination) -> None:

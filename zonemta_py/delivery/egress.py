@@ -209,7 +209,7 @@ class Egress(SharedEgress):
             kind, _, name = wait_list.key.cause.partition(":")
             stopped = self.stopped((kind, name))
             if stopped is not None:
-                self.wait_lists.put_off(wait_list, stopped[1])
+                self.wait_lists.set_refusal(wait_list, stopped[1])
             else:
                 self.wait_lists.release(wait_list, self.now_ms())
 

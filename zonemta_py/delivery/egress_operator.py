@@ -355,7 +355,7 @@ def _paused(found: Iterable[Warming], now_ms: int, *, paused: bool) -> WriteBatc
         if paused:
             each.pause(now_ms)
         else:
-            each.go_on(now_ms)
+            each.resume(now_ms)
         words = ("continued", "paused") if paused else ("paused", "continued")
         events.append(
             Shaped(

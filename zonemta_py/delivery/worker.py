@@ -25,6 +25,7 @@ from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import settle_effects
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult
 from zonemta_py.egress.admission import WorkerSlot
+from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.message import Decision, EgressEffects, LeasedMail, MessageEgress
 from zonemta_py.egress.paths import EgressOrder
 from zonemta_py.egress.rules import USUAL, Handling
@@ -100,7 +101,8 @@ class LeaseContext:
         The message waits for its token with the final dot.
         """
         self.has_session = True
-        self._egress.begin(self._slot, opened)
+        if self._slot.permit is not FREE:
+            self._egress.begin(self._slot, opened)
         now_s, scheduler = clock.monotonic_s(), self._scheduler
         wait_s = scheduler.session_opened(self._slot, now_s)
         if scheduler.bucket is not None and scheduler.bucket.is_long:
@@ -207,9 +209,10 @@ class Worker:
         """
         queue, meta = self._context.queue, lease.active.meta
         expands = self._zone.sender_verp or verp.is_verp(meta.sender)
-        together = 1 if expands else _of_same_address(lease)
-        if together < len(lease.recipients):
-            queue.narrow(lease, together)
+        if len(lease.recipients) > 1:
+            together = 1 if expands else _of_same_address(lease)
+            if together < len(lease.recipients):
+                queue.narrow(lease, together)
         decision = self._egress.decide(slot, self._mail(lease))
         if decision.refusal is not None:
             due_ms = self._egress.retry_at_ms(decision.refusal, clock.now_ms())
@@ -450,8 +453,12 @@ def _dsn_options(lease: Lease) -> DsnOptions | None:
     meta = lease.active.meta
     mail = f" RET={meta.ret}" if meta.ret else ""
     mail += f" ENVID={meta.envid}" if meta.envid else ""
-    if not mail and not any(r.record.notify or r.record.orcpt for r in lease.recipients):
-        return None
+    for recipient in lease.recipients:
+        if recipient.record.notify or recipient.record.orcpt:
+            break
+    else:
+        if not mail:
+            return None
     rcpts = []
     for recipient in lease.recipients:
         record = recipient.record

@@ -321,9 +321,11 @@ class ZoneWorkers:
             now_s = clock.monotonic_s()
             slot = self.scheduler.next(now_s)
             if slot is None:
-                wait_s = self.scheduler.rate_wait_s(now_s)
-                if wait_s > 0 and self._timer is None:
-                    self._timer = self._loop.call_later(wait_s, self._on_timer)
+                bucket = self.scheduler.bucket
+                if bucket is not None and self._timer is None:
+                    wait_s = bucket.wait_s(now_s)
+                    if wait_s > 0:
+                        self._timer = self._loop.call_later(wait_s, self._on_timer)
                 return
             task = self._loop.create_task(self._work(slot))
             self._tasks.add(task)
@@ -418,7 +420,7 @@ class ZoneWorkers:
         now_s = clock.monotonic_s()
         if not scheduler.next_lease(slot, now_s):
             return NoLease.NOT_NOW
-        settings = scheduler.table.settings(destination.name)
+        settings = slot.route.settings if slot.route else scheduler.table.settings(destination.name)
         recipients = destination.recipients(settings.recipients_per_transaction, now_s)
         try:
             lease = queue.lease(self.name, destination.name, recipients, slot.pool_key)

@@ -2,8 +2,16 @@
 
 Multiplicative decrease: of the sessions and the rate, at a reply of the class ``blocked`` and when more than a share of
 the attempts of an interval was deferred for reasons of ours. Additive increase: a step of the ceiling for each quiet
-interval. The state depends on nothing but the settings, the limits and the attempts with their times, so that the event
-log gives it again (``zonemta shaping replay``).
+interval.
+
+States of a path (provider and address): full, without a ``Pace``; lowered, with one; and paused, with one that sends nothing before
+``paused_ms``. A reply lowers it (``attempt``), a rule lowers, holds or pauses it (``lower``, ``pause``), time raises it
+(``advance``), until it is full and its pace is dropped; an operator may drop it (``end``). Each returns the ``ShapingChange`` that it
+made, which ``SharedEgress.apply`` carries out.
+
+Invariant: the state depends on nothing but the settings, the limits and the attempts with their times, in their order, so that
+the event log gives it again (``zonemta shaping replay``). For example, a path with 100 messages a minute that is blocked at 12:00
+may have 50, and with an interval of 5 minutes and steps of a tenth it has 60 at 12:05 and 100 at 12:25.
 """
 
 from collections.abc import Callable, Iterator

@@ -60,22 +60,18 @@ class LeasedMail(NamedTuple):
 class Decision(NamedTuple):
     """From where a message is sent now. ``route`` None: its provider is not known.
 
-    ``order`` None: the agent chooses the address, ``prefers`` if it can be. ``refusal``: nothing may be sent. ``recipients``: how
+    ``provider``: as events have it, empty where it is not looked up. ``order`` None: the agent chooses the address, ``prefers`` if it can be. ``refusal``: nothing may be sent. ``recipients``: how
     many at most. ``asks_hosts``: the result is to have the hosts of the domain.
     """
 
     mail: LeasedMail
     route: EgressRoute | None
+    provider: str
     order: EgressOrder | None = None
     refusal: Refusal | None = None
     recipients: int = 0
     prefers: str = ""
     asks_hosts: bool = False
-
-    @property
-    def provider(self) -> str:
-        """The provider, as events have it; empty where it is not looked up."""
-        return self.route.provider if self.route is not None and self.route.provider != SMARTHOST else ""
 
 
 class RequestResult(Protocol):
@@ -119,7 +115,8 @@ class MessageEgress:
 
     def undecided(self, mail: LeasedMail) -> Decision:
         """Where ``mail`` would go: for mail to which nothing is sent now."""
-        return Decision(mail, self._routes.of(mail.destination))
+        route = self._routes.of(mail.destination)
+        return Decision(mail, route, _provider(route))
 
     def decide(self, slot: WorkerSlot, mail: LeasedMail) -> Decision:
         """From where ``mail`` is sent. The worker has the permit for it then."""
@@ -129,6 +126,7 @@ class MessageEgress:
         decision = Decision(
             mail=mail,
             route=route,
+            provider=_provider(route),
             recipients=len(mail.blocked),
             prefers=mail.last_source or ("" if slot.redraw_source else slot.source),
             asks_hosts=(route is None or route.provider not in ("", SMARTHOST))
@@ -261,7 +259,8 @@ class MessageEgress:
         if hosts is not None and learns:
             egress.learn(mail.destination, hosts)
         if learns or slot.route_version != self._routes.version:  # or a reload may have removed its pool
-            decision = decision._replace(route=self._routes.of(mail.destination))
+            route = self._routes.of(mail.destination)
+            decision = decision._replace(route=route, provider=_provider(route))
         sent, source = 0, None
         for each in result.attempts:
             if each is not None:
@@ -333,6 +332,10 @@ class MessageEgress:
         domain = decision.mail.domain
         replies = [reply_of(route, domain, each) for each in attempts if each.code]
         return self._egress.replied(replies, decision.mail.message, now_ms)
+
+
+def _provider(route: EgressRoute | None) -> str:
+    return route.provider if route is not None and route.provider != SMARTHOST else ""
 
 
 def _allowed(mail: LeasedMail, candidates: list[PoolAddress]) -> list[PoolAddress]:

@@ -12,7 +12,7 @@ from zonemta_py.core.codec import Struct
 from zonemta_py.core.counters import SlidingWindow
 from zonemta_py.egress.controller import Pace, rate_of
 
-# ---- Which limit of a zone keeps the mail of a destination waiting. Pure; times are monotonic seconds.
+# ---- why mail waits
 
 
 class Limit(StrEnum):
@@ -94,7 +94,7 @@ _OTHER_KEYS = {
 }
 
 
-# ---- How many messages, or sessions, may begin now: several rates that all hold. Pure; times are ms.
+# ---- rates
 #
 # A rate holds exactly at the receiver, in any period of its length (decision 97): what was granted counts as used from
 # the grant on, and leaves the window its length after it was answered. An answer that takes longer than half a second

@@ -157,7 +157,7 @@ class Warming:
         if not state.paused_day:  # a day that was slowed is late tomorrow anyway
             self._set(state._replace(paused_day=day + (state.slowed_day == day)))
 
-    def go_on(self, now_ms: int) -> None:
+    def resume(self, now_ms: int) -> None:
         """End a pause. A schedule that was paused before its first day begins now, or on that day."""
         paused_day, day = self.state.paused_day, now_ms // DAY_MS
         if paused_day:

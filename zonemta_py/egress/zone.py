@@ -162,6 +162,9 @@ class ZoneEgress:
         self._zone_waits = ZoneWaits(egress.wait_lists, ready, on_change)
         self._looking_up: set[str] = set()  # destinations before their turn
         self._looked_up: set[str] = set()  # destinations that have not been admitted since
+        # What ``Admission`` says of these, without a call between: each message has several.
+        self.skipped = self._zone_waits.drop_turns
+        self.no_worker_starts = self._zone_waits.pass_on
         self.closed = ClosedAddresses()
         self.routes = EgressRoutes(zone, egress)
 
@@ -209,7 +212,7 @@ class ZoneEgress:
         return route.provider != SMARTHOST and self._egress.must_look_up(destination)
 
     def _admitted(self, destination: str, route: EgressRoute) -> Admitted | None:
-        stopped = self._stopped(destination, route)
+        stopped = self._stopped(destination, route) if self._egress.suspended else None
         if stopped is not None:
             key = WaitKey(self._name, "", stopped[0])
             self._zone_waits.keep(destination, [key])
@@ -300,15 +303,7 @@ class ZoneEgress:
     def _wait(self, destination: str, key: WaitKey, refusal: Refusal) -> None:
         self._zone_waits.wait(destination, key, refusal, self._egress.now_ms())
 
-    def passed(self, destination: str) -> None:
-        """See ``Admission``."""
-        self._zone_waits.drop_turns(destination)
-
-    def no_worker_starts(self) -> None:
-        """See ``Admission``."""
-        self._zone_waits.pass_on()
-
-    def empty(self, destination: str) -> None:
+    def no_mail(self, destination: str) -> None:
         """See ``Admission``."""
         self._looked_up.discard(destination)
         self._zone_waits.leave(destination)
@@ -324,7 +319,9 @@ class ZoneEgress:
             return False  # a reload has removed it
         if routes.is_local:
             return not egress.stopped(("zone", self._name))
-        if route is None or self._stopped(slot.destination.name, route) is not None:
+        if route is None:
+            return False
+        if egress.suspended and self._stopped(slot.destination.name, route) is not None:
             return False
         if permit is FREE:
             return self._is_free(route, slot)
