@@ -411,7 +411,14 @@ def simulate(
     limit_per_s = relay.relay_limit_per_s
     bucket = TokenBucket(Rate(max(1, round(limit_per_s * 60)), 60.0), 0.0) if limit_per_s else None
     world = SimulatedWorld(
-        clock, egress, load.peers, Random(relay.seed), {}, load.domains, bucket, on_sent
+        clock=clock,
+        egress=egress,
+        peers=load.peers,
+        random=Random(relay.seed),
+        meters={},
+        domains=load.domains,
+        relay_bucket=bucket,
+        on_sent=on_sent,
     )
     zones: dict[str, SimulatedZone] = {}
 
