@@ -140,6 +140,13 @@ def test_an_unknown_zone_is_wrong_usage(run: Any, message: str) -> None:
     assert "no zone 'nowhere'; there is default" in result.stderr
 
 
+def test_the_earlier_name_of_a_state(run: Any, message: str) -> None:
+    result = run("list", "--state", "stopped")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "warning: the state 'stopped' is now called 'suspended'\n"
+    assert run("list", "--state", "lost").exit_code == 2
+
+
 def test_a_state_in_words(run: Any, message: str) -> None:
     result = run("state", message)
     assert result.stdout.startswith("S4  ")

@@ -65,9 +65,9 @@ def status(config_path: Path, as_json: bool) -> None:
         echo(f"per second {rates or 'nothing'} (last 5 minutes)")
         if row["taken_over"]:
             echo(f"taken over the queues of {', '.join(row['taken_over'])}")
-        if row["suspended"]:
-            echo(f"suspended  {row['suspended']} destination{'s' if row['suspended'] != 1 else ''}")
-        for each in row["suspensions"]:
+        if row["unreachable"]:
+            echo(f"unreachable {counted(row['unreachable'], 'destination')}")
+        for each in row["unreachable_destinations"]:
             why = reason_text(each["why"]) if each["why"] else "being tried"
             echo(f"           {each['zone']}/{each['destination']}: {why}")
         for each in _limited(config_path):
@@ -77,8 +77,8 @@ def status(config_path: Path, as_json: bool) -> None:
         if row["suspended_submitters"]:
             echo(f"suspended tenants and users: {', '.join(row['suspended_submitters'])}")
         if names := by_operator(row):
-            stopped = counted(row["queue"]["stopped"], "recipient")
-            echo(f"suspended by an operator: {names}; stopped by that: {stopped}")
+            waiting = counted(row["queue"]["suspended"], "recipient")
+            echo(f"suspended by an operator: {names}; suspended by that: {waiting}")
         if row["suspended_mail"]:
             echo(f"suspended mail of {'; '.join(row['suspended_mail'])}")
 
@@ -92,7 +92,7 @@ def _limited(config_path: Path) -> Iterator[dict[str, Any]]:
     """Destinations with mail that a limit keeps waiting."""
     request = DestinationsRequest(troubled=True, limit=LIMITED_MAX)
     for row in rows_of(config_path, request, relay_only=True):
-        if row["why"] and row["why"]["name"] not in (Limit.SUSPENSION, Limit.PROBE):
+        if row["why"] and row["why"]["name"] not in (Limit.UNREACHABLE, Limit.PROBE):
             yield row
 
 

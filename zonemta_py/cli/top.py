@@ -36,7 +36,7 @@ VIEWS = {"z": "zone", "d": "destination", "t": "tenant", "a": "source"}
 WINDOWS = {"1": 1, "5": 5, "6": 60}
 COLUMNS = {  # and their headings, short enough for a terminal of 80 columns
     "attempts": "tried", "delivered": "deliv", "deferred": "defer", "bounced": "bounc", "sessions": "sess",
-    "p50_ms": "p50ms", "p95_ms": "p95ms", "queued": "queued", "stopped": "stopped",
+    "p50_ms": "p50ms", "p95_ms": "p95ms", "queued": "queued", "suspended": "susp",
 }  # fmt: skip
 TURN_ORDERS = tuple(COLUMNS)
 HELP = "z zones  d destinations  t tenants  a addresses  1 5 6: minutes (1, 5, 60)  o order  / filter  enter open  q quit"
@@ -100,11 +100,11 @@ class Screen:
 
 
 def merged(rows: list[Row], queued: dict[str, tuple[int, int]]) -> list[Row]:
-    """``rows`` of what was attempted, and rows of what is only ``queued``: by name how much, and how much is stopped."""
+    """``rows`` of what was attempted, and rows of what is only ``queued``: by name how much, and how much is suspended."""
     found = {name: {"name": name, **dict.fromkeys(COLUMNS, 0)} for name in queued}
-    found |= {row["name"]: {"queued": 0, "stopped": 0, **row} for row in rows}
-    for name, (total, stopped) in queued.items():
-        found[name] |= {"queued": total, "stopped": stopped}
+    found |= {row["name"]: {"queued": 0, "suspended": 0, **row} for row in rows}
+    for name, (total, suspended) in queued.items():
+        found[name] |= {"queued": total, "suspended": suspended}
     return list(found.values())
 
 
@@ -115,7 +115,7 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
     head = Text(
         f"zonemta {status['version']} {status['hostname']}  for {ago(status['since_ms'])}  {ready}\n"
         f"{counts}\nsessions {status['sessions_in']} in, {status['sessions_out']} out  "
-        f"{status['suspended']} destinations suspended\n"
+        f"{status['unreachable']} destinations unreachable\n"
     )
     if names := by_operator(status):
         head.append(f"suspended by an operator: {one_line(names)}\n", style="yellow")
@@ -135,8 +135,8 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
 
 
 def _reasons(screen: Screen, status: Row) -> Iterator[str]:
-    """Why destinations are suspended: those of the opened row, or the first ones."""
-    for each in status["suspensions"]:
+    """Why destinations are unreachable: those of the opened row, or the first ones."""
+    for each in status["unreachable_destinations"]:
         name = f"{each['zone']}/{each['destination']}"
         if each["why"] and screen.opened in ("", each["destination"], each["zone"]):
             yield f"{name}: {one_line(reason_text(each['why']))}"
@@ -187,7 +187,7 @@ def top(config_path: Path, every_s: float) -> None:
 
     z, d, t and a show zones, destinations, tenants and source addresses; 1, 5 and 6 the last 1, 5 or 60 minutes; o changes
     the order, / filters, the arrows and enter open a row, q ends. sess: sessions that were opened; p50 and p95: the time of an
-    attempt; queued: recipients in the queue; stopped: those that wait for the end of what an operator has suspended.
+    attempt; queued: recipients in the queue; susp: those that wait for the end of what an operator has suspended.
 
     \b
     Example:
@@ -205,7 +205,7 @@ def top(config_path: Path, every_s: float) -> None:
 
 
 def _queued(config_path: Path, view: str) -> dict[str, tuple[int, int]]:
-    """How many recipients are queued, and how many of them are stopped, by what ``view`` shows. None of source addresses."""
+    """How many recipients are queued, and how many of them are suspended, by what ``view`` shows. None of source addresses."""
     if view == "source":
         return {}
     asked: Request = SummaryRequest()
@@ -215,7 +215,7 @@ def _queued(config_path: Path, view: str) -> dict[str, tuple[int, int]]:
     for row in rows_of(config_path, asked, relay_only=True):
         total = row["queued"] if view == "tenant" else sum(row[state] for state in STATES)
         before = found.get(row[view], (0, 0))
-        found[row[view]] = before[0] + total, before[1] + row.get("stopped", 0)
+        found[row[view]] = before[0] + total, before[1] + row.get("suspended", 0)
     return found
 
 

@@ -334,7 +334,7 @@ SHOWN = 50  # lines of a repair that are printed without --json
 def flush(
     config_path: Path, zone: str | None, domain: str | None, message: str | None, as_json: bool
 ) -> None:
-    """Make deferred recipients due now, and try suspended destinations.
+    """Make deferred recipients due now, and try unreachable destinations.
 
     \b
     Examples:
@@ -347,10 +347,10 @@ def flush(
             continue
         text = f"{_counted(row['woken'], 'deferred recipient')} due now"
         if row["tried"]:
-            text += f", {_counted(row['tried'], 'suspended destination')} tried now"
+            text += f", {_counted(row['tried'], 'unreachable destination')} tried now"
         echo(text)
-        if row["stopped"]:
-            what = f"{_counted(row['stopped'], 'recipient')} stopped: an operator has suspended what sends them"
+        if row["suspended"]:
+            what = f"{_counted(row['suspended'], 'recipient')} suspended: an operator has suspended what sends them"
             echo(f"{what}; `zonemta suspend --list`")
 
 

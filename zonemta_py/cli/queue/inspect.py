@@ -36,6 +36,7 @@ from zonemta_py.cli.common import (
     reports_errors,
     zone_option,
 )
+from zonemta_py.cli.options import STATE
 from zonemta_py.cli.queue.change import label_options, rows_of
 from zonemta_py.core import clock
 from zonemta_py.core.model import AGES_MIN, STATES
@@ -49,8 +50,8 @@ from zonemta_py.core.text import ago, time_left
 def summary(config_path: Path, as_json: bool) -> None:
     """Count recipients per zone and state, with the largest destinations.
 
-    A running relay keeps these numbers: they cost nothing. in flight: a session delivers them now; suspended: their
-    destination does not answer; stopped: an operator has suspended what sends them; deferred: they wait for their next
+    A running relay keeps these numbers: they cost nothing. in flight: a session delivers them now; unreachable: their
+    destination does not answer; suspended: an operator has suspended what sends them; deferred: they wait for their next
     attempt; not before: for the time that their submitter gave; held: for `zonemta queue release`.
 
     \b
@@ -78,7 +79,7 @@ def summary(config_path: Path, as_json: bool) -> None:
         )
     print_table(table)
     for row in rows:
-        for destination, why in row["suspensions"].items():
+        for destination, why in row["unreachable_destinations"].items():
             echo(f"{row['zone']}/{destination}: {reason_text(why)}")
     if any(row["counting"] for row in rows):
         echo("counting: the relay has not yet read all recipients of before its start")
@@ -88,7 +89,7 @@ def summary(config_path: Path, as_json: bool) -> None:
 @config_option
 @zone_option
 @domain_option
-@click.option("--state", type=click.Choice(STATES), help="Only recipients in this state.")
+@click.option("--state", type=STATE, help="Only recipients in this state.")
 @label_options
 @click.option("--limit", type=click.IntRange(1), help="The maximum number of recipients.")
 @json_option
@@ -106,7 +107,7 @@ def list_(config_path: Path, as_json: bool, **filters: Any) -> None:
             print_json(row)
         else:
             echo(
-                f"{row['message']}  {row['zone']:<12} {row['state']:<10} "
+                f"{row['message']}  {row['zone']:<12} {row['state']:<11} "
                 f"attempts {row['attempts']}  {row['recipient']}  {reason_text(row['why'])}"
             )
 
