@@ -1,4 +1,4 @@
-"""``zonemta queue`` on a queue without a relay: how a message is named, old names, exit codes."""
+"""``zonemta queue`` on a queue without a relay: how a message is named, exit codes."""
 
 import json
 from collections.abc import Iterator
@@ -110,15 +110,6 @@ def test_bounce_without_a_relay(run: Any, message: str) -> None:
     assert "a@x.example" in text
     assert "b@y.example" in text
     assert run("bounce", message).exit_code == 1
-
-
-def test_dead_addresses_is_the_deprecated_name_of_unreachable(run: Any, message: str) -> None:
-    result = run("dead-addresses")
-    assert result.exit_code == 0
-    assert "deprecated: use 'queue unreachable'" in result.stderr
-    current = run("unreachable")
-    assert (current.exit_code, current.stdout, current.stderr) == (0, result.stdout, "")
-    assert "dead-addresses" not in CliRunner().invoke(main, ["queue", "--help"]).stdout
 
 
 def test_stats_need_a_running_relay(run: Any, message: str) -> None:

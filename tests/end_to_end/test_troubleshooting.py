@@ -273,7 +273,7 @@ async def test_9_a_provider_blocks_an_address(directory: Path) -> None:
             assert "next in 2.0h" in await operator.zonemta("shaping", "status", "--provider", "big")
             provider.unblock(address)
             chosen = ("--provider", "big", "--address", address)
-            assert f"ended for {address} at big" in await operator.zonemta("shaping", "end", *chosen)
+            assert f"cleared for {address} at big" in await operator.zonemta("shaping", "clear", *chosen)
             await relay.flush()
             await empty(relay)
             reason = ("--for", "2h", "--reason", "ticket 4711")

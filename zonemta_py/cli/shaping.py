@@ -120,7 +120,9 @@ def _used(rates: list[dict[str, Any]]) -> str:
 @click.option("--pool", type=POOL, help="The pool whose mail a rule lets leave from another one.")
 @json_option
 @reports_errors
-def end(config_path: Path, provider: str, address: str | None, pool: str | None, as_json: bool) -> None:
+def clear(
+    config_path: Path, provider: str, address: str | None, pool: str | None, as_json: bool
+) -> None:
     """Forget the pace of an address at a provider, and its pause: its limits are those of the configuration again.
 
     With --pool: the mail of the pool leaves from it again. What is learned from further replies begins anew. Also when the relay
@@ -128,15 +130,15 @@ def end(config_path: Path, provider: str, address: str | None, pool: str | None,
 
     \b
     Examples:
-      zonemta shaping end -c config/zonemta.yaml --provider google --address 203.0.113.7
-      zonemta shaping end -c config/zonemta.yaml --provider google --pool default
+      zonemta shaping clear -c config/zonemta.yaml --provider google --address 203.0.113.7
+      zonemta shaping clear -c config/zonemta.yaml --provider google --pool default
     """
     if (address is None) == (pool is None):
         raise click.UsageError("either --address or --pool is needed")
     for row in rows_of(config_path, ShapingEndRequest(provider, address or "", pool or "")):
         what = f"pool {row['pool']}" if "pool" in row else row["address"]
         print_json(row) if as_json else echo(
-            f"ended for {what} at {row['provider']}: {clock.with_times(row['ended'])}"
+            f"cleared for {what} at {row['provider']}: {clock.with_times(row['ended'])}"
         )
 
 

@@ -138,7 +138,8 @@ def _count(number: int | None) -> str:
 @warmup.command("plan")
 @address_option
 @click.option(
-    "--begins",
+    "--start",
+    "begins",
     metavar="DAY",
     type=click.DateTime(["%Y-%m-%d"]),
     required=True,
@@ -179,8 +180,8 @@ def plan_(
 
     \b
     Examples:
-      zonemta warmup plan --address 203.0.113.7 --begins 2026-12-01 --target 100000 -o warmup.yaml
-      zonemta warmup plan --address 203.0.113.7 --begins 2026-12-01 --target 20000 --provider google
+      zonemta warmup plan --address 203.0.113.7 --start 2026-12-01 --target 100000 -o warmup.yaml
+      zonemta warmup plan --address 203.0.113.7 --start 2026-12-01 --target 20000 --provider google
     """
     try:
         normal = str(ip_address(address))
@@ -192,7 +193,7 @@ def plan_(
         fail(f"--first {first} is more than --target {target}", EXIT_USAGE)
     day = begins.replace(tzinfo=UTC).date()
     if day > LATEST:
-        fail(f"--begins: found {day}, expected {LATEST} or earlier", EXIT_USAGE)
+        fail(f"--start: found {day}, expected {LATEST} or earlier", EXIT_USAGE)
     made = plan(target, day, normal, provider, first, growth)
     if output is None:
         click.echo(to_yaml([entry_of(made)]), nl=False)

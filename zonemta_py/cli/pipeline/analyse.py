@@ -52,7 +52,7 @@ from zonemta_py.cli.pipeline.common import (
     help="Create the report, or bring it up to date: only new segments are read.",
 )
 @click.option(
-    "--every",
+    "--interval",
     "every_s",
     type=DURATION,
     help="Like --update, again and again at this interval, such as 5m, until interrupted.",
@@ -77,7 +77,7 @@ def report(
     \b
     Examples:
       zonemta pipeline report events --plan plans/june --output reports/june
-      zonemta pipeline report events --output reports/now --every 5m
+      zonemta pipeline report events --output reports/now --interval 5m
     """
     from zonemta_py.config.warmup import read_warmups
     from zonemta_py.pipeline.events.log import damage_counts
@@ -119,7 +119,7 @@ def report(
     "OUTPUT keeps what has been read.",
 )
 @click.option(
-    "--every",
+    "--interval",
     "every_s",
     type=DURATION,
     help="Again and again at this interval, such as 1h, until interrupted; otherwise once.",
@@ -136,7 +136,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
 
     \b
     Examples:
-      zonemta pipeline compact events --output lake --every 1h
+      zonemta pipeline compact events --output lake --interval 1h
       zonemta pipeline compact events --output lake-state --table lake.mail.events
     """
     from zonemta_py.pipeline.events.compact import CompactRequest
@@ -379,7 +379,8 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     help="Ignore bounces that are older.",
 )
 @click.option(
-    "--times",
+    "--min-bounces",
+    "times",
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,

@@ -17,7 +17,6 @@ COMMANDS = {
     "check": f"{_HERE}.inspect:check",
     "stats": f"{_HERE}.inspect:stats",
     "unreachable": f"{_HERE}.inspect:unreachable",
-    "dead-addresses": f"{_HERE}.inspect:dead_addresses",
     "flush": f"{_HERE}.change:flush",
     "hold": f"{_HERE}.change:hold",
     "release": f"{_HERE}.change:release",

@@ -353,7 +353,7 @@ def tenants(config_path: Path, limit: int, as_json: bool) -> None:
         print_table(table)
 
 
-# ---- ``zonemta queue unreachable``, and its earlier name ``dead-addresses``.
+# ---- ``zonemta queue unreachable``.
 
 
 @click.command()
@@ -386,14 +386,3 @@ def unreachable(config_path: Path, clear: str | None, as_json: bool) -> None:
             click.echo(
                 f"{at}{from_source}  {row['timeouts']} timeouts in a row, the last {row['last_s']} s ago, {state}"
             )
-
-
-def _dead_addresses(**values: Any) -> None:
-    click.echo("'queue dead-addresses' is deprecated: use 'queue unreachable'", err=True)
-    assert unreachable.callback is not None
-    unreachable.callback(**values)
-
-
-dead_addresses = click.Command(
-    "dead-addresses", callback=_dead_addresses, params=unreachable.params, hidden=True
-)
