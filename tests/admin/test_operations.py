@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.kit.deadlines import until
@@ -40,8 +41,7 @@ from zonemta_py.admin.requests import (
     WhyRequest,
     name_of,
 )
-from zonemta_py.cli.queue.group import COMMANDS as QUEUE_COMMANDS
-from zonemta_py.cli.shaping import shaping as shaping_commands
+from zonemta_py.cli.queue.group import queue as queue_commands
 from zonemta_py.cli.tenant import tenant as tenant_commands
 from zonemta_py.cli.warmup import warmup as warmup_commands
 from zonemta_py.core.clock import monotonic_s
@@ -439,10 +439,11 @@ def test_every_operation_is_a_command() -> None:
     """The name of an operation is that of its command: of ``zonemta``, or of a group.
 
     ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits; ``zonemta
-    status`` prints a login; ``queue unreachable --clear`` is an operation of its own; ``warmup`` and ``shaping`` are the commands ``status`` of their groups.
+    status`` prints a login and the counters of the store; ``queue unreachable --clear`` and ``shaping clear`` are operations of their
+    own; ``queue summary --by`` and ``queue show --states`` choose one; ``top`` prints rates; ``warmup`` and ``shaping`` are the commands ``status`` of their groups.
     """
     names = {
-        *QUEUE_COMMANDS,
+        *queue_commands.list_commands(click.Context(queue_commands)),
         *tenant_commands.commands,
         "audit",
         "classify",
@@ -450,6 +451,12 @@ def test_every_operation_is_a_command() -> None:
         "status",
         "loglevel",
         "rates",
+        "destinations",
+        "tenants",
+        "state",
+        "stats",
+        "suspend",
+        "resume",
         "history",
         "tail",
         "reload",
@@ -461,7 +468,7 @@ def test_every_operation_is_a_command() -> None:
         "warmup",
         "shaping",
         *(f"warmup{name}" for name in warmup_commands.commands),
-        *(f"shaping{name}" for name in shaping_commands.commands),
+        "shapingend",
     }
     assert [name for name in OPERATIONS if name not in names] == []
 

@@ -112,8 +112,9 @@ def test_bounce_without_a_relay(run: Any, message: str) -> None:
     assert run("bounce", message).exit_code == 1
 
 
-def test_stats_need_a_running_relay(run: Any, message: str) -> None:
-    result = run("stats")
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_rates_and_counters_need_a_running_relay(config: Path, message: str, command: str) -> None:
+    result = CliRunner().invoke(main, [command, "-c", str(config)])
     assert result.exit_code == 1
     assert "no relay is running" in result.stderr
 
@@ -139,7 +140,7 @@ def test_the_earlier_name_of_a_state(run: Any, message: str) -> None:
 
 
 def test_a_state_in_words(run: Any, message: str) -> None:
-    result = run("state", message)
+    result = run("show", message, "--states")
     assert result.stdout.startswith("S4  ")
     assert "0  <a@x.example> queued" in result.stdout
 

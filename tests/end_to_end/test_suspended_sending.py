@@ -81,10 +81,12 @@ async def suspended(relay: Relay) -> dict[str, dict[str, Any]]:
 
 async def assert_suspended(config: Config, number: int) -> None:
     """Mail of what is suspended is counted apart from mail whose destination does not answer."""
-    for name in ("summary", "destinations"):
+    for name in ("zone", "destination"):
         rows = [
             json.loads(line)
-            for line in (await done("queue", name, "-c", config.path, "--json")).splitlines()
+            for line in (
+                await done("queue", "summary", "--by", name, "-c", config.path, "--json")
+            ).splitlines()
         ]
         counts = [sum(row[state] for row in rows) for state in ("suspended", "unreachable", "waiting")]
         assert counts == [number, 0, 0], name

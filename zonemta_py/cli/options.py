@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.cli.common import EXIT_USAGE, fail
+from zonemta_py.cli.common import EXIT_USAGE, TENANT, fail
 from zonemta_py.config.endpoints import host_port
 from zonemta_py.config.schema import Config
 from zonemta_py.config.values import duration, moment, positive_duration
@@ -163,3 +163,27 @@ def read_credentials(user: str | None, password_file: Path | None) -> tuple[str,
         return user, password_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
     except OSError as exc:
         raise ConfigError(f"--password-file {password_file}: {exc.strerror}") from exc
+
+
+def label_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that select mail by what its submitter said of it."""
+    for option in reversed(
+        (
+            click.option("--tenant", type=TENANT, help="Only mail of this tenant."),
+            click.option("--user", help="Only mail of this user."),
+            click.option(
+                "--sender",
+                type=SENDER,
+                help="Only mail with this envelope sender; <> is the null sender.",
+            ),
+            click.option(
+                "--sender-domain",
+                type=DOMAIN,
+                help="Only mail whose envelope sender is in this domain.",
+            ),
+            click.option("--campaign", help="Only mail with this X-Campaign."),
+            click.option("--tag", help="Only mail with this tag among its X-Tags."),
+        )
+    ):
+        command = option(command)
+    return command

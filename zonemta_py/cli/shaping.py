@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from zonemta_py.admin.requests import ShapingEndRequest, ShapingRequest
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
     ADDRESS,
     EXIT_FAILED,
@@ -24,7 +25,6 @@ from zonemta_py.cli.common import (
     spinner,
 )
 from zonemta_py.cli.options import event_log, log_options, refuse_backwards, time_ms
-from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import DestinationTable
 from zonemta_py.core import clock

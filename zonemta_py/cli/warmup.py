@@ -16,6 +16,7 @@ from zonemta_py.admin.requests import (
     WarmupPauseRequest,
     WarmupRequest,
 )
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
     ADDRESS,
     EXIT_USAGE,
@@ -29,7 +30,6 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.options import FILE
-from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.config.load import read_text, to_yaml
 from zonemta_py.config.warmup import LATEST, WarmupSchedule, entry_of, with_entry
 from zonemta_py.core.files import replace_text
@@ -168,14 +168,15 @@ def _count(number: int | None) -> str:
     help="Add the schedule to this file, which is created if need be, instead of printing it.",
 )
 @click.option("--force", is_flag=True, help="Replace the schedule for the same mail in the file.")
+@json_option
 @reports_errors
 def plan_(
     address: str, begins: datetime, target: int, first: int, growth: float, provider: str,
-    output: Path | None, force: bool,
+    output: Path | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a schedule: an entry for the file that `warmup.file` names. The table of the days goes to standard error.
 
-    With -o the other entries of the file stay. One for the same address and provider is only replaced with --force; without
+    With --json the days go to standard output instead of the entry. With -o the other entries of the file stay. One for the same address and provider is only replaced with --force; without
     it the command exits 2.
 
     \b
@@ -196,17 +197,18 @@ def plan_(
         fail(f"--start: found {day}, expected {LATEST} or earlier", EXIT_USAGE)
     made = plan(target, day, normal, provider, first, growth)
     if output is None:
-        click.echo(to_yaml([entry_of(made)]), nl=False)
+        if not as_json:
+            click.echo(to_yaml([entry_of(made)]), nl=False)
     else:
         before = read_text(output) if output.exists() else ""
         try:
             replace_text(output, with_entry(before, output, made, replace=force))
         except OSError as exc:
             fail(f"{output}: {exc.strerror or exc}", EXIT_USAGE)
-    _print_days(made)
+    _print_days(made, as_json=as_json)
 
 
-def _print_days(schedule: WarmupSchedule) -> None:
+def _print_days(schedule: WarmupSchedule, *, as_json: bool) -> None:
     from rich.console import Console
 
     table, total = Table(box=None, pad_edge=False), 0
@@ -214,5 +216,9 @@ def _print_days(schedule: WarmupSchedule) -> None:
         table.add_column(title, justify="left" if title == "date" else "right")
     for number, (day, allowed) in enumerate(schedule.days(), 1):
         total += allowed
+        if as_json:
+            print_json({"day": number, "date": day.isoformat(), "recipients": allowed, "sum": total})
         table.add_row(str(number), day.isoformat(), f"{allowed:,}", f"{total:,}")
+    if as_json:
+        return
     Console(file=sys.stderr, highlight=False, markup=False).print(table)

@@ -189,9 +189,6 @@ def reconcile(*, spark: SparkOptions, as_json: bool, events: str, **options: Any
         click.echo(f"{count:>12,} {name}")
 
 
-# ---- ``zonemta pipeline anomaly`` and ``recommend``.
-
-
 @click.command()
 @click.argument("events", metavar="EVENTS")
 @rows_option
@@ -298,9 +295,6 @@ def recommend(
                 click.echo(f"{provider}: {each.key}: {each.value}\n    {each.evidence}")
     if not as_json:
         click.echo(f"in {output}" if found else f"no reason to change a setting; {output} says so")
-
-
-# ---- ``zonemta pipeline dsn`` and ``suppress``.
 
 
 @click.command()
