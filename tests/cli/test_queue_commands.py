@@ -132,6 +132,32 @@ def test_an_unknown_zone_is_wrong_usage(run: Any, message: str) -> None:
     assert "no zone 'nowhere'; there is default" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("by", "keys", "count"),
+    [("zone", ("zone", "waiting"), 1), ("destination", ("destination", "waiting", "why"), 2), ("tenant", ("tenant", "queued"), 0)],
+)  # fmt: skip
+def test_a_summary_by_each_kind(
+    run: Any, message: str, by: str, keys: tuple[str, ...], count: int
+) -> None:
+    rows = [json.loads(line) for line in run("summary", "--by", by, "--json").stdout.splitlines()]
+    assert len(rows) == count
+    assert all(key in row for row in rows for key in keys)
+    shown = run("summary", "--by", by).stdout.splitlines()
+    assert shown == ["no tenant has mail"] if by == "tenant" else len(shown) == count + 1
+
+
+def test_what_a_summary_refuses(run: Any, message: str) -> None:
+    for arguments, problem in (
+        (("--troubled",), "--troubled goes with --by destination"),
+        (("--by", "tenant", "--zone", "default"), "--zone does not go with --by tenant"),
+    ):
+        result = run("summary", *arguments)
+        assert (result.exit_code, problem in result.stderr) == (2, True)
+    assert run("summary", "--zone", "nowhere").exit_code == 2
+    assert "no relay is running" in run("summary", "--by", "destination", "--troubled").stderr
+    assert run("summary", "--zone", "default", "--json").stdout.count("\n") == 1
+
+
 def test_the_earlier_name_of_a_state(run: Any, message: str) -> None:
     result = run("list", "--state", "stopped")
     assert (result.exit_code, result.stdout) == (0, "")

@@ -57,7 +57,7 @@ def config() -> None:
     """
 
 
-@config.command()
+@config.command(short_help="Print every key with its value.")
 @config_option
 @zone_option
 @click.option(

@@ -43,7 +43,7 @@ def shaping() -> None:
     """
 
 
-@shaping.command()
+@shaping.command(short_help="Show what is sent to each provider, and what is allowed.")
 @config_option
 @click.option("--provider", type=PROVIDER, default="", help="Only this provider.")
 @click.option("--address", type=ADDRESS, default="", help="Only this address of a pool, or system.")
@@ -113,7 +113,7 @@ def _used(rates: list[dict[str, Any]]) -> str:
     return ", ".join(f"{each['used']} of {each['rate']}" for each in rates)
 
 
-@shaping.command()
+@shaping.command(short_help="Forget what replies have changed at a provider.")
 @config_option
 @click.option("--provider", type=PROVIDER, required=True, help="The provider.")
 @click.option("--address", type=ADDRESS, help="The address of a pool, or system.")
@@ -142,7 +142,7 @@ def clear(
         )
 
 
-@shaping.command()
+@shaping.command(short_help="Apply new settings to the replies of an event log.")
 @log_options
 @click.option(
     "--compare",

@@ -79,7 +79,7 @@ def _since(suspension: dict[str, Any] | None) -> str:
     return f"{since:%Y-%m-%d %H:%M} UTC{until}: {suspension['reason']}"
 
 
-@tenant.command("list")
+@tenant.command("list", short_help="List the tenants, and which are suspended.")
 @config_option
 @json_option
 @reports_errors
@@ -107,7 +107,7 @@ def list_(config_path: Path, as_json: bool) -> None:
         print_table(table)
 
 
-@tenant.command()
+@tenant.command(short_help="Show the settings of a tenant, and what it has used.")
 @click.argument("name", type=TENANT)
 @config_option
 @json_option
@@ -134,7 +134,7 @@ def show(name: str, config_path: Path, as_json: bool) -> None:
         echo(f"suspended since {_since(found)}")
 
 
-@tenant.command()
+@tenant.command(short_help="Look up whether its domains are its own.")
 @click.argument("name", type=TENANT)
 @config_option
 @json_option

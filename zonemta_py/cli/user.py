@@ -101,7 +101,7 @@ def add(name: str, config_path: Path, path: Path | None, password: str) -> None:
     _said(f"added {name}", where)
 
 
-@user.command()
+@user.command(short_help="Change the password of a user.")
 @click.argument("name")
 @config_option
 @file_option
@@ -157,7 +157,7 @@ def enable(name: str, config_path: Path, path: Path | None) -> None:
     _switch(name, config_path, path, enabled=True)
 
 
-@user.command("list")
+@user.command("list", short_help="List the users with their tenants.")
 @config_option
 @file_option
 @json_option

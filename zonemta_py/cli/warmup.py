@@ -51,7 +51,7 @@ def warmup() -> None:
     """
 
 
-@warmup.command()
+@warmup.command(short_help="Show the progress of the warm-up of each address.")
 @config_option
 @click.option("--address", type=ADDRESS, default="", help="Only this address.")
 @json_option
@@ -69,7 +69,7 @@ def status(config_path: Path, address: str, as_json: bool) -> None:
     _print(list(rows_of(config_path, WarmupRequest(address))), as_json=as_json)
 
 
-@warmup.command()
+@warmup.command(short_help="Stay at the number of today.")
 @config_option
 @address_option
 @provider_option

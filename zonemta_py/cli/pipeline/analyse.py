@@ -104,7 +104,7 @@ def report(
     click.echo(f"{request.output}/report.html")
 
 
-@click.command()
+@click.command(short_help="Convert segments of the event log to Parquet.")
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--output",
@@ -189,7 +189,7 @@ def reconcile(*, spark: SparkOptions, as_json: bool, events: str, **options: Any
         click.echo(f"{count:>12,} {name}")
 
 
-@click.command()
+@click.command(short_help="List hours with unusual deferrals or bounces.")
 @click.argument("events", metavar="EVENTS")
 @rows_option
 @overwrite_option
@@ -351,7 +351,7 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
         click.echo(f"{count:>12,} {method if method == 'not matched' else f'matched by {method}'}")
 
 
-@click.command()
+@click.command(short_help="List the addresses that should get no more mail.")
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--output",

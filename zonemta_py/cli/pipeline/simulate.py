@@ -37,7 +37,7 @@ def _per_second(value: object) -> float:
 PER_SECOND = ConfigValue("RATE", _per_second)
 
 
-@click.command()
+@click.command(short_help="Predict how long a delivery takes under other settings.")
 @click.argument("events", metavar="EVENTS")
 @relay_config_option
 @click.option(

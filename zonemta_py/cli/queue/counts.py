@@ -15,19 +15,27 @@ from zonemta_py.admin.requests import (
 )
 from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
+    EXIT_USAGE,
     config_option,
     echo,
+    fail,
     json_option,
     print_json,
     print_table,
+    read_config,
     reason_text,
     reports_errors,
     zone_option,
 )
 from zonemta_py.core.model import AGES_MIN, STATES
-from zonemta_py.core.text import ago, time_left
+from zonemta_py.core.text import ago, no_such, time_left
 
 DESTINATIONS, TENANTS = 20, 100  # that are shown if nothing else is said
+NOTHING = {
+    "zone": "the queue is empty",
+    "destination": "the queue is empty",
+    "tenant": "no tenant has mail",
+}
 
 
 @click.command()
@@ -82,11 +90,13 @@ def summary(
     rows = list(rows_of(config_path, requests[by], relay_only=troubled))
     if by == "zone":
         rows = [row for row in rows if zone in (None, row["zone"])][:limit]
+        if zone is not None and not rows and zone not in (zones := read_config(config_path).zones):
+            fail(no_such("zone", zone, zones), EXIT_USAGE)
     if as_json:
         for row in rows:
             print_json(row)
     elif not rows:
-        echo("no destination has trouble" if troubled else "the queue is empty")
+        echo("no destination has trouble" if troubled else NOTHING[by])
     else:
         {"zone": _print_zones, "destination": _print_destinations, "tenant": _print_tenants}[by](rows)
 
