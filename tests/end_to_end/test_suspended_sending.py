@@ -262,7 +262,11 @@ async def refused(config: Config) -> None:
         (("--address", "300.1.1.1"), 2, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address"),
         (("--domain", "a..example"), 2, "domain 'a..example': "),
         (("--tenant", "acme"), 2, "no tenant 'acme'; there is none"),
-        (("--zone", "bulk", "--domain", "a.example"), 2, "a --zone, --provider, --address or"),
+        (
+            ("--zone", "bulk", "--domain", "a.example"),
+            2,
+            "a --zone, --provider, --address, --domain or --user",
+        ),
         (("--campaign", "june", "--address", FIRST), 2, "a --tenant, a --campaign or both"),
         (("--campaign", "june", "--provider", "bgi"), 2, "no provider 'bgi'; did you mean 'big'?"),
         (("--campaign", "june", "--zone", "bluk"), 2, "no zone 'bluk'; did you mean 'bulk'?"),
