@@ -5,7 +5,7 @@ A command makes a request and prints the rows of the answer; it does not know wh
     for row in rows_of(config_path, FlushRequest(zone="bulk")):
         print_json(row)
 
-``rows_of`` connects to the control socket in the queue's directory. Nobody listens: the queue is opened, for reading only
+``rows_of`` connects to the control socket in the queue's directory. When no relay listens there, the queue is opened, for reading only
 unless the request changes something, and the operation runs here. A request that only a running relay can answer is made with
 ``relay_only``. A configuration file with a mistake is no obstacle where a relay runs.
 """
