@@ -37,7 +37,7 @@ class ZoneView(Protocol):
         """The provider to which mail for ``destination`` goes; empty while that is not known, and where there is none."""
 
     def probe(self, destination: str | None) -> None:
-        """Try a suspended destination now; None: every one."""
+        """Try an unreachable destination now; None: every one."""
 
 
 class EgressView(Protocol):
@@ -94,7 +94,7 @@ class RunningRelay:
     egress: EgressView | None = None
 
 
-class HasStopped(Protocol):
+class SuspendedView(Protocol):
     """A running zone, see ``ZoneView``."""
 
     def stopped(self) -> Collection[str]:
@@ -104,10 +104,10 @@ class HasStopped(Protocol):
         """The provider to which mail for ``destination`` goes."""
 
 
-class StoppedMail:
+class SuspendedMail:
     """The destinations of a zone whose mail an operator has suspended; None: all. Answers are remembered: for one request."""
 
-    def __init__(self, suspended: Suspensions, zones: Mapping[str, HasStopped]) -> None:
+    def __init__(self, suspended: Suspensions, zones: Mapping[str, SuspendedView]) -> None:
         self._suspended = suspended
         self._zones = zones
         self._found: dict[str, Collection[str] | None] = {}
@@ -121,7 +121,7 @@ class StoppedMail:
         return self._found[zone]
 
     def has(self, zone: str, destination: str) -> bool:
-        """Whether the mail of ``destination`` is stopped, also if it has only just become due."""
+        """Whether the mail of ``destination`` is suspended, also if it has only just become due."""
         found, view = self(zone), self._zones.get(zone)
         if found is None or destination in found or f"domain:{destination}" in self._suspended:
             return True
@@ -235,7 +235,7 @@ class Reasons:
         pool = queue.windows.pool_key(zone, destination, record)
         found = self._of_pool(zone, destination, pool)
         if found is not None:
-            if found.name in (Limit.SUSPENSION, Limit.PROBE):
+            if found.name in (Limit.UNREACHABLE, Limit.PROBE):
                 return found
             since_ms = max(found.since_ms, keys.created_ms(message))  # not longer than it is here
             return replace(found, since_ms=since_ms)

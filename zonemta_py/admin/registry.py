@@ -15,7 +15,7 @@ from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.egress import EgressOperations
 from zonemta_py.admin.events import EventOperations
 from zonemta_py.admin.mail import MailOperations
-from zonemta_py.admin.reasons import RunningRelay, StoppedMail
+from zonemta_py.admin.reasons import RunningRelay, SuspendedMail
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -66,7 +66,7 @@ from zonemta_py.admin.views import KINDS, SLICE_ROWS, ViewOperations
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import from_plain, replace
 from zonemta_py.core.errors import ConfigError, LocalError, NotFound, QueueCorrupt
-from zonemta_py.core.model import STATES
+from zonemta_py.core.model import RENAMED_STATES, STATES
 from zonemta_py.events.history import MESSAGE
 from zonemta_py.queue.census import count_all, differences
 from zonemta_py.queue.format.keys import (
@@ -131,7 +131,7 @@ class Operations(
             raise LocalError(str(exc)) from exc
 
     async def flush(self, request: FlushRequest) -> AsyncIterator[Row]:
-        """One row with ``woken``, recipients, ``tried``, destinations that did not answer, and ``stopped``: recipients there, now
+        """One row with ``woken``, recipients, ``tried``, destinations that did not answer, and ``suspended``: recipients there, now
         due, that wait for the end of what an operator has suspended. Raises LocalError when there is no such message.
         """
         if request.message is not None:
@@ -140,7 +140,7 @@ class Operations(
         if self._relay.unreachable is not None:  # before mail is ready that would be refused for it
             for destination in {destination for _, destination in places}:
                 self._relay.unreachable.clear(destination=destination)
-        suspended = sum(
+        tried = sum(
             destination in (None, name)
             for zone, destination in places
             for name in self._queue.windows.zone(zone).suspended()
@@ -148,18 +148,18 @@ class Operations(
         woken = await flush(self._queue, request.zone, request.domain, request.message)
         for zone, destination in places:
             self._relay.zones[zone].probe(destination)
-        yield {"woken": woken, "tried": suspended, "stopped": self._stopped_at(places)}
+        yield {"woken": woken, "tried": tried, "suspended": self._suspended_at(places)}
 
-    def _stopped_at(self, places: set[tuple[str, str | None]]) -> int:
+    def _suspended_at(self, places: set[tuple[str, str | None]]) -> int:
         queue = self._queue
         if not queue.suspended:
             return 0
-        stopped, count = StoppedMail(queue.suspended, self._relay.zones), 0
-        depths = Depths(queue.census, queue.windows, stopped)
+        suspended, count = SuspendedMail(queue.suspended, self._relay.zones), 0
+        depths = Depths(queue.census, queue.windows, suspended)
         for zone, destination in places:
             if destination is None:
-                count += depths.zone(zone)["stopped"]
-            elif stopped.has(zone, destination):
+                count += depths.zone(zone)["suspended"]
+            elif suspended.has(zone, destination):
                 count += queue.census.destination(zone, destination)[RecipientState.WAITING]
         return count
 
@@ -426,7 +426,9 @@ _NORMAL = (
 
 
 def _normalised(request: Request) -> Request:
-    """``request`` with its domains and addresses as the queue has them. Raises LocalError."""
+    """``request`` with its domains and addresses as the queue has them, and the present name of a state. Raises LocalError."""
+    if isinstance(request, (ListRequest, ShapeRequest)) and request.state in RENAMED_STATES:
+        request = replace(request, state=RENAMED_STATES[request.state])
     if not isinstance(request, (ListRequest, FlushRequest, WhyRequest, MailRequest)):
         return request
     if getattr(request, "sender", None) == "<>":

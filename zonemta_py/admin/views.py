@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from heapq import nlargest
 
 from zonemta_py.admin.depths import Depths
-from zonemta_py.admin.reasons import Reasons, RunningRelay, StoppedMail
+from zonemta_py.admin.reasons import Reasons, RunningRelay, SuspendedMail
 from zonemta_py.admin.requests import (
     DestinationsRequest,
     ListRequest,
@@ -63,11 +63,11 @@ class ViewOperations:
                 census = counted or census
         return census
 
-    def _stopped(self) -> StoppedMail:
-        return StoppedMail(self._queue.suspended, self._relay.zones)
+    def _suspended(self) -> SuspendedMail:
+        return SuspendedMail(self._queue.suspended, self._relay.zones)
 
     def _depths(self, census: Census) -> Depths:
-        return Depths(census, self._queue.windows, self._stopped())
+        return Depths(census, self._queue.windows, self._suspended())
 
     async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
         """A row for each zone."""
@@ -75,10 +75,10 @@ class ViewOperations:
         depths, next_due_ms = self._depths(census), queue.deferral.next_due_ms()
         reasons = Reasons(queue, self._relay)
         for zone in census.zones():
-            suspended = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
-            suspensions = {
+            failing = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
+            unreachable = {
                 name: to_plain(why)
-                for name in suspended
+                for name in failing
                 if (why := reasons.destination(zone, name)) is not None
             }
             yield {
@@ -91,7 +91,7 @@ class ViewOperations:
                 "destinations": {
                     name: row[TOTAL] for name, row in census.largest(zone, TOP_DESTINATIONS)
                 },
-                "suspensions": suspensions,
+                "unreachable_destinations": unreachable,
             }
 
     async def destinations(self, request: DestinationsRequest) -> AsyncIterator[Row]:
@@ -162,7 +162,7 @@ class ViewOperations:
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
         found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
-        stopped = self._stopped()
+        suspended = self._suspended()
         for number, row in enumerate(self._rows_after(request, labels)):
             is_passed = "message" not in row
             if is_passed or number % SLICE_ROWS == 0:
@@ -170,7 +170,7 @@ class ViewOperations:
             if is_passed:
                 continue
             record = row.pop("record")
-            row["state"] = self._state(row, stopped)
+            row["state"] = self._state(row, suspended)
             if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
                 continue
             row.update(labels.of(row["message"]))
@@ -214,7 +214,7 @@ class ViewOperations:
                     return True
         return not is_held
 
-    def _state(self, row: Row, stopped: StoppedMail) -> str:
+    def _state(self, row: Row, suspended: SuspendedMail) -> str:
         """One of STATES, for a recipient that waits by what the running relay knows."""
         state: str = row["state"]
         if state == "waiting":
@@ -224,9 +224,9 @@ class ViewOperations:
                 return "in_flight"
             destination = windows.destination_of(zone, row["domain"])
             if window.is_suspended(destination):
+                return "unreachable"
+            if suspended.has(zone, destination):
                 return "suspended"
-            if stopped.has(zone, destination):
-                return "stopped"
         return state
 
     async def show(self, request: ShowRequest) -> AsyncIterator[Row]:
@@ -235,10 +235,10 @@ class ViewOperations:
             row = message_row(view, request.message)
         if row is None:
             raise no_message(request.message)
-        reasons, stopped = Reasons(self._queue, self._relay), self._stopped()
+        reasons, suspended = Reasons(self._queue, self._relay), self._suspended()
         for recipient in row["recipients"]:
             record = recipient.pop("record")
-            recipient["state"] = self._state({**recipient, "message": request.message}, stopped)
+            recipient["state"] = self._state({**recipient, "message": request.message}, suspended)
             why = reasons.of(recipient["zone"], request.message, recipient["recipient"], record)
             recipient["why"] = to_plain(why)
         yield row
@@ -266,8 +266,8 @@ class ViewOperations:
         queue, reasons = self._queue, Reasons(self._queue, self._relay)
         depths = self._depths(queue.census)
         zones = {zone: depths.zone(zone) for zone in queue.census.zones()}
-        suspended = [(zone, name) for zone in zones for name in queue.windows.zone(zone).suspended()]
-        why = {place: reasons.destination(*place) for place in suspended[:TOP_DESTINATIONS]}
+        failing = [(zone, name) for zone in zones for name in queue.windows.zone(zone).suspended()]
+        why = {place: reasons.destination(*place) for place in failing[:TOP_DESTINATIONS]}
         traffic = queue.traffic
         rates = traffic.rates(traffic.zones, 5).values()
         covered_s = max([1.0, *(rate.covered_s for rate in rates)])
@@ -278,8 +278,8 @@ class ViewOperations:
             "per_s": {
                 name: round(sum(rate.counts[name] for rate in rates) / covered_s, 2) for name in COUNTED
             },
-            "suspended": len(suspended),
-            "suspensions": [
+            "unreachable": len(failing),
+            "unreachable_destinations": [
                 {"zone": zone, "destination": name, "why": to_plain(found)}
                 for (zone, name), found in why.items()
             ],
