@@ -59,7 +59,7 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rates", {"kind": "tenant"}),
     ("destinations", {}),
     ("list", {}),
-    ("list", {"limit": 1, "state": "stopped"}),
+    ("list", {"limit": 1, "state": "suspended"}),
     ("list", {"zone": "other"}),
     ("list", {"limit": "x"}),
     ("show", {"message": "MESSAGE"}),

@@ -479,7 +479,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _lift(self, name: str, binding: Binding) -> None:
         zone = self.zone
         match binding.limit:
-            case Limit.SUSPENSION:
+            case Limit.UNREACHABLE:
                 self._advance(binding.until_s)
             case Limit.RATE:
                 self._open_sessions(None)  # messages that look for a session may have all tokens

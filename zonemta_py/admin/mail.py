@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.messages import require_message, wanted_messages
 from zonemta_py.admin.operation import Answer, Operations, operation
-from zonemta_py.admin.reasons import StoppedMail
+from zonemta_py.admin.reasons import SuspendedMail
 from zonemta_py.admin.requests import (
     BounceRequest,
     DeleteRequest,
@@ -92,7 +92,7 @@ class FlushRow(Answer, frozen=True):
 
     woken: int
     tried: int
-    stopped: int
+    suspended: int
 
 
 @operation("flush")
@@ -104,7 +104,7 @@ async def flush_mail(on: Operations, request: FlushRequest) -> AsyncIterator[Flu
     if on.relay.unreachable is not None:  # before mail is ready that would be refused for it
         for destination in {destination for _, destination in places}:
             on.relay.unreachable.clear(destination=destination)
-    suspended = sum(
+    tried = sum(
         destination in (None, name)
         for zone, destination in places
         for name in on.queue.windows.zone(zone).suspended()
@@ -112,19 +112,19 @@ async def flush_mail(on: Operations, request: FlushRequest) -> AsyncIterator[Flu
     woken = await flush(on.queue, request.zone, request.domain, request.message)
     for zone, destination in places:
         on.relay.zones[zone].probe(destination)
-    yield FlushRow(woken, suspended, _stopped_at(on, places))
+    yield FlushRow(woken, tried, _suspended_at(on, places))
 
 
-def _stopped_at(on: Operations, places: set[tuple[str, str | None]]) -> int:
+def _suspended_at(on: Operations, places: set[tuple[str, str | None]]) -> int:
     queue = on.queue
     if not queue.suspended:
         return 0
-    stopped, count = StoppedMail(queue.suspended, on.relay.zones), 0
-    depths = Depths(queue.census, queue.windows, stopped)
+    suspended, count = SuspendedMail(queue.suspended, on.relay.zones), 0
+    depths = Depths(queue.census, queue.windows, suspended)
     for zone, destination in places:
         if destination is None:
-            count += depths.zone(zone)["stopped"]
-        elif stopped.has(zone, destination):
+            count += depths.zone(zone)["suspended"]
+        elif suspended.has(zone, destination):
             count += queue.census.destination(zone, destination)[RecipientState.WAITING]
     return count
 

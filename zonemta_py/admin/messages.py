@@ -8,7 +8,7 @@ import base64
 from collections.abc import AsyncIterator, Iterator
 
 from zonemta_py.admin.operation import Answer, Operations, operation
-from zonemta_py.admin.reasons import Reasons, StoppedMail
+from zonemta_py.admin.reasons import Reasons, SuspendedMail
 from zonemta_py.admin.requests import (
     BodyRequest,
     ListRequest,
@@ -18,7 +18,7 @@ from zonemta_py.admin.requests import (
     StateRequest,
     WhyRequest,
 )
-from zonemta_py.admin.views import SLICE_ROWS, stopped_mail
+from zonemta_py.admin.views import SLICE_ROWS, suspended_mail
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import LocalError, NotFound, QueueCorrupt
 from zonemta_py.egress.paths import Constraint
@@ -74,7 +74,7 @@ class RecipientRow(Answer, frozen=True):
 async def list_recipients(on: Operations, request: ListRequest) -> AsyncIterator[Row]:
     """Yield a row for each recipient, in the order of the keys."""
     found, labels, reasons = 0, MessageLabels(on.queue.store), Reasons(on.queue, on.relay)
-    stopped = stopped_mail(on)
+    suspended = suspended_mail(on)
     for number, row in enumerate(_rows_after(on, request, labels)):
         is_passed = "message" not in row
         if is_passed or number % SLICE_ROWS == 0:
@@ -82,7 +82,7 @@ async def list_recipients(on: Operations, request: ListRequest) -> AsyncIterator
         if is_passed:
             continue
         record = row.pop("record")
-        row["state"] = _state(on, row, stopped)
+        row["state"] = _state(on, row, suspended)
         if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
             continue
         row.update(labels.of(row["message"]))
@@ -129,7 +129,7 @@ def wanted_messages(request: ListRequest | MailRequest, labels: MessageLabels) -
     return wants
 
 
-def _state(on: Operations, row: Row, stopped: StoppedMail) -> str:
+def _state(on: Operations, row: Row, suspended: SuspendedMail) -> str:
     """One of STATES, for a recipient that waits by what the running relay knows."""
     state: str = row["state"]
     if state == "waiting":
@@ -139,9 +139,9 @@ def _state(on: Operations, row: Row, stopped: StoppedMail) -> str:
             return "in_flight"
         destination = windows.destination_of(zone, row["domain"])
         if window.is_suspended(destination):
+            return "unreachable"
+        if suspended.has(zone, destination):
             return "suspended"
-        if stopped.has(zone, destination):
-            return "stopped"
     return state
 
 
@@ -228,10 +228,10 @@ def _message(on: Operations, message: str) -> Row:
         row = message_row(view, message)
     if row is None:
         raise no_message(message)
-    reasons, stopped = Reasons(on.queue, on.relay), stopped_mail(on)
+    reasons, suspended = Reasons(on.queue, on.relay), suspended_mail(on)
     for recipient in row["recipients"]:
         record = recipient.pop("record")
-        recipient["state"] = _state(on, {**recipient, "message": message}, stopped)
+        recipient["state"] = _state(on, {**recipient, "message": message}, suspended)
         why = reasons.of(recipient["zone"], message, recipient["recipient"], record)
         recipient["why"] = to_plain(why)
     return row

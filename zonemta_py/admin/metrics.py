@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.egress import is_lowered, level
 from zonemta_py.admin.http_server import HttpRoute
-from zonemta_py.admin.reasons import StoppedMail
+from zonemta_py.admin.reasons import SuspendedMail
 from zonemta_py.admin.relay_port import ZoneView
 from zonemta_py.admin.requests import Row
 from zonemta_py.admin.suspensions import suspended_names
@@ -324,23 +324,23 @@ class RelayCollector(Collector):
 
     def _depths(self) -> Iterator[Metric]:
         queue, zones = self._sources.queue, self._zone_names()
-        depths = Depths(queue.census, queue.windows, StoppedMail(queue.suspended, self._sources.zones))
+        depths = Depths(queue.census, queue.windows, SuspendedMail(queue.suspended, self._sources.zones))
         waiting = GaugeMetricFamily(
             "zonemta_queue_recipients", "Recipients in the queue.", labels=["zone", "state"]
         )
-        suspended = GaugeMetricFamily(
-            "zonemta_destinations_suspended", "Destinations that do not answer.", labels=["zone"]
+        unreachable = GaugeMetricFamily(
+            "zonemta_destinations_unreachable", "Destinations that do not answer.", labels=["zone"]
         )
         large: list[tuple[str, str, int]] = []
         for zone in zones:
             found = depths.zone(zone)
             for state in STATES:
                 waiting.add_metric([zone, state], found[state])
-            suspended.add_metric([zone], len(queue.windows.zone(zone).suspended()))
+            unreachable.add_metric([zone], len(queue.windows.zone(zone).suspended()))
             largest = queue.census.largest(zone, DESTINATIONS_MAX)
             large += [(zone, name, row[-1]) for name, row in largest]
         yield waiting
-        yield suspended
+        yield unreachable
         ages = GaugeMetricFamily(
             "zonemta_queue_age_recipients", "Recipients by age: up to this many minutes, and more than the bound before.",
             labels=["zone", "minutes"],

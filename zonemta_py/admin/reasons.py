@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from zonemta_py.admin.relay_port import HasStopped, RunningRelay
+from zonemta_py.admin.relay_port import RunningRelay, SuspendedView
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL
@@ -16,10 +16,10 @@ from zonemta_py.smtp.verdict import NO_ADDRESS
 DNS_FAILED = "4.4.3"  # RFC 3463: the look-up of the destination failed
 
 
-class StoppedMail:
+class SuspendedMail:
     """The destinations of a zone whose mail an operator has suspended; None: all. Answers are remembered: for one request."""
 
-    def __init__(self, suspended: Suspensions, zones: Mapping[str, HasStopped]) -> None:
+    def __init__(self, suspended: Suspensions, zones: Mapping[str, SuspendedView]) -> None:
         self._suspended = suspended
         self._zones = zones
         self._found: dict[str, Collection[str] | None] = {}
@@ -33,7 +33,7 @@ class StoppedMail:
         return self._found[zone]
 
     def has(self, zone: str, destination: str) -> bool:
-        """Whether the mail of ``destination`` is stopped, also if it has only just become due."""
+        """Whether the mail of ``destination`` is suspended, also if it has only just become due."""
         found, view = self(zone), self._zones.get(zone)
         if found is None or destination in found or f"domain:{destination}" in self._suspended:
             return True
@@ -147,7 +147,7 @@ class Reasons:
         pool = queue.windows.pool_key(zone, destination, record)
         found = self._of_pool(zone, destination, pool)
         if found is not None:
-            if found.name in (Limit.SUSPENSION, Limit.PROBE):
+            if found.name in (Limit.UNREACHABLE, Limit.PROBE):
                 return found
             since_ms = max(found.since_ms, keys.created_ms(message))  # not longer than it is here
             return replace(found, since_ms=since_ms)

@@ -22,6 +22,7 @@ from zonemta_py.admin.requests import (
 )
 from zonemta_py.core.codec import from_plain, replace, to_plain
 from zonemta_py.core.errors import LocalError, NotFound, UnknownName
+from zonemta_py.core.model import RENAMED_STATES
 from zonemta_py.queue.upkeep.startup import zones_on_disk
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 
@@ -72,9 +73,12 @@ _NORMAL = (
 
 
 def _normalised(request: Request) -> Request:
-    """``request`` with its domains and addresses as the queue has them. Raises LocalError."""
+    """``request`` with its domains and addresses as the queue has them, and the present name of a state. Raises LocalError."""
     if not request.normalises:
         return request
+    state = getattr(request, "state", None)
+    if state in RENAMED_STATES:
+        request = replace(request, state=RENAMED_STATES[state])
     if getattr(request, "sender", None) == "<>":
         request = replace(request, sender="")
     for name, normal in _NORMAL:

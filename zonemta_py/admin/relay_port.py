@@ -16,7 +16,7 @@ from zonemta_py.egress.paths import Constraint
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 
-class HasStopped(Protocol):
+class SuspendedView(Protocol):
     """The part of a running zone that says what an operator has suspended there."""
 
     def stopped(self) -> Collection[str]:
@@ -26,7 +26,7 @@ class HasStopped(Protocol):
         """The provider to which mail for ``destination`` goes; empty while that is not known, and where there is none."""
 
 
-class ZoneView(HasStopped, Protocol):
+class ZoneView(SuspendedView, Protocol):
     """A running zone, as an operator sees it."""
 
     @property
@@ -37,7 +37,7 @@ class ZoneView(HasStopped, Protocol):
         """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
 
     def probe(self, destination: str | None) -> None:
-        """Try a suspended destination now; None: every one."""
+        """Try an unreachable destination now; None: every one."""
 
 
 class EgressView(Protocol):

@@ -60,6 +60,7 @@ class RatesRequest(Request, frozen=True):
 class ShapeRequest(Request, frozen=True):
     """Count recipients by destination and age, like Postfix's qshape; the ``limit`` largest destinations."""
 
+    normalises: ClassVar[bool] = True
     knows_zone: ClassVar[bool] = True
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": STATES}
     zone: str | None = None

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 NAME_MAX = 255
 SUBMITTERS = ("tenant", "user")
 KINDS = (*SUBMITTERS, *(each.removesuffix(":") for each in SENDING))
-OF_NO_TABLE = "One that is in no table has the name of its MX host, with a dot: `zonemta queue destinations` shows it."
+OF_NO_TABLE = "One that is in no table has the name of its MX host, with a dot: `zonemta queue summary --by destination` shows it."
 PART = "mail"  # the kind of a part of the mail
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.operation import Answer, Operations, operation
-from zonemta_py.admin.reasons import Reasons, StoppedMail
+from zonemta_py.admin.reasons import Reasons, SuspendedMail
 from zonemta_py.admin.requests import (
     RATE_KINDS,
     DestinationsRequest,
@@ -43,14 +43,14 @@ class SummaryRow(Answer, frozen=True):
 
     ``counting``: mail of before the start is still being counted. ``sessions`` are open. ``oldest_ms``: when its oldest message was
     accepted, ``next_due_ms``: when the next deferred recipient is due (unix ms; null: there is none). ``destinations``: the largest,
-    with the number of recipients. ``suspensions``: why mail to destinations that do not answer waits.
+    with the number of recipients. ``unreachable_destinations``: why mail to destinations that do not answer waits.
     """
 
     zone: str
     waiting: int
     in_flight: int
+    unreachable: int
     suspended: int
-    stopped: int
     deferred: int
     not_before: int
     held: int
@@ -59,7 +59,7 @@ class SummaryRow(Answer, frozen=True):
     oldest_ms: int | None
     next_due_ms: int | None
     destinations: dict[str, int]
-    suspensions: dict[str, Constraint]
+    unreachable_destinations: dict[str, Constraint]
 
 
 @operation("summary")
@@ -69,9 +69,9 @@ async def summary(on: Operations, request: SummaryRequest) -> AsyncIterator[Summ
     depths, next_due_ms = _depths(on, census), queue.deferral.next_due_ms()
     reasons = Reasons(queue, on.relay)
     for zone in census.zones():
-        suspended = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
-        suspensions = {
-            name: why for name in suspended if (why := reasons.destination(zone, name)) is not None
+        failing = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
+        unreachable = {
+            name: why for name in failing if (why := reasons.destination(zone, name)) is not None
         }
         yield SummaryRow(
             zone=zone,
@@ -81,7 +81,7 @@ async def summary(on: Operations, request: SummaryRequest) -> AsyncIterator[Summ
             oldest_ms=depths.oldest_ms(zone),
             next_due_ms=next_due_ms.get(zone),
             destinations={name: row[TOTAL] for name, row in census.largest(zone, TOP_DESTINATIONS)},
-            suspensions=suspensions,
+            unreachable_destinations=unreachable,
         )
 
 
@@ -95,13 +95,13 @@ async def census_of(on: Operations) -> Census:
     return census
 
 
-def stopped_mail(on: Operations) -> StoppedMail:
+def suspended_mail(on: Operations) -> SuspendedMail:
     """What an operator has suspended, for one request."""
-    return StoppedMail(on.queue.suspended, on.relay.zones)
+    return SuspendedMail(on.queue.suspended, on.relay.zones)
 
 
 def _depths(on: Operations, census: Census) -> Depths:
-    return Depths(census, on.queue.windows, stopped_mail(on))
+    return Depths(census, on.queue.windows, suspended_mail(on))
 
 
 class ShapeRow(Answer, frozen=True):
@@ -133,7 +133,7 @@ async def shape(on: Operations, request: ShapeRequest) -> AsyncIterator[ShapeRow
 # ---- the relay
 
 
-class SuspendedDestination(Answer, frozen=True):
+class UnreachableDestination(Answer, frozen=True):
     """A destination that does not answer, and why."""
 
     zone: str
@@ -146,7 +146,7 @@ class StatusRow(Answer, frozen=True):
 
     ``processes``: the process ids by role. ``not_ready``: why it should get no mail; empty: it is ready. ``taken_over``: queues of
     other relays whose mail it sends. ``queue``: recipients by state, ``per_s``: what was attempted in a second, by outcome, in the
-    last 5 minutes. ``suspended``: the number of destinations that do not answer, ``suspensions`` the first of them. The last three are
+    last 5 minutes. ``unreachable``: the number of destinations that do not answer, ``unreachable_destinations`` the first of them. The last three are
     what an operator has suspended: tenants and users, what sends, parts of the mail.
     """
 
@@ -166,8 +166,8 @@ class StatusRow(Answer, frozen=True):
     counting: bool
     queue: dict[str, int]
     per_s: dict[str, float]
-    suspended: int
-    suspensions: list[SuspendedDestination]
+    unreachable: int
+    unreachable_destinations: list[UnreachableDestination]
     suspended_submitters: list[str]
     suspended_sending: list[str]
     suspended_mail: list[str]
@@ -181,8 +181,8 @@ async def status(on: Operations, request: StatusRequest) -> AsyncIterator[Row]:
     queue, reasons = on.queue, Reasons(on.queue, on.relay)
     depths = _depths(on, queue.census)
     zones = {zone: depths.zone(zone) for zone in queue.census.zones()}
-    suspended = [(zone, name) for zone in zones for name in queue.windows.zone(zone).suspended()]
-    why = {place: reasons.destination(*place) for place in suspended[:TOP_DESTINATIONS]}
+    failing = [(zone, name) for zone in zones for name in queue.windows.zone(zone).suspended()]
+    why = {place: reasons.destination(*place) for place in failing[:TOP_DESTINATIONS]}
     traffic = queue.traffic
     rates = traffic.rates(traffic.zones, 5).values()
     covered_s = max([1.0, *(rate.covered_s for rate in rates)])
@@ -193,8 +193,8 @@ async def status(on: Operations, request: StatusRequest) -> AsyncIterator[Row]:
         "per_s": {
             name: round(sum(rate.counts[name] for rate in rates) / covered_s, 2) for name in COUNTED
         },
-        "suspended": len(suspended),
-        "suspensions": [
+        "unreachable": len(failing),
+        "unreachable_destinations": [
             {"zone": zone, "destination": name, "why": to_plain(found)}
             for (zone, name), found in why.items()
         ],
@@ -285,8 +285,8 @@ class DestinationRow(Answer, frozen=True):
     provider: str
     waiting: int
     in_flight: int
+    unreachable: int
     suspended: int
-    stopped: int
     deferred: int
     not_before: int
     held: int

@@ -4,8 +4,10 @@ from enum import StrEnum
 
 from zonemta_py.core.codec import Struct
 
-# The states of a recipient in the queue, as an operator sees them.
-STATES = ("waiting", "in_flight", "suspended", "stopped", "deferred", "not_before", "held")
+# The states of a recipient in the queue, as an operator sees them. unreachable: its destination fails; suspended: an operator
+# has suspended what sends it.
+STATES = ("waiting", "in_flight", "unreachable", "suspended", "deferred", "not_before", "held")
+RENAMED_STATES = {"stopped": "suspended"}  # words that are accepted for one release
 AGES_MIN = (
     5,
     10,

@@ -371,7 +371,7 @@ class Worker:
         return await self.fail(lease, Attempt(Phase.CONNECT.value, 0, "4.3.0", text))
 
     def first_delay_s(self, destination: str) -> float:
-        """The delay after a message's first failure: also how long a destination that fails is suspended."""
+        """The delay after a message's first failure: also how long a destination that fails is unreachable."""
         now_ms, rules = clock.now_ms(), self._rules[self._table.number(destination)]
         end_ms = now_ms + int(rules.settings.give_up_after * 1000)
         due_ms = next_attempt(rules.policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)

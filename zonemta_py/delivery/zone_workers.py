@@ -110,7 +110,7 @@ def _is_to_be_warned(lease: Lease, settings: Zone, now_ms: int) -> bool:
     return delay_is_reported(meta, message, settings.retry, now_ms)
 
 
-# ---- The destinations of one zone at which no session could be opened: suspended, then tried again.
+# ---- The destinations of one zone at which no session could be opened: *unreachable*, and tried again.
 #
 # Their mail stays on disk without an attempt, except recipients that expire, and those whose senders get a delay warning.
 
@@ -131,7 +131,7 @@ class FailingDestinations:
         self._lines = RepeatedLines(log)
 
     def describe(self, destination: str) -> str:
-        """Why mail for ``destination`` is suspended; empty when it is not."""
+        """Why ``destination`` is unreachable; empty when it is not."""
         state = self._scheduler.state(destination)
         if state is None or not state.failing:
             return ""
@@ -139,7 +139,7 @@ class FailingDestinations:
         return f"next try in {wait_s} s: {state.reason}"
 
     async def suspend(self, slot: WorkerSlot, failure: Attempt, worker: Worker) -> None:
-        """No session could be opened: suspend the destination of ``slot``, and free its part of the window.
+        """No session could be opened: the destination of ``slot`` is unreachable; free its part of the window.
 
         One that had little time for a session, because others waited, has a second try soon.
         """
@@ -150,7 +150,7 @@ class FailingDestinations:
         if slot.session_within_s and not destination.failing and not failure.code:
             delay_s = min(delay_s, SECOND_TRY_S)
         if not destination.failing:
-            self._log(destination, f"is suspended: {reason_of(failure)}")
+            self._log(destination, f"is unreachable: {reason_of(failure)}")
         scheduler.failed(destination, delay_s, now_s, reason_of(failure))
         queue.windows.suspend(self._zone, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._try_when_due, destination)
@@ -158,7 +158,7 @@ class FailingDestinations:
             queue.windows.suspend(self._zone, destination.name)
 
     def _try_when_due(self, destination: Destination) -> None:
-        """Schedule a suspended destination; later, if its suspension was extended or the timer was early."""
+        """Schedule an unreachable destination; later, if its time was extended or the timer was early."""
         wait_s = destination.down_until_s - clock.monotonic_s()
         if wait_s > 0:
             self._loop.call_later(wait_s + 0.001, self._try_when_due, destination)
@@ -166,7 +166,7 @@ class FailingDestinations:
             self._ready(destination.name)
 
     def resume(self, destination: Destination) -> None:
-        """A session was opened: the destination is not suspended any more."""
+        """A session was opened: the destination is reachable."""
         suspended_s = clock.monotonic_s() - destination.failing_since_s
         self._log(destination, f"answers again, after {suspended_s:.0f} s")
         destination.answered()
@@ -274,7 +274,7 @@ class ZoneWorkers:
         self.ready_all()
 
     def describe(self, destination: str) -> str:
-        """Why mail for ``destination`` is suspended; empty when it is not."""
+        """Why ``destination`` is unreachable; empty when it is not."""
         return self._failing.describe(destination)
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
@@ -295,7 +295,7 @@ class ZoneWorkers:
         return route.provider if route is not None else ""
 
     def probe(self, destination: str | None) -> None:
-        """Try a suspended destination now, or all of them (None)."""
+        """Try an unreachable destination now, or all of them (None)."""
         for name in self.scheduler.resume(destination):
             self.ready(name)
 

@@ -13,7 +13,7 @@ from zonemta_py.egress.sources import EgressRoute
 
 LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
 SUSPENDED_MAX_S = 300.0
-DOTS_LOST = 2  # in a row, after which a destination is suspended
+DOTS_LOST = 2  # in a row, after which a destination is unreachable
 RECIPIENTS_LIMIT_S = 600.0  # how long a learned limit of recipients applies
 
 
@@ -25,7 +25,7 @@ class Destination:
     number doubles with every round of sessions. They start one after the other, each when the one before has
     taken a lease (``has_newcomer``): a single message wakes a single worker.
 
-    After a failure to connect the destination is suspended until ``down_until_s``; then one worker at a
+    After a failure to connect the destination is unreachable until ``down_until_s``; then one worker at a
     time probes it until a session opens. A failure while other workers hold sessions reveals the peer's
     connection limit; after LIMIT_S one session more is tried at a time.
     """
@@ -96,7 +96,7 @@ class Destination:
     def binding(self, now_s: float) -> Binding | None:
         """Why no further worker may start, if so; of one that does not answer, in any case."""
         if self.failing and now_s < self.down_until_s:
-            return Binding(Limit.SUSPENSION, self.failing_since_s, self.down_until_s, self.reason)
+            return Binding(Limit.UNREACHABLE, self.failing_since_s, self.down_until_s, self.reason)
         if self.failing and self.active:
             return Binding(Limit.PROBE, self.failing_since_s, 0.0, self.reason)
         if self.may_start(now_s):
@@ -147,7 +147,7 @@ class Destination:
         self.reason = reason
 
     def answered(self) -> None:
-        """A session was opened: the destination is not suspended any more."""
+        """A session was opened: the destination is reachable."""
         self.failing = False
         self.reason = ""
 

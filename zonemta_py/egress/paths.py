@@ -18,8 +18,8 @@ from zonemta_py.egress.controller import Pace, rate_of
 class Limit(StrEnum):
     """What may keep the mail of a destination waiting."""
 
-    SUSPENSION = "suspension"  # it did not answer
-    PROBE = "probe"  # it is suspended, and one worker tries it now
+    UNREACHABLE = "unreachable"  # it did not answer
+    PROBE = "probe"  # it is unreachable, and one worker tries it now
     RATE = "rate"  # of the zone
     CONNECTIONS = "connections"  # of the zone
     CONNECTIONS_PER_DOMAIN = "connections_per_domain"
@@ -72,7 +72,7 @@ def constraint_of(binding: Binding, zone: str, now_s: float, now_ms: int) -> Con
 
 
 _KEYS = {
-    Limit.SUSPENSION: "retry",
+    Limit.UNREACHABLE: "retry",
     Limit.PROBE: "retry",
     Limit.RATE: "rate",
     Limit.CONNECTIONS: "connections",

@@ -502,7 +502,7 @@ class Relay:
             log.warning("%s", warning)
 
     async def flush(self) -> int:
-        """Make all deferred recipients ready and probe suspended destinations; returns how many woke."""
+        """Make all deferred recipients ready and probe unreachable destinations; returns how many woke."""
         self._delivery.unreachable.clear()  # before mail is ready that would be refused for it
         woken = await flush(self._queue)
         self._delivery.probe()

@@ -320,7 +320,7 @@ class Scheduler:
             return False
         return self._turn_queues.has_waiters(slot.destination.name, only_urgent=served % TURN != 0)
 
-    # ---- suspended destinations
+    # ---- unreachable destinations
 
     def failed(self, destination: Destination, delay_s: float, now_s: float, reason: str) -> float:
         """No session could be opened: suspend the destination. Returns when it may be probed."""
@@ -333,7 +333,7 @@ class Scheduler:
         return destination.down_until_s
 
     def resume(self, name: str | None) -> list[str]:
-        """Allow a probe of one suspended destination, or of all, now. Returns their names."""
+        """Allow a probe of one unreachable destination, or of all, now. Returns their names."""
         suspended = [d for d in self._destinations.values() if d.failing and name in (None, d.name)]
         for destination in suspended:
             destination.down_until_s = 0.0

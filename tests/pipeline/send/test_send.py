@@ -149,7 +149,8 @@ async def test_a_sender_that_is_refused(spark: "SparkSession", directory: Path) 
         sink = await stage.receiver("relay.example", refused)
         options = submit_options(f"127.0.1.1:{stage.port}", patience_s=600)
         with pytest.raises(
-            LocalError, match=r"the message or its sender: 127.0.1.1:\d+: 553 5.7.1 not yours; .* resume"
+            LocalError,
+            match=r"the message or its sender: 127.0.1.1:\d+: 553 5.7.1 not yours; .* send again",
         ):
             await asyncio.to_thread(send, spark, plan_path, options)
         assert sink.tally.recipients == 50
@@ -347,7 +348,7 @@ async def test_warnings_of_relays_that_forget(
         assert await warnings(patience_s=600.0, credentials=("ann", "secret")) == []
         monkeypatch.undo()
         [long] = await warnings(patience_s=7200.0)
-        assert "--patience is 2.0h, and 127.0.0.1:" in long
+        assert "--timeout is 2.0h, and 127.0.0.1:" in long
         await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
         assert await warnings(patience_s=600.0) == []
         [run] = (plan_path / "ledger").glob("run=*")

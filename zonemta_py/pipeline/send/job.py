@@ -161,7 +161,7 @@ def key_warnings(spark: SparkSession, plan: str, options: SubmitOptions) -> list
             )
         elif options.patience_s > window_s:
             found.append(
-                f"--patience is {span(options.patience_s)}, and {relay} forgets submission keys after "
+                f"--timeout is {span(options.patience_s)}, and {relay} forgets submission keys after "
                 f"{span(window_s)}: choose a shorter patience"
             )
     return found
@@ -246,7 +246,7 @@ class Sending:
         task_s = max(TASK_MIN_S, ROUND_MAX_S * min(1.0, self.parallel / self.manifest.slots))
         counted = Observation("round")
         is_deferred = F.col("state") == DEFERRED
-        with spark_errors(f"{self.plan}: the run failed, resume it"), report_rows(path, report):
+        with spark_errors(f"{self.plan}: the run failed, send it again"), report_rows(path, report):
             (
                 envelopes.repartitionByRange(self.manifest.slots, "slot")
                 .sortWithinPartitions("slot", "turn")
@@ -284,7 +284,7 @@ def submit_all(sending: Sending) -> None:
         if sending.refused:
             raise LocalError(
                 f"{sending.plan}: not the recipients were refused, but the message or its sender: {sending.reply}; correct "
-                "that, and run resume"
+                "that, and send again"
             )
         if sending.idle_s() + pause_s > options.patience_s:
             break

@@ -339,7 +339,7 @@ def error_line(text: str) -> str:
 
 INTERRUPTED = 130  # the exit code of a process that SIGINT ended, as shells have it
 ANSWER_S = 2.0  # for Java to answer
-MESSAGE = b"interrupted: start it again (send: resume) to complete the work\n"
+MESSAGE = b"interrupted: start it again to complete the work\n"
 SHOW_CURSOR = b"\r\x1b[K\x1b[?25h"
 
 
