@@ -11,8 +11,9 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import HEADER, accept, everything, lease, opened, settle
-from zonemta_py.admin.reasons import RunningRelay
-from zonemta_py.admin.registry import OPERATIONS, Operations, operation_of, parse_request, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import OPERATIONS, operation_of, parse_request, run_operation
+from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,

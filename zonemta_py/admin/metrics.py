@@ -8,10 +8,10 @@ import asyncio
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from prometheus_client import exposition
@@ -27,6 +27,7 @@ from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.egress import is_lowered, level
 from zonemta_py.admin.http_server import HttpRoute
 from zonemta_py.admin.reasons import SuspendedMail
+from zonemta_py.admin.relay_port import ZoneView
 from zonemta_py.admin.requests import Row
 from zonemta_py.admin.suspensions import suspended_names
 from zonemta_py.admin.tokens import Role, Token
@@ -205,20 +206,6 @@ CLASSES_MAX = 500
 SUSPENDED_MAX = 500
 
 
-class ZoneSessions(Protocol):
-    """A zone of the running relay."""
-
-    @property
-    def sessions(self) -> int:
-        """How many sessions its workers have."""
-
-    def stopped(self) -> Collection[str]:
-        """The destinations whose mail waits for the end of what an operator has suspended."""
-
-    def provider(self, destination: str) -> str:
-        """The provider to which mail for ``destination`` goes."""
-
-
 @dataclass(frozen=True, slots=True)
 class MetricSources:
     """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log.
@@ -227,7 +214,7 @@ class MetricSources:
     version: str
     queue: Queue
     watch: LoopWatch
-    zones: Mapping[str, ZoneSessions]
+    zones: Mapping[str, ZoneView]
     sessions_in: Callable[[], int]
     lag_s: Callable[[], float]
     pids: Callable[[], Mapping[str, list[int]]]

@@ -81,8 +81,9 @@ def following() -> Iterator[None]:
 
 async def _offline(config: Config, request: Request) -> list[Row]:
     """The rows, from the queue itself. What a command to a running relay does not need is imported here."""
-    from zonemta_py.admin.reasons import RunningRelay
-    from zonemta_py.admin.registry import Operations, run_operation
+    from zonemta_py.admin.operation import Operations
+    from zonemta_py.admin.registry import run_operation
+    from zonemta_py.admin.relay_port import RunningRelay
     from zonemta_py.delivery.egress_operator import StoppedEgress
     from zonemta_py.delivery.open_queue import open_queue
 

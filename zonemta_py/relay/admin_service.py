@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zonemta_py import __version__
 from zonemta_py.admin.event_stream import EventStream
+from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.page.logins import LINK_VALID_S
-from zonemta_py.admin.registry import Operations
 from zonemta_py.admin.tokens import (
     MADE_NAME,
     Role,

@@ -11,8 +11,8 @@ from typing import Any, Unpack
 from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.event_stream import EventStream
-from zonemta_py.admin.reasons import RunningRelay
-from zonemta_py.admin.registry import Operations
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.admin.tokens import Tokens
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks

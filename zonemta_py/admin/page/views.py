@@ -8,7 +8,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from zonemta_py.admin.egress import is_lowered
-from zonemta_py.admin.registry import Operations, restrict, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import restrict, run_operation
 from zonemta_py.admin.requests import (
     DestinationsRequest,
     HistoryRequest,
