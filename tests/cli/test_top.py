@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import pty
 import select
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from tests.kit.deadlines import scaled
 from tests.kit.relay import empty, relaying, send, staged
+from zonemta_py.cli.main import main
 from zonemta_py.cli.top import COLUMNS, Screen, keys_in, merged, render
 from zonemta_py.core.model import STATES
 
@@ -97,8 +100,23 @@ async def test_in_a_terminal(directory: Path) -> None:
             await empty(relay)
             command = [sys.executable, "-m", "zonemta_py", "top", "-c", str(directory / "zonemta.yaml")]
             text = await asyncio.to_thread(_in_terminal, command)
+            once = await asyncio.to_thread(_printed, directory, "top", "--by", "destination")
+            rows = await asyncio.to_thread(_printed, directory, "top", "--json")
+            status = await asyncio.to_thread(_printed, directory, "status", "--json")
+            shown = await asyncio.to_thread(_printed, directory, "status")
+    assert once.splitlines()[1].split()[:4] == ["destination", "a.example", "1", "1"]
+    kinds = [json.loads(row)["kind"] for row in rows.splitlines()]
+    assert kinds == ["zone", "destination", "source"], "all of them, for a program"
+    assert json.loads(status)["store"]["fsyncs"] > 0
+    assert " fsyncs, " in shown
     assert "relay.example" in text
     assert "a.example" in text
+
+
+def _printed(directory: Path, *arguments: str) -> str:
+    found = CliRunner().invoke(main, [*arguments, "-c", str(directory / "zonemta.yaml")])
+    assert found.exit_code == 0, found.output
+    return found.stdout
 
 
 def _in_terminal(command: list[str]) -> str:
