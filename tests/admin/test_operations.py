@@ -111,7 +111,7 @@ async def put(queue: Queue) -> str:
 async def test_summary(queue: Queue) -> None:
     assert await rows(queue, SummaryRequest()) == []
     await put(queue)
-    queue.windows.suspend("default", "b.example")
+    queue.windows.set_unreachable("default", "b.example")
     (row,) = await rows(queue, SummaryRequest(), zones={"default": SuspendedZone()})
     assert (row["zone"], row["waiting"], row["deferred"], row["held"]) == ("default", 1, 1, 0)
     assert (row["unreachable"], row["in_flight"], row["not_before"], row["counting"]) == (1, 0, 0, False)
@@ -159,7 +159,7 @@ async def test_destinations(queue: Queue) -> None:
     await put(queue)
     for number in range(5):
         await accept(queue, f"x@large{number}.example", f"y@large{number}.example")
-    queue.windows.suspend("default", "b.example")
+    queue.windows.set_unreachable("default", "b.example")
     zones = {"default": SuspendedZone()}
     found = await rows(queue, DestinationsRequest(limit=3), zones=zones)
     assert [row["total"] for row in found] == [2, 2, 2]
@@ -212,7 +212,7 @@ async def test_a_flush_of_a_message_tries_its_destinations(queue: Queue) -> None
     message = await put(queue)
     await accept(queue, "x@other.example")
     for name in ("b.example", "other.example"):
-        queue.windows.suspend("default", name)
+        queue.windows.set_unreachable("default", name)
     zone = SuspendedZone()
     [answer] = await rows(queue, FlushRequest(message=message), zones={"default": zone})
     assert answer == {"woken": 1, "tried": 1, "suspended": 0}

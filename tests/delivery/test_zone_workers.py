@@ -135,7 +135,7 @@ async def test_idle_limits_leave_room_for_the_workers(directory: Path) -> None:
         assert stage.agents[0].requests[0].idle_limits == (4, 1)
 
 
-async def test_a_destination_without_sessions_is_suspended(directory: Path) -> None:
+async def test_a_destination_without_sessions_is_unreachable(directory: Path) -> None:
     """One attempt; other mail for it waits on disk, unattempted, until an operator or the time resumes it."""
     zone = replace(ZONE, connections_per_domain=1)
     async with staged(directory, no_session, no_session, all_delivered, zone=zone) as stage:
@@ -168,13 +168,13 @@ async def test_a_probe_before_the_spilled_mail_is_on_disk(
         with stage.before_the_workers():
             for number in range(5):
                 await accept(stage.queue, f"{number}@a.example")
-        suspend = stage.queue.windows.suspend
+        set_unreachable = stage.queue.windows.set_unreachable
 
-        def suspend_and_probe(zone: str, destination: str) -> None:
-            suspend(zone, destination)
+        def set_and_probe(zone: str, destination: str) -> None:
+            set_unreachable(zone, destination)
             asyncio.get_running_loop().call_soon(stage.workers.probe, None)
 
-        monkeypatch.setattr(stage.queue.windows, "suspend", suspend_and_probe)
+        monkeypatch.setattr(stage.queue.windows, "set_unreachable", set_and_probe)
         await until(lambda: stage.count(WAITING) == 0, "the delivery of the others")
 
 
@@ -385,13 +385,13 @@ async def test_a_destination_that_failed_is_tried_although_the_window_is_full(di
         for number in range(4):
             await accept(queue, f"r{number}@dead.example", user=f"u{number}")
         window = queue.windows.zone("default")
-        await until(lambda: window.is_suspended("dead.example"), "the failure")
+        await until(lambda: window.is_unreachable("dead.example"), "the failure")
         await queue.suspended.suspend("domain:full.example", "test")
         egress.changed()
         for number in range(40):
             await accept(queue, f"r{number}@full.example", user=f"v{number}")
         fails = False
-        await until(lambda: not window.is_suspended("dead.example"), "a probe")
+        await until(lambda: not window.is_unreachable("dead.example"), "a probe")
         await queue.suspended.resume("domain:full.example")
         egress.changed()
         await stage.idle()
@@ -410,7 +410,7 @@ async def test_a_reload_forgets_no_destination_that_failed(directory: Path) -> N
         queue, egress = stage.queue, stage.workers._context.egress
         await accept(queue, "r@dead.example")
         window = queue.windows.zone("default")
-        await until(lambda: window.is_suspended("dead.example"), "the failure")
+        await until(lambda: window.is_unreachable("dead.example"), "the failure")
         await queue.suspended.suspend("domain:dead.example", "test")
         egress.changed()
         await until(lambda: egress.wait_lists.all(), "the probe to wait at a gate")

@@ -196,7 +196,9 @@ async def test_7_a_smarthost_is_dead(directory: Path, caplog: pytest.LogCaptureF
         async with operated(stage, zones={"default": zone}) as (relay, operator):
             for number in range(200):
                 await relay.enqueue("news@acme.example", [f"u@c{number}.example"], LETTER)
-            await until(lambda: bool(relay.queue.windows.zone("default").suspended()), "the suspension")
+            await until(
+                lambda: bool(relay.queue.windows.zone("default").unreachable()), "the suspension"
+            )
             found = await operator.zonemta("queue", "summary", "--by", "destination", "--troubled")
             assert "unreachable" in found
             assert "refused" in " ".join(found.split())

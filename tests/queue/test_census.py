@@ -53,10 +53,10 @@ async def test_every_verb_is_counted(tmp_path: Path) -> None:
         }  # fmt: skip
         await settle(queue, taken, OutcomeKind.DEFERRED, due_ms=clock.ms + 1000)
         assert depths.zone("default")["deferred"] == 1
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         assert depths.zone("default")["unreachable"] == 1
         assert depths.destinations("default", 5)["x.example"]["unreachable"] == 1
-        queue.windows.zone("default").resume("x.example")
+        queue.windows.zone("default").set_reachable("x.example")
         await flush(queue)
         await queue.operator.release(held)
         assert depths.zone("default") == {**expected, "waiting": 3, "not_before": 1}

@@ -280,9 +280,9 @@ class PoolsQueueMachine(QueueMachine):
 
         async def change() -> None:
             if answers:
-                self.queue.windows.zone(zone).resume(domain)
+                self.queue.windows.zone(zone).set_reachable(domain)
             else:
-                self.queue.windows.suspend(zone, domain)
+                self.queue.windows.set_unreachable(zone, domain)
                 await self.queue.commits.submit(WriteBatch())
 
         self.runner.run(change())
@@ -290,7 +290,7 @@ class PoolsQueueMachine(QueueMachine):
     def teardown(self) -> None:
         if hasattr(self, "queue"):
             for zone, domain in product(ZONES, DOMAINS):
-                self.queue.windows.zone(zone).resume(domain)
+                self.queue.windows.zone(zone).set_reachable(domain)
         super().teardown()
 
     def _take(self, zone: str, domain: str, most: int) -> Lease | None:

@@ -75,7 +75,9 @@ async def fill(relay: Relay, recipients: int) -> None:
             await page_stage.submit(relay, "inbox.example", 40, "transactional", number)
             sample(relay)
         await asyncio.sleep(0)
-    await until(lambda: "dead.example" in relay.queue.windows.zone("bulk").suspended(), "the suspension")
+    await until(
+        lambda: "dead.example" in relay.queue.windows.zone("bulk").unreachable(), "the suspension"
+    )
 
 
 def sample(relay: Relay) -> None:

@@ -156,7 +156,7 @@ async def send_incident(relay: Relay) -> None:
     traffic, windows = relay.queue.traffic, relay.queue.windows
     await until(lambda: len(traffic.failures) >= 3, "failures")
     await until(
-        lambda: all(len(windows.zone(zone).suspended()) >= 2 for zone in ZONES), "the suspensions"
+        lambda: all(len(windows.zone(zone).unreachable()) >= 2 for zone in ZONES), "the suspensions"
     )
     held = await submit(relay, "dead.example", 2, "bulk", 99)
     await relay.queue.operator.hold(held, None)
@@ -174,4 +174,6 @@ async def send_backlog(relay: Relay, messages: int) -> None:
         await submit(relay, "dead.example", 100, ("bulk", "newsletters")[number % 2], number)
         if number % 20 == 0:
             await asyncio.sleep(0)
-    await until(lambda: "dead.example" in relay.queue.windows.zone("bulk").suspended(), "the suspension")
+    await until(
+        lambda: "dead.example" in relay.queue.windows.zone("bulk").unreachable(), "the suspension"
+    )

@@ -57,7 +57,7 @@ class Depths:
             )
             return sum(max(0, count) for count in counts)
 
-        names, suspended = set(window.suspended()), self._suspended(zone)
+        names, suspended = set(window.unreachable()), self._suspended(zone)
         of_operator = whole[TOTAL] if suspended is None else waiting(set(suspended) - names)
         return depth_of(whole, leased.total(), waiting(names), of_operator)
 
@@ -72,7 +72,7 @@ class Depths:
             name: depth_of(
                 row,
                 leased[name],
-                row[TOTAL] if window.is_suspended(name) else 0,
+                row[TOTAL] if window.is_unreachable(name) else 0,
                 row[TOTAL] if suspended is None or name in suspended else 0,
             )
             for name, row in rows.items()

@@ -107,7 +107,7 @@ async def flush_mail(on: Operations, request: FlushRequest) -> AsyncIterator[Flu
     tried = sum(
         destination in (None, name)
         for zone, destination in places
-        for name in on.queue.windows.zone(zone).suspended()
+        for name in on.queue.windows.zone(zone).unreachable()
     )
     woken = await flush(on.queue, request.zone, request.domain, request.message)
     for zone, destination in places:

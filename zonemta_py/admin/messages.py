@@ -138,7 +138,7 @@ def _state(on: Operations, row: Row, suspended: SuspendedMail) -> str:
         if window.is_leased(waiting_key(zone, row["message"], row["recipient"])):
             return "in_flight"
         destination = windows.destination_of(zone, row["domain"])
-        if window.is_suspended(destination):
+        if window.is_unreachable(destination):
             return "unreachable"
         if suspended.has(zone, destination):
             return "suspended"

@@ -336,7 +336,7 @@ class RelayCollector(Collector):
             found = depths.zone(zone)
             for state in STATES:
                 waiting.add_metric([zone, state], found[state])
-            unreachable.add_metric([zone], len(queue.windows.zone(zone).suspended()))
+            unreachable.add_metric([zone], len(queue.windows.zone(zone).unreachable()))
             largest = queue.census.largest(zone, DESTINATIONS_MAX)
             large += [(zone, name, row[-1]) for name, row in largest]
         yield waiting

@@ -69,7 +69,7 @@ async def summary(on: Operations, request: SummaryRequest) -> AsyncIterator[Summ
     depths, next_due_ms = _depths(on, census), queue.deferral.next_due_ms()
     reasons = Reasons(queue, on.relay)
     for zone in census.zones():
-        failing = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
+        failing = queue.windows.zone(zone).unreachable()[:TOP_DESTINATIONS]
         unreachable = {
             name: why for name in failing if (why := reasons.destination(zone, name)) is not None
         }
@@ -181,7 +181,7 @@ async def status(on: Operations, request: StatusRequest) -> AsyncIterator[Row]:
     queue, reasons = on.queue, Reasons(on.queue, on.relay)
     depths = _depths(on, queue.census)
     zones = {zone: depths.zone(zone) for zone in queue.census.zones()}
-    failing = [(zone, name) for zone in zones for name in queue.windows.zone(zone).suspended()]
+    failing = [(zone, name) for zone in zones for name in queue.windows.zone(zone).unreachable()]
     why = {place: reasons.destination(*place) for place in failing[:TOP_DESTINATIONS]}
     traffic = queue.traffic
     rates = traffic.rates(traffic.zones, 5).values()
@@ -306,7 +306,7 @@ async def destinations(on: Operations, request: DestinationsRequest) -> AsyncIte
     for zone in census.zones():
         if request.zone in (None, zone):
             named = {name for name, rate in rates.items() if _failures(rate)}
-            named.update(queue.windows.zone(zone).suspended())
+            named.update(queue.windows.zone(zone).unreachable())
             most = min(request.limit, DESTINATIONS_OF_ZONE)
             for name, states in depths.destinations(zone, most, named).items():
                 found[zone, name] = states

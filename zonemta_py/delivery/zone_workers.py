@@ -152,10 +152,10 @@ class FailingDestinations:
         if not destination.failing:
             self._log(destination, f"is unreachable: {reason_of(failure)}")
         scheduler.failed(destination, delay_s, now_s, reason_of(failure))
-        queue.windows.suspend(self._zone, destination.name)
+        queue.windows.set_unreachable(self._zone, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._try_when_due, destination)
         if await fail_old(queue, worker, (self._zone, destination.name), settings, failure):
-            queue.windows.suspend(self._zone, destination.name)
+            queue.windows.set_unreachable(self._zone, destination.name)
 
     def _try_when_due(self, destination: Destination) -> None:
         """Schedule an unreachable destination; later, if its time was extended or the timer was early."""
@@ -170,7 +170,7 @@ class FailingDestinations:
         suspended_s = clock.monotonic_s() - destination.failing_since_s
         self._log(destination, f"answers again, after {suspended_s:.0f} s")
         destination.answered()
-        self._queue.windows.zone(self._zone).resume(destination.name)
+        self._queue.windows.zone(self._zone).set_reachable(destination.name)
         self._ready(destination.name)
 
     def close(self) -> None:
@@ -442,7 +442,7 @@ class ZoneWorkers:
         if not window.pool_keys(destination):
             self.scheduler.empty(destination)
         if not window.has_mail(destination):
-            window.resume(destination)  # nothing waits for its answer any more
+            window.set_reachable(destination)  # nothing waits for its answer any more
         return NoLease.NO_MAIL
 
     async def _deliver(self, lease: Lease, slot: WorkerSlot) -> LeaseResult:

@@ -237,8 +237,8 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
     window.refills.note_spill("empty.example", "me", "m901")
     assert window.refills.next_starved() == "empty.example"
     assert window.refills.next_starved() is None
-    assert window.suspend("full.example")
-    window.resume("full.example")
+    assert window.set_unreachable("full.example")
+    window.set_reachable("full.example")
     assert window.refills.next_starved() == "full.example", "its turn comes when there is room"
 
 
@@ -367,7 +367,7 @@ async def test_a_destination_that_failed_is_probed_with_mail_of_each_pool(direct
         queue.windows.set_pools(UserPools())
         await fallback_mail(queue, "x.example", 3)
         await accept(queue, "new@x.example", user="b")
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         await until(lambda: queue.windows.zone("default").spilled.has("x.example"), "the spill")
         assert sorted(queue.windows.pool_keys("default", "x.example")) == ["", "fallback"]
         assert queue.windows.zone("default").waiting("x.example") == 2, "one message of each"
@@ -407,11 +407,11 @@ async def test_mail_that_comes_after_a_change_of_pools_hides_nothing(
 ) -> None:
     """Of a destination that is suspended: what is on disk has another stream than the index says, and newer mail follows."""
     async with opened(directory, pools=before) as queue:
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         sent = [await accept(queue, f"r{n}@x.example", user="a") for n in range(20)]
         queue.windows.set_pools(after)
         sent.append(await accept(queue, "new@x.example", user="a"))
-        queue.windows.zone("default").resume("x.example")
+        queue.windows.zone("default").set_reachable("x.example")
         got = []
         while held := queue.lease("default", "x.example", 1):
             got.append(held.active.id)
@@ -448,12 +448,12 @@ async def test_mail_without_room_does_not_hide_what_is_behind_it(
     async with opened(directory, window=80, pools=UserPools()) as queue:
         for n in range(60):
             await accept(queue, f"r@full{n % 20}.example", user="b")
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         for n in range(60):
             await accept(queue, f"r{n}@x.example", user="b")
         await accept(queue, "own@x.example", user="a")
         window = queue.windows.zone("default")
-        window.resume("x.example")
+        window.set_reachable("x.example")
         assert not window.has_room("x.example", "b")
         assert queue.windows.pool_keys("default", "x.example") == ("own",)
 
@@ -478,10 +478,10 @@ async def test_mail_of_a_destination_that_answers_again_waits_for_room(directory
     """Streams that found none while it was suspended have their turns."""
     async with opened(directory, window=80) as queue:
         window = queue.windows.zone("default")
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         await accept(queue, "r@x.example", user="b")
         assert window.refills.next_starved() is None, "not while it does not answer"
-        window.resume("x.example")
+        window.set_reachable("x.example")
         assert window.refills.next_starved() == "x.example"
 
 
@@ -489,7 +489,7 @@ async def test_a_probe_has_room_in_a_full_window(directory: Path) -> None:
     """One message of a destination that failed, beyond the limit: otherwise nothing would try it again."""
     async with opened(directory, window=16) as queue:
         window = queue.windows.zone("default")
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         for n in range(3):
             await accept(queue, f"r{n}@x.example", user=f"u{n}")
         for n in range(16):
@@ -518,10 +518,10 @@ async def test_a_destination_that_fails_after_a_change_of_pools(directory: Path)
         queue.windows.set_pools(UserPools())
         window = queue.windows.zone("default")
         assert window.refills.is_unsorted("x.example")
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         await queue.commits.submit(WriteBatch())
         assert queue.windows.pool_keys("default", "x.example") == ("own",)
-        window.resume("x.example")
+        window.set_reachable("x.example")
         got = []
         while held := queue.lease("default", "x.example", 1, "own"):
             got.append(held.active.id)
@@ -534,6 +534,6 @@ async def test_a_deleted_message_is_not_spilled(directory: Path) -> None:
     async with opened(directory) as queue:
         message = await accept(queue, "r@x.example")
         await queue.operator.delete(message)
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         await queue.commits.submit(WriteBatch())
         await until(lambda: everything(queue.store) == [], "nothing on disk")

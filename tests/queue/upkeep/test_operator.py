@@ -56,9 +56,9 @@ async def test_released_while_its_destination_rests(directory: Path) -> None:
         message = await accept(queue, "a@x.example")
         other = await accept(queue, "b@x.example")
         await queue.operator.hold(message)
-        queue.windows.suspend("default", "x.example")
+        queue.windows.set_unreachable("default", "x.example")
         await queue.operator.release(message)
-        queue.windows.zone("default").resume("x.example")
+        queue.windows.zone("default").set_reachable("x.example")
         found: list[str] = []
 
         def all_found() -> bool:

@@ -127,7 +127,7 @@ HasRoom = Callable[[str, str], bool]  # (destination, stream): whether one more 
 class RefillChoice:
     """``spilled``: what is on disk. ``queues``: what is in the window, by destination.
 
-    ``suspended``: destinations whose mail stays on disk.
+    ``unreachable``: destinations whose mail stays on disk.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class RefillChoice:
         self._room = room
         self._queues = queues
         self._has_room = has_room
-        self.suspended: set[str] = set()
+        self.unreachable: set[str] = set()
         # Destinations whose mail on disk is to be read as a whole, and from which message on.
         self._unsorted: dict[str, str] = {}
         # Destinations where a submitter may have little, and spilled mail.
@@ -175,9 +175,9 @@ class RefillChoice:
             if queues.waiting(pool_key) <= self._room.share(pool_key) // 2:
                 self._may_be_low.add(destination)
 
-    def resume(self, destination: str) -> None:
+    def set_reachable(self, destination: str) -> None:
         """The destination has answered again."""
-        self.suspended.discard(destination)
+        self.unreachable.discard(destination)
         self.note_starved(destination, self._spilled.streams(destination))
 
     def begin_again(self) -> None:
@@ -204,8 +204,8 @@ class RefillChoice:
         return self._spilled.next_starved(self._may_enter)
 
     def _may_enter(self, destination: str, stream: str) -> bool | None:
-        """Whether a starved stream finds room; None: not while the destination is suspended."""
-        if destination in self.suspended:
+        """Whether a starved stream finds room; None: not while the destination is unreachable."""
+        if destination in self.unreachable:
             return None
         return self._has_room(destination, stream)
 
@@ -293,7 +293,7 @@ class ReadyWindow:
 
         Mail of a stream that has spilled mail at the destination is queued behind that, unless it is urgent.
         """
-        if destination in self.refills.suspended or not self.has_room(
+        if destination in self.refills.unreachable or not self.has_room(
             destination, stream, urgent=urgent
         ):
             return False
@@ -384,9 +384,9 @@ class ReadyWindow:
 
     # ---- unreachable destinations
 
-    def suspend(self, destination: str) -> list[QueuedRecipient]:
-        """Remove the destination's mail, which is to be spilled, and admit none until ``resume``."""
-        self.refills.suspended.add(destination)
+    def set_unreachable(self, destination: str) -> list[QueuedRecipient]:
+        """Remove the destination's mail, which is to be spilled, and admit none until ``set_reachable``."""
+        self.refills.unreachable.add(destination)
         evicted = []
         for recipient in self._queues.pop(destination, ()):
             if not recipient.withdrawn:
@@ -401,13 +401,13 @@ class ReadyWindow:
             evicted.append(recipient)
         return evicted
 
-    def resume(self, destination: str) -> None:
+    def set_reachable(self, destination: str) -> None:
         """The destination has answered again."""
-        self.refills.resume(destination)
+        self.refills.set_reachable(destination)
 
-    def is_suspended(self, destination: str) -> bool:
-        """Whether ``suspend`` was called and ``resume`` was not."""
-        return destination in self.refills.suspended
+    def is_unreachable(self, destination: str) -> bool:
+        """Whether its mail stays on disk: it was set unreachable, and has not answered since."""
+        return destination in self.refills.unreachable
 
     # ---- queries
 
@@ -419,9 +419,9 @@ class ReadyWindow:
         """How many recipients workers hold, by destination."""
         return Counter(self._leased.values())
 
-    def suspended(self) -> list[str]:
+    def unreachable(self) -> list[str]:
         """The unreachable destinations."""
-        return list(self.refills.suspended)
+        return list(self.refills.unreachable)
 
     def waiting(self, destination: str) -> int:
         """How many recipients of ``destination`` are in the window."""

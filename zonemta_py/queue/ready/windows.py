@@ -46,7 +46,7 @@ class Refill:
         self._began = began
         self._destination_of = destination_of
         self._budget = REFILL_KEYS
-        self._is_probe = window.is_suspended(destination)
+        self._is_probe = window.is_unreachable(destination)
         self._may_have_other_names = (
             window.has_pools
             or window.refills.is_unsorted(destination)
@@ -333,9 +333,9 @@ class ReadyWindows:
             self.refill(zone, destination)
             self.on_ready(zone, destination, False)
 
-    def suspend(self, zone: str, destination: str) -> None:
+    def set_unreachable(self, zone: str, destination: str) -> None:
         """Spill the mail of a destination that does not answer: others need the room."""
-        evicted = self.zone(zone).suspend(destination)
+        evicted = self.zone(zone).set_unreachable(destination)
         if not evicted:
             return
         batch = WriteBatch()
