@@ -37,7 +37,7 @@ SECTIONS = {  # for each command its place, and its line in the help
     "Access": {
         "tenant": (f"{_HERE}.tenant:tenant", "Show tenants, and verify their domains."),
         "user": (f"{_HERE}.user:user", "Change who may submit mail with a password."),
-        "token": (f"{_HERE}.token:token", "Change who may use the HTTP interface."),
+        "token": (f"{_HERE}.user:token", "Change who may use the HTTP interface."),
         "password": (f"{_HERE}.user:password", "Print the line of a users file."),
     },
     "Tools": {
