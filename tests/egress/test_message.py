@@ -10,6 +10,7 @@ from zonemta_py.config.sending import ControllerSettings, PoolAddress
 from zonemta_py.config.shaping import ShapingRule, ShapingRules
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.model import Attempt, PoolKey
+from zonemta_py.delivery.local_agent import is_local
 from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.limits import FREE, Permit
 from zonemta_py.egress.message import AGAIN_MAX_MS, AGAIN_MIN_MS, AGAIN_MS, LeasedMail, MessageEgress
@@ -185,3 +186,10 @@ def test_a_request_that_was_not_permitted_has_no_attempt() -> None:
     decision = messages.decide(slot, mail())
     report = messages.report(slot, decision, Result([], not_permitted=True))
     assert (report.attempts, report.actions) == ((), ())
+
+
+def test_limits_apply_to_the_zones_that_use_sessions() -> None:
+    """All others have an agent that delivers without sessions."""
+    for transport in ("smtp", "lmtp", "blackhole", "http", "maildir", "pipe", "python"):
+        zone = Zone(transport=transport)
+        assert EgressRoutes(zone, Port()).is_local == is_local(zone)
