@@ -139,7 +139,7 @@ def _since_ms(began_s: float) -> int:
     return int((clock.monotonic_s() - began_s) * 1000)
 
 
-# ---- What has become of each recipient of a request, over one session or several.
+# ---- the progress of a request
 
 
 class RequestProgress:

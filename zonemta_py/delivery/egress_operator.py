@@ -27,7 +27,7 @@ from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 
-# ---- Sending as an operator sees it: rows for commands, the API, the page and metrics.
+# ---- rows for commands, the API, the page and metrics
 
 ROWS_MAX = 300  # in metrics: a row costs 15 to 50 µs, and is some ten series
 
@@ -179,7 +179,7 @@ def warmup_row(warming: Warming, now_ms: int) -> dict[str, object]:
     }
 
 
-# ---- egress control
+# ---- changes
 
 Row = dict[str, Any]
 
@@ -229,7 +229,7 @@ class RunningEgress:
         ]  # fmt: skip
 
     def warmups(self) -> list[Row]:
-        """See ``egress_view.warmup_row``."""
+        """See ``warmup_row``."""
         return warmup_rows(self._delivery.egress)
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
@@ -289,7 +289,7 @@ class StoppedEgress:
         return warmup
 
     def warmups(self) -> list[Row]:
-        """See ``egress_view.warmup_row``."""
+        """See ``warmup_row``."""
         return [warmup_row(each, clock.now_ms()) for each in self._warmup().all()]
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:

@@ -1,6 +1,8 @@
-"""What the replies of providers change: the paces of the controller, and what the rules of shaping say.
+"""What replies change, as it is recorded: events ``shaped``, and what must survive a restart, under ``meta/sending/``.
 
-Decisions are those of ``schedule.controller``. Here they become limits of the permits, events ``shaped``, and what is stored.
+The decisions are those of ``egress``: its engine says what changes, ``SharedEgress.apply`` lets the limits follow. ``Shaper`` makes of
+it events and puts, for the batch that settles the message with the reply (``replies``), or for one of its own (``run_due``,
+``restore``). Uses of long windows, paces, reroutes and the states of warm-up are stored, each with its change.
 """
 
 import logging
@@ -32,10 +34,7 @@ from zonemta_py.storage.interface import View
 log = logging.getLogger(__name__)
 
 
-# ---- What is stored of sending: uses of long windows, the paces of the controller, and the warm-up of addresses.
-#
-# Keys are in ``queue.format.keys``. Each is written in the batch that settles the message it is about, or with the event of
-# the change.
+# ---- what is stored; keys are in ``queue.format.keys``
 
 PACE, WARMUP, POOL_STATE = "pace", "warmup", "pool"
 
@@ -117,7 +116,7 @@ async def delete_old(queue: Queue, now_ms: int) -> None:
             await queue.commits.submit(batch)
 
 
-# ---- shaper
+# ---- what replies change
 
 LAST_CLASSES = 5  # of refusals and deferrals, that are shown
 

@@ -6,8 +6,9 @@ queue's process or in another one.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
+from typing import Any
 
 from zonemta_py.config.zones import DestinationTable, Zone
 from zonemta_py.core import clock, faults
@@ -251,14 +252,22 @@ class SmtpAgent:
         self._opener = SessionOpener(resources, pool)
         self._closed = False
 
-    async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
+    def deliver(
+        self, request: DeliveryRequest, context: RequestContext
+    ) -> Coroutine[Any, Any, DeliveryResult]:
         """Execute ``request``. Raises what ``context`` raises, except QueueCorrupt.
 
         Recipients that a session has not served, because the peer closed it or refused them for now, are sent to
         the next endpoint (RFC 5321 section 5.1); those to which a session that was used before refused MAIL, to a new one.
         """
         if request.order is None:
-            return await self._deliver(request, context)
+            return self._deliver(request, context)  # without a frame that each answer passes
+        return self._deliver_together(request, context)
+
+    async def _deliver_together(
+        self, request: DeliveryRequest, context: RequestContext
+    ) -> DeliveryResult:
+        """Execute a request whose sessions, or new ones, are limited."""
         path = path_of(request.order)
         self.pool.together.begin(path)
         try:

@@ -1,4 +1,13 @@
-"""One lease: its recipients become a request, the result of the request becomes a settle."""
+"""One lease: its recipients become a request, the result of the request becomes a settle.
+
+A ``Worker`` has the settings of its zone, and no state of a lease. Steps of ``deliver``: egress decides from where the mail leaves,
+or refuses; an agent executes the request, and asks the ``LeaseContext`` for the body and for the record of the start; egress
+reports what the result says; the outcomes are decided, reports to senders composed, and all of it is one settle. A lease always
+ends: by a settle, or by a release without an attempt, and after a defect of the relay by ``defer_after_defect``.
+
+``LeaseResult`` says how, and ``decide_next`` what the worker does then (``ZoneWorkers``): for example, a failure to connect while
+other workers have sessions is the peer's limit of connections, and not a destination that fails.
+"""
 
 import asyncio
 import logging
@@ -50,7 +59,7 @@ from zonemta_py.transports.session import DsnOptions
 log = logging.getLogger(__name__)
 
 
-# ---- What an agent asks of the queue's process while it executes a request, and the zone's rate over a restart.
+# ---- the context of a request
 
 
 def next_token_in_s(queue: Queue, zone: str) -> float:
@@ -139,7 +148,7 @@ def _later(started: CommitFuture, wait_s: float) -> CommitFuture:
     return later
 
 
-# ---- worker
+# ---- the lease
 
 SUSPEND_S = 300.0  # for a destination whose retry policy gives up after the first failure
 
@@ -389,7 +398,7 @@ class Worker:
             state = self._scheduler.state(lease.destination) if most else None
             if state is not None:
                 state.learn_recipients_max(most, clock.monotonic_s())
-        outcomes, held = [], False
+        outcomes, attempts, held = [], [], False
         for recipient, attempt, action in zip(lease.recipients, known, report.actions, strict=False):
             if attempt is None:
                 continue
@@ -400,9 +409,9 @@ class Worker:
                 outcome = apply_action(outcome, action)
                 held = held or bool(outcome.held_by)
             outcomes.append(outcome)
+            attempts.append(outcome.attempt)
         effects = await settle_effects(context, self._table.zones[number], active, outcomes)
         now_ms = context.queue.now()  # the time of the events: their replay has the same effects
-        attempts = [each.attempt for each in outcomes]
         events, shaped = self._egress.settled(report.decision, attempts, now_ms)
         if held:
             events += _held_events(active.meta, outcomes, now_ms)

@@ -1,4 +1,16 @@
-"""The workers of one zone: one starts when there is mail and a connection is free, and ends when not."""
+"""The workers of one zone: one starts when there is mail and a connection is free, and ends when not.
+
+``start_workers`` is called whenever something may have changed: mail has come (``ready``), a session was opened (``_on_room``), a
+worker has ended, a suspension is over, a limit has room. The ``Scheduler`` says for which destination; a task serves it
+(``_serve``) lease by lease. States of a worker: it takes a lease (``_take_lease``), without an await in between; it delivers; it
+waits for the settle of the lease before the last; it ends, when there is no mail, others wait for its place, or the destination
+fails. Each lease that is taken is settled or released before the worker ends.
+
+``FailingDestinations``: those at which no session could be opened, *unreachable*, and tried again; their mail stays on disk without
+an attempt. ``fail_old`` and ``expire_waiting``: mail that cannot be sent for now expires at its time, and senders that asked for it
+hear of the delay. All mail of a destination that leaves from one pool waits for the same, so only the front of it is looked at:
+the oldest is there.
+"""
 
 import asyncio
 import logging
@@ -38,9 +50,7 @@ from zonemta_py.smtp.reports.dsn import wants_delay
 log = logging.getLogger(__name__)
 
 
-# ---- Mail that cannot be sent for now: what is too old expires, and senders that asked for it hear of the delay.
-#
-# All mail of a destination that leaves from one pool waits for the same, so only the front of it is looked at: the oldest is there.
+# ---- old mail
 
 WARNED_MAX = 10_000  # messages of a destination that are deferred at once: seconds of work
 
@@ -110,9 +120,7 @@ def _is_to_be_warned(lease: Lease, settings: Zone, now_ms: int) -> bool:
     return delay_is_reported(meta, message, settings.retry, now_ms)
 
 
-# ---- The destinations of one zone at which no session could be opened: *unreachable*, and tried again.
-#
-# Their mail stays on disk without an attempt, except recipients that expire, and those whose senders get a delay warning.
+# ---- unreachable destinations
 
 SECOND_TRY_S = 30.0
 
@@ -183,7 +191,7 @@ class FailingDestinations:
         self._lines.write((destination.name, text[:10]), logging.WARNING, lambda: line)
 
 
-# ---- zone workers
+# ---- the workers
 
 DEFECT_PAUSE_S = 1.0  # after an unexpected exception in a worker: it may repeat
 
@@ -373,34 +381,45 @@ class ZoneWorkers:
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
-            if await self._is_unsent(lease):
+            has_options = lease.active.meta.options != NO_OPTIONS
+            if (has_options or self._context.queue.suspended) and await self._is_unsent(lease):
                 continue
-            result = await self._deliver(lease, slot)
+            try:
+                result = await self._worker.deliver(lease, self._idle_limits(slot), slot, self._agent)
+            except QueueUnavailable:
+                raise
+            except Exception:
+                message = lease.active.id
+                log.exception("an internal error in the delivery of %s to %s", message, destination.name)
+                result = LeaseResult(await self._worker.defer_after_defect(lease))
             if result.recipients_max:
                 destination.learn_recipients_max(result.recipients_max, clock.monotonic_s())
-            match decide_next(result, suspended=destination.failing):
-                case Next.CONTINUE:
-                    pass
-                case Next.WAIT:
-                    await result.settled
-                    self._egress.not_permitted(slot)
-                    return True
-                case Next.LEARN_LIMIT:
-                    destination.limit_reached(clock.monotonic_s())
-                    return True
-                case Next.SUSPEND:
-                    assert result.failure is not None
-                    await result.settled
-                    await self._failing.suspend(slot, result.failure, self._worker)
-                    return True
-                case Next.RESUME:
-                    self._failing.resume(destination)
+            follows = decide_next(result, suspended=destination.failing)
+            if follows is not Next.CONTINUE and await self._ends(follows, slot, result):
+                return True
             if settled is not None:
                 await settled  # a worker has one unfinished settle at most
             settled = result.settled
             served += 1
             if self.scheduler.should_yield(slot, served):
                 break
+        return True
+
+    async def _ends(self, follows: Next, slot: WorkerSlot, result: LeaseResult) -> bool:
+        """Do what follows a result that is not as usual. Returns whether the worker ends."""
+        match follows:
+            case Next.WAIT:
+                await result.settled
+                self._egress.not_permitted(slot)
+            case Next.LEARN_LIMIT:
+                slot.destination.limit_reached(clock.monotonic_s())
+            case Next.SUSPEND:
+                assert result.failure is not None
+                await result.settled
+                await self._failing.suspend(slot, result.failure, self._worker)
+            case _:
+                self._failing.resume(slot.destination)
+                return False
         return True
 
     async def _is_unsent(self, lease: Lease) -> bool:
@@ -445,22 +464,13 @@ class ZoneWorkers:
             window.set_reachable(destination)  # nothing waits for its answer any more
         return NoLease.NO_MAIL
 
-    async def _deliver(self, lease: Lease, slot: WorkerSlot) -> LeaseResult:
+    def _idle_limits(self, slot: WorkerSlot) -> tuple[int, int]:
+        """How many idle sessions the zone, and the destination, may have meanwhile."""
         scheduler, destination = self.scheduler, slot.destination
-        idle_limits = (
+        return (
             scheduler.zone.connections - scheduler.active,
             destination.connections_max - destination.active,
         )
-        worker = self._worker
-        try:
-            return await worker.deliver(lease, idle_limits, slot, self._agent)
-        except QueueUnavailable:
-            raise
-        except Exception:
-            log.exception(
-                "an internal error in the delivery of %s to %s", lease.active.id, destination.name
-            )
-            return LeaseResult(await worker.defer_after_defect(lease))
 
     async def give_up_old(self) -> None:
         """Mail that waits for a permit expires at its time, and its senders hear of the delay."""

@@ -136,7 +136,8 @@ class MessageEgress:
             return decision
         if mail.pool_key:
             route = route.with_pool(mail.pool_key)
-        family = egress.table.settings(route.provider).family
+        is_smarthost = route.provider == SMARTHOST  # which has no limits
+        family = BOTH if is_smarthost else egress.table.settings(route.provider).family
         is_own = route.pool == route.settings.pool
         is_blocked = bool(mail.last_source) and mail.last_class == ReplyClass.BLOCKED
         if slot.permit is FREE and is_own and family == BOTH and not is_blocked:
@@ -261,17 +262,20 @@ class MessageEgress:
         if learns or slot.route_version != self._routes.version:  # or a reload may have removed its pool
             route = self._routes.of(mail.destination)
             decision = decision._replace(route=route, provider=_provider(route))
-        sent, source = 0, None
+        sent, source, is_plain = 0, None, not decision.provider
         for each in result.attempts:
             if each is not None:
                 source = each.source_ip if source is None else source
                 sent += bool(each.code and each.phase != Phase.CONNECT)
+                is_plain = is_plain and each.code // 100 == 2
         # A connection that opened no session counts as well.
         puts = [] if slot.permit is FREE else egress.end(slot.permit, sent, int(result.tried))
         if source is not None and not mail.last_source:
             slot.note_source(source)
         if result.not_permitted:
             return EgressEffects(decision, (), (), puts)
+        if is_plain:  # accepted, and nothing is to be said of it
+            return EgressEffects(decision, result.attempts, [USUAL] * len(mail.blocked), puts)
         attempts = self.classified(decision, result.attempts)
         return EgressEffects(decision, attempts, self.actions(decision, attempts), puts)
 

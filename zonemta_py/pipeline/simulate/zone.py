@@ -355,11 +355,18 @@ def _attempt_of(reply: RecordedReply | None, path: PathKey) -> Attempt:
     """The attempt of recipients that got ``reply``, or were accepted (None)."""
     phase, (provider, source) = Phase.RCPT.value, path
     if reply is None:
-        return Attempt(phase, 250, "2.0.0", "", source_ip=source, provider=provider)
+        code, status, text, reply_class = 250, "2.0.0", "", ""
+    else:
+        code, status, text, reply_class = reply.code, reply.status, reply.text, reply.reply_class
     return Attempt(
-        phase, reply.code, reply.status, reply.text, source_ip=source, reply_class=reply.reply_class,
+        phase=phase,
+        code=code,
+        status=status,
+        text=text,
+        source_ip=source,
+        reply_class=reply_class,
         provider=provider,
-    )  # fmt: skip
+    )
 
 
 async def _no_look_up(domain: str) -> MxAnswer:
