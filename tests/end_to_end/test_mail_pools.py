@@ -16,7 +16,7 @@ from tests.kit.relay import empty, logged_events, relaying, sound, staged
 from zonemta_py.admin.metrics import shaping_series
 from zonemta_py.admin.page.views import matrix
 from zonemta_py.cli.main import main
-from zonemta_py.delivery.egress_operator import RunningEgress
+from zonemta_py.delivery.egress_operator import EgressOperator
 from zonemta_py.delivery.worker import Worker
 from zonemta_py.queue.upkeep.move import flush
 
@@ -53,7 +53,7 @@ async def test_the_fallback_pool_while_the_usual_one_is_suspended(
             assert workers.why("d.example", "other") is None
             assert len(big.accepted) == 1
             big.unblock(ADDRESSES[0])
-            control = RunningEgress(relay.queue, relay._delivery, lambda: config)
+            control = EgressOperator(relay.queue, lambda: config, relay._delivery)
             await control.end_pace("big", ADDRESSES[0])
             await empty(relay)
             assert sound(relay)

@@ -13,6 +13,7 @@ import pytest
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import certificate
 from tests.kit.relay import http_port, relaying, staged
+from zonemta_py.admin import events as admin_events
 from zonemta_py.admin.connections import ADDRESS, OPERATOR, TENANT, TOKEN, Owner, Shares, owner_of
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.tokens import Role, Token, add_token
@@ -242,12 +243,12 @@ async def test_searches_of_tenants(directory: Path, monkeypatch: pytest.MonkeyPa
         assert http.relay.admin is not None
         began, go_on = list[str](), asyncio.Event()
 
-        async def search(directory: Path, request: Any) -> bytes:
+        async def search(on: Any, directory: Path, request: Any) -> bytes:
             began.append(request.tenant or "")
             await go_on.wait()
             return b""
 
-        monkeypatch.setattr(http.relay.admin._operations, "_search", search)
+        monkeypatch.setattr(admin_events, "_search", search)
         path = "/api/v1/history?key=ann@a.example"
         tasks = [asyncio.create_task(http.status(path, "acme")) for _ in range(4)]
         await until(lambda: began == ["acme"], "the tenant's first")

@@ -43,7 +43,7 @@ class ZoneView(SuspendedView, Protocol):
 class EgressView(Protocol):
     """What limits sending, as an operator sees and changes it: of a running relay, or of a queue whose relay is down.
 
-    ``delivery.egress_operator`` has both. All raise LocalError for what is not there.
+    ``delivery.egress_operator`` implements it. All raise LocalError for what is not there.
     """
 
     def names(self, kind: str) -> Collection[str]:

@@ -84,7 +84,7 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     from zonemta_py.admin.operation import Operations
     from zonemta_py.admin.registry import run_operation
     from zonemta_py.admin.relay_port import RunningRelay
-    from zonemta_py.delivery.egress_operator import StoppedEgress
+    from zonemta_py.delivery.egress_operator import EgressOperator
     from zonemta_py.delivery.open_queue import open_queue
 
     access = Access.EXISTING if isinstance(request, ChangeRequest) else Access.READ
@@ -94,7 +94,7 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     relay = RunningRelay(
         events=config.events.directory,
         tenants=lambda: config.tenants,
-        egress=StoppedEgress(queue, config),
+        egress=EgressOperator(queue, lambda: config),
     )
     try:
         return [row async for row in run_operation(Operations(queue, relay), request)]

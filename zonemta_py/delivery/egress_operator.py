@@ -192,30 +192,56 @@ class HasEgress(Protocol):
         """The limits of providers and addresses."""
 
 
-class RunningEgress:
-    """Of a running relay that delivers by ``delivery``."""
+class EgressOperator:
+    """The limits of sending as an operator sees and changes them; ``admin.relay_port.EgressView`` is the interface.
 
-    def __init__(self, queue: Queue, delivery: HasEgress, config: Callable[[], Config]) -> None:
+    ``delivery``: that of a running relay, whose limits are read and changed at once. None: no relay uses the queue, and each call loads
+    what the files and the queue have of them.
+    """
+
+    def __init__(
+        self, queue: Queue, config: Callable[[], Config], delivery: HasEgress | None = None
+    ) -> None:
         self._queue = queue
-        self._delivery = delivery
         self._config = config
+        self._delivery = delivery
+
+    @property
+    def _running(self) -> Egress | None:
+        return self._delivery.egress if self._delivery is not None else None
+
+    def _warmup(self) -> WarmUp:
+        if (egress := self._running) is not None:
+            return egress.warmup
+        warmup = WarmUp()
+        warmup.configure(read_egress(self._config()).schedules, read_stored(self._queue.store).warmups)
+        return warmup
 
     def names(self, kind: str) -> Collection[str]:
-        """The zones, providers or addresses that there are."""
-        providers = self._delivery.egress.providers
-        return _names(kind, self._config(), [*providers.table.providers, *providers.names()])
+        """The zones, providers or addresses of the configuration, and the providers that a running relay has met."""
+        config, egress = self._config(), self._running
+        if egress is None:
+            return _names(kind, config, read_egress(config).table.providers)
+        return _names(kind, config, [*egress.providers.table.providers, *egress.providers.names()])
 
     def smarthost_zones(self) -> list[str]:
         """The zones whose mail goes to a smarthost, whatever its domain."""
-        return _smarthost_zones(self._config())
+        zones = self._config().zones.items()
+        return sorted(name for name, zone in zones if any(part.smarthost for _, part in zone.parts()))
 
     def changed(self) -> None:
         """Something was suspended or resumed."""
-        self._delivery.egress.changed()
+        if (egress := self._running) is not None:
+            egress.changed()
 
     def rows(self, provider: str, address: str, most: int) -> list[Row]:
-        """See ``path_rows``; ``reroutes``: the mail of which pools leaves from which other ones to the provider."""
-        egress = self._delivery.egress
+        """The rows of ``path_rows`` with ``reroutes``: the mail of which pools leaves from which other ones to the provider.
+
+        Raises LocalError when no relay runs: nothing is under way.
+        """
+        egress = self._running
+        if egress is None:
+            raise LocalError("no relay is running; `zonemta serve` starts one")
         now_ms, found = egress.now_ms(), egress.shaper.engine.reroutes.items()
         return [
             row | {
@@ -229,90 +255,51 @@ class RunningEgress:
         ]  # fmt: skip
 
     def warmups(self) -> list[Row]:
-        """See ``warmup_row``."""
-        return warmup_rows(self._delivery.egress)
-
-    async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
-        """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""
-        egress = self._delivery.egress
-        found, now_ms = _schedules(egress.warmup, address, provider), clock.now_ms()
-        batch = _paused(found, now_ms, paused=paused)
-        egress.changed()
-        await self._queue.commits.submit(batch)
-        return [warmup_row(each, now_ms) for each in found]
-
-    async def end_pace(self, provider: str, address: str) -> Row:
-        """Forget a pace. Raises LocalError when there is none, QueueUnavailable."""
-        egress = self._delivery.egress
-        shaper, now_ms = egress.shaper, egress.now_ms()
-        # Steps that were due before are recorded before: a replay takes them first.
-        shaper.run_due(now_ms)
-        change = _end(shaper.controller, provider, address, now_ms)
-        await self._queue.commits.submit(_batch(*shaper.apply([change])))
-        return _ended(change)
-
-    async def end_reroute(self, provider: str, pool: str) -> Row:
-        """Forget a reroute. Raises LocalError when there is none, QueueUnavailable."""
-        egress = self._delivery.egress
-        batch, row = _end_reroute(egress.shaper.engine.reroutes, provider, pool, egress.now_ms())
-        egress.changed()
-        await self._queue.commits.submit(batch)
-        return row
-
-
-class StoppedEgress:
-    """Of a queue that no relay uses."""
-
-    def __init__(self, queue: Queue, config: Config) -> None:
-        self._queue = queue
-        self._config = config
-
-    def names(self, kind: str) -> Collection[str]:
-        """The zones, providers or addresses of the configuration."""
-        return _names(kind, self._config, read_egress(self._config).table.providers)
-
-    def smarthost_zones(self) -> list[str]:
-        """The zones whose mail goes to a smarthost, whatever its domain."""
-        return _smarthost_zones(self._config)
-
-    def changed(self) -> None:
-        """Nothing waits for it."""
-
-    def rows(self, provider: str, address: str, most: int) -> list[Row]:
-        """Raises LocalError: nothing is under way."""
-        raise LocalError("no relay is running; `zonemta serve` starts one")
-
-    def _warmup(self) -> WarmUp:
-        warmup = WarmUp()
-        files, stored = read_egress(self._config), read_stored(self._queue.store)
-        warmup.configure(files.schedules, stored.warmups)
-        return warmup
-
-    def warmups(self) -> list[Row]:
-        """See ``warmup_row``."""
+        """A row for each schedule."""
+        if (egress := self._running) is not None:
+            return warmup_rows(egress)
         return [warmup_row(each, clock.now_ms()) for each in self._warmup().all()]
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
         """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""
         found, now_ms = _schedules(self._warmup(), address, provider), clock.now_ms()
-        await self._queue.commits.submit(_paused(found, now_ms, paused=paused))
+        batch = _paused(found, now_ms, paused=paused)
+        self.changed()
+        await self._queue.commits.submit(batch)
         return [warmup_row(each, now_ms) for each in found]
 
     async def end_pace(self, provider: str, address: str) -> Row:
         """Forget a pace. Raises LocalError when there is none, QueueUnavailable."""
-        controller, table, now_ms = Controller(), read_egress(self._config).table, clock.now_ms()
-        controller.configure(self._config.shaping.controller, lambda name: table.settings(name).limits)
+        key, egress = (provider, address), self._running
+        if egress is not None:
+            shaper, now_ms = egress.shaper, egress.now_ms()
+            # Steps that were due before are recorded before: a replay takes them first.
+            shaper.run_due(now_ms)
+            change = _end(shaper.controller, key, now_ms)
+            batch = _batch(*shaper.apply([change]))
+        else:
+            controller, now_ms = self._stored_controller(), clock.now_ms()
+            steps = controller.advance(key, now_ms)
+            change = _end(controller, key, now_ms)
+            batch = _batch(map(event_of, [*steps, change]), [pace_put(key, None)])
+        await self._queue.commits.submit(batch)
+        return {"provider": change.provider, "address": change.address, "ended": change.before}
+
+    def _stored_controller(self) -> Controller:
+        config = self._config()
+        controller, table = Controller(), read_egress(config).table
+        controller.configure(config.shaping.controller, lambda name: table.settings(name).limits)
         controller.paces |= read_stored(self._queue.store).paces
-        steps = controller.advance((provider, address), now_ms)
-        change = _end(controller, provider, address, now_ms)
-        puts = [pace_put((provider, address), None)]
-        await self._queue.commits.submit(_batch(map(event_of, [*steps, change]), puts))
-        return _ended(change)
+        return controller
 
     async def end_reroute(self, provider: str, pool: str) -> Row:
         """Forget a reroute. Raises LocalError when there is none, QueueUnavailable."""
-        stored = read_stored(self._queue.store).reroutes
-        batch, row = _end_reroute(stored, provider, pool, clock.now_ms())
+        if (egress := self._running) is not None:
+            reroutes, now_ms = egress.shaper.engine.reroutes, egress.now_ms()
+        else:
+            reroutes, now_ms = read_stored(self._queue.store).reroutes, clock.now_ms()
+        batch, row = _end_reroute(reroutes, provider, pool, now_ms)
+        self.changed()
         await self._queue.commits.submit(batch)
         return row
 
@@ -326,12 +313,6 @@ def _names(kind: str, config: Config, providers: Iterable[str]) -> Collection[st
             return {SMARTHOST, *providers} - {"default"}
         case _:
             return {source_name(each) for pool in config.pools.values() for each in pool}
-
-
-def _smarthost_zones(config: Config) -> list[str]:
-    return sorted(
-        name for name, zone in config.zones.items() if any(part.smarthost for _, part in zone.parts())
-    )
 
 
 def _schedules(warmup: WarmUp, address: str, provider: str) -> list[Warming]:
@@ -375,17 +356,13 @@ def _batch(events: Iterable[Event], puts: Puts) -> WriteBatch:
     return batch
 
 
-def _end(controller: Controller, provider: str, address: str, now_ms: int) -> ShapingChange:
-    change = controller.end((provider, address), now_ms, OPERATOR)
+def _end(controller: Controller, key: PathKey, now_ms: int) -> ShapingChange:
+    change = controller.end(key, now_ms, OPERATOR)
     if change is None:
         raise LocalError(
-            f"there is no pace of {address} at {provider}; `zonemta shaping status` lists them"
+            f"there is no pace of {key[1]} at {key[0]}; `zonemta shaping status` lists them"
         )
     return change
-
-
-def _ended(change: ShapingChange) -> Row:
-    return {"provider": change.provider, "address": change.address, "ended": change.before}
 
 
 def _end_reroute(

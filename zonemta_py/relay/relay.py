@@ -26,7 +26,7 @@ from zonemta_py.core.logs import set_log_level
 from zonemta_py.core.runtime import without_collection
 from zonemta_py.delivery.dkim import DkimKeys
 from zonemta_py.delivery.egress import read_egress
-from zonemta_py.delivery.egress_operator import RunningEgress
+from zonemta_py.delivery.egress_operator import EgressOperator
 from zonemta_py.delivery.open_queue import configure_queue, open_queue
 from zonemta_py.delivery.report_composer import BounceFunction, DeliveryContext, PendingReports
 from zonemta_py.delivery.reports import BounceReporter
@@ -292,7 +292,7 @@ class Relay:
             zones=delivery.views, unreachable=delivery.unreachable, reload=self.reload, verify=self._verifier.verify,
             events=config.events.directory, stream=stream, status=self.status, set_log_level=self.set_log_level,
             trace=traces.watch, new_login=self._new_login, tenants=lambda: self._config.tenants,
-            egress=RunningEgress(queue, delivery, lambda: self._config),
+            egress=EgressOperator(queue, lambda: self._config, delivery),
         )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)
