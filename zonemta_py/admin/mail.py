@@ -25,7 +25,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.messages import read_message
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.inspect import MessageLabels, recipient_rows
-from zonemta_py.queue.upkeep.operator import Selected
+from zonemta_py.queue.upkeep.operator import Operator, Selected
 
 log = logging.getLogger(__name__)
 
@@ -44,20 +44,19 @@ class MailOperations:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+        self._operator = Operator(queue)
 
     def delete(self, request: DeleteRequest) -> AsyncIterator[Row]:
         """Rows with ``deleted`` and ``in_flight``, recipients."""
-        return self._change(request, "deleted", self._queue.operator.delete)
+        return self._change(request, "deleted", self._operator.delete)
 
     def bounce(self, request: BounceRequest) -> AsyncIterator[Row]:
         """Rows with ``bounced`` and ``in_flight``, recipients."""
-        return self._change(
-            request, "bounced", partial(self._queue.operator.bounce, reason=request.reason)
-        )
+        return self._change(request, "bounced", partial(self._operator.bounce, reason=request.reason))
 
     def hold(self, request: HoldRequest) -> AsyncIterator[Row]:
         """Rows with ``held`` and ``in_flight``, recipients."""
-        return self._change(request, "held", partial(self._queue.operator.hold, by=request.by))
+        return self._change(request, "held", partial(self._operator.hold, by=request.by))
 
     async def release(self, request: ReleaseRequest) -> AsyncIterator[Row]:
         """Rows with ``released``, recipients."""
@@ -67,7 +66,7 @@ class MailOperations:
             yield row
 
     async def _released(self, by: str, message: str, selected: Selected) -> tuple[int, int]:
-        return await self._queue.operator.release(message, selected, by=by), 0
+        return await self._operator.release(message, selected, by=by), 0
 
     async def _change(self, request: MailRequest, done: str, change: Change) -> AsyncIterator[Row]:
         message = request.message

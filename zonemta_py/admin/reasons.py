@@ -14,6 +14,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import EnvelopeRecord, RecipientRecord, RecipientState, read_meta
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MAIL, USER, Suspensions, named, suspended_submitter
+from zonemta_py.queue.upkeep.operator import suspension_of
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.verdict import NO_ADDRESS
 
@@ -173,7 +174,7 @@ class Reasons:
         if meta is not None and meta.options.quarantined:
             reason = "the scanner had it held; `zonemta queue release` or `delete` decides"
             return Constraint("hold", reason, key="intake.scan")
-        if name := self._queue.held_mail.suspension_of(key):
+        if name := suspension_of(self._queue.store, key):
             return self._suspended_for(name, message)
         if record.uncertain >= self._queue.poison_after:
             return Constraint("hold", record.text, record.last_ms, key="queue.poison_after")

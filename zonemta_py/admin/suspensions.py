@@ -31,6 +31,8 @@ from zonemta_py.queue.suspensions import (
     Suspensions,
     part_of_key,
 )
+from zonemta_py.queue.upkeep.held_mail import HeldMail
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ class SuspensionOperations:
         tenants: Callable[[], Collection[str]] | None = None,
     ) -> None:
         self._queue = queue
+        self._held_mail = HeldMail(queue, Operator(queue))
         self._egress = egress
         self._tenants = tenants
 
@@ -136,12 +139,12 @@ class SuspensionOperations:
             return
         what = _selected(request)
         queue = self._queue
-        if what.key not in queue.suspended and not (what.holds and queue.held_mail.is_any(what.key)):
+        if what.key not in queue.suspended and not (what.holds and self._held_mail.is_any(what.key)):
             others = ", ".join(str(_of_key(key)) for key in queue.suspended.names())
             raise LocalError(f"{what} is not suspended; suspended: {others or 'nothing'}")
         row = await self._resume(what)
         if what.holds:
-            async for released in queue.held_mail.release(what.key):
+            async for released in self._held_mail.release(what.key):
                 row["released"] = released
                 yield {"released": released}
         yield row

@@ -24,7 +24,7 @@ from zonemta_py.admin.requests import (
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import LocalError, NotFound, UnknownName
 from zonemta_py.core.model import AGES_MIN, STATES
-from zonemta_py.queue.census import TOTAL, Census, count_all
+from zonemta_py.queue.census import TOTAL, Census, count_all, zones_on_disk
 from zonemta_py.queue.format.keys import mark_key, meta_key, waiting_key
 from zonemta_py.queue.format.records import RecipientState, read_meta, read_recipient_record
 from zonemta_py.queue.messages import recipients_of
@@ -32,7 +32,6 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import part_of_key
 from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN, TrafficRate
 from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows, state_of_message
-from zonemta_py.queue.upkeep.startup import zones_on_disk
 
 SLICE_ROWS = 500
 TOP_DESTINATIONS = 10

@@ -15,7 +15,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from zonemta_py import __version__
 from zonemta_py.bench.charts import bars, save_picture
 from zonemta_py.bench.measure import Measurement, RelayUnderTest, measure
 from zonemta_py.bench.peer import PeerMaker
@@ -29,6 +28,7 @@ from zonemta_py.core.clock import now_ms, utc
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.runtime import slow_build
+from zonemta_py.core.version import __version__
 
 # ---- The results of ``zonemta bench`` as a table, for a terminal.
 

@@ -36,7 +36,6 @@ from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import event_fields
-from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp import verp
@@ -217,7 +216,7 @@ class Worker:
             if not isinstance(exc, AgentLost):
                 raise
             log.warning("%s: %s; its lease is released", lease.active.id, exc)
-            return LeaseResult(interrupt(queue, lease) if exc.uncertain else queue.release(lease))
+            return LeaseResult(queue.interrupt(lease) if exc.uncertain else queue.release(lease))
         finally:
             lease_context.close()
         puts = self._egress.end(slot, lease, result)

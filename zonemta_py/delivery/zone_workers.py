@@ -404,7 +404,7 @@ class ZoneWorkers:
     async def _is_unsent(self, lease: Lease) -> bool:
         """Whether nothing may be sent now: an operator has suspended it, or its submitter wants it otherwise."""
         queue = self._context.queue
-        if queue.suspended and await queue.held_mail.hold(lease, self._messages.provider(lease)):
+        if queue.suspended and await self._context.held_mail.hold(lease, self._messages.provider(lease)):
             return True
         return lease.active.meta.options != NO_OPTIONS and await self._worker.settle_unsent(lease)
 

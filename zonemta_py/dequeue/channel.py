@@ -132,13 +132,13 @@ class Channel:
         An operator has suspended it, or see ``before_attempt``. The coroutine raises QueueUnavailable.
         """
         meta = lease.active.meta
-        if self.queue.suspended and self.queue.held_mail.must_hold(lease):
+        if self.queue.suspended and self.channels.context.held_mail.must_hold(lease):
             return self._hold(lease)
         outcomes = before_attempt(meta, lease.recipients, self.queue.now())
         return self._settle_unsent(lease, outcomes) if outcomes else None
 
     async def _hold(self, lease: Lease) -> None:
-        if not await self.queue.held_mail.hold(lease):
+        if not await self.channels.context.held_mail.hold(lease):
             self.queue.release(lease)  # resumed a moment ago
 
     async def _settle_unsent(self, lease: Lease, outcomes: Sequence[Outcome]) -> None:

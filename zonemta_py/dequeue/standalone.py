@@ -54,6 +54,7 @@ class Queue:
             self._reports = ReportSender(context)
             await self._reports.start()
             await queue.begin()
+            await context.held_mail.start()
         except BaseException:
             await self._close()
             raise

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zonemta_py import __version__
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.page.logins import LINK_VALID_S
 from zonemta_py.admin.registry import Operations
@@ -24,6 +23,7 @@ from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.runtime import open_descriptors
+from zonemta_py.core.version import __version__
 from zonemta_py.delivery.egress_operator import path_rows, warmup_rows
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue

@@ -28,6 +28,7 @@ from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.egress.paths import Constraint
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
+from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.relay.parts import Part
 from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
 from zonemta_py.schedule.unreachable import UnreachableHosts
@@ -98,6 +99,11 @@ class DeliveryService:
     def egress(self) -> Egress:
         """The limits of providers and addresses."""
         return self._context.egress
+
+    @property
+    def held_mail(self) -> HeldMail:
+        """The mail that is held for suspensions."""
+        return self._context.held_mail
 
     @property
     def zones(self) -> Mapping[str, ZoneWorkers]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.reasons import RunningRelay
@@ -24,6 +23,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
 from zonemta_py.core.logs import set_log_level
 from zonemta_py.core.runtime import without_collection
+from zonemta_py.core.version import __version__
 from zonemta_py.delivery.dkim import DkimKeys
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.egress_operator import RunningEgress
@@ -300,6 +300,7 @@ class Relay:
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),
+            Part("the mail held for suspensions", delivery.held_mail.start),
             Part("the watch of certificates", certificates.start, close=certificates.close),
             Part("the verification of domains", self._verifier.start, drain=self._verifier.close),
         ]

@@ -15,9 +15,9 @@ from zonemta_py.config.schema import Config, Processes, SharedStorageSettings
 from zonemta_py.config.values import ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, QueueLocked
+from zonemta_py.queue.census import zones_on_disk
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.startup import zones_on_disk
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.shared import SharedStorage

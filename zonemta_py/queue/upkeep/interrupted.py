@@ -4,12 +4,10 @@ Their recipients are *uncertain*: the peer may have the message. An event says s
 """
 
 import logging
-from typing import TYPE_CHECKING
 
-from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Uncertain
 from zonemta_py.queue import transitions
-from zonemta_py.queue.commit import CommitFuture, WriteBatch
+from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
@@ -19,13 +17,9 @@ from zonemta_py.queue.format.records import (
     read_meta,
     read_recipient_record,
 )
-from zonemta_py.queue.messages import Lease, recipients_of
-from zonemta_py.queue.ready.streams import QueuedRecipient
+from zonemta_py.queue.messages import recipients_of
 from zonemta_py.queue.transitions import event_fields
 from zonemta_py.storage.interface import Store
-
-if TYPE_CHECKING:
-    from zonemta_py.queue.queue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -92,42 +86,3 @@ class InterruptedDeliveries:
         batch.put_record(key, record)
         transitions.move(batch, zone, message, before, record)
         return key, record
-
-
-def interrupt(queue: "Queue", lease: Lease) -> CommitFuture:
-    """End ``lease``, whose sender process ended in the middle of it, as a crash ends all leases."""
-    message, now_ms = lease.active.id, queue.now()
-    assert lease.number is not None
-    batch = WriteBatch()
-    indexes = tuple(recipient.record.recipient_index for recipient in lease.recipients)
-    attempt = lease.recipients[0].record.attempts + 1
-    inflight = Inflight(FORMAT, queue.boot, lease.zone, indexes, attempt, now_ms)
-    interrupted = InterruptedDeliveries(queue.store, queue.poison_after, now_ms)
-    remaining = interrupted.add(batch, message, inflight)
-    batch.delete(keys.inflight_key(message, lease.number))
-    due_keys = {keys.due_key(r.due_ms, lease.zone, message) for r in remaining.values() if r.due_ms}
-    for due in due_keys:
-        queue.deferral.expect(due)
-
-    def written(failure: QueueUnavailable | None) -> None:
-        if failure is not None:
-            return  # the lease stays: the next boot finds everything as it was
-        window = queue.windows.zone(lease.zone)
-        ready = []
-        for recipient in lease.recipients:
-            record = remaining.get(recipient.key)
-            if record is None:
-                window.forget([recipient.key])
-            else:
-                ready.append(
-                    QueuedRecipient(recipient.key, lease.zone, message, recipient.address, record)
-                )
-        if ready:
-            window.put_back(lease.destination, ready)
-            queue.windows.on_ready(lease.zone, lease.destination, False)
-        for due in due_keys:
-            queue.deferral.written(due)
-        queue.release_message(lease.active)
-
-    batch.future.add_done_callback(written)
-    return queue.commits.submit(batch)

@@ -7,7 +7,7 @@ previous boot, and does not run again: newer mail is offered to the window when 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +24,7 @@ from zonemta_py.queue.ready.windows import ReadyWindows
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.inspect import known_seq
 from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
-from zonemta_py.storage.interface import Access, Store, View
+from zonemta_py.storage.interface import Access, Store
 
 log = logging.getLogger(__name__)
 
@@ -163,28 +163,6 @@ def _beyond_damage(store: Store, zone: str, cursor: bytes) -> bytes:
     if following is None:
         return keys.end_of(prefix)
     return keys.zone_prefix(keys.WAITING, zone, keys.owner_of(following))
-
-
-def zones_on_disk(store: View) -> set[str]:
-    """The zones that have recipients."""
-    return _zones_in(store, (keys.WAITING, keys.DEFERRED))
-
-
-def zones_to_scan(store: View) -> set[str]:
-    """The zones that have waiting recipients, or keys of spilled mail that may have none any more."""
-    return _zones_in(store, (keys.WAITING, keys.SPILL))
-
-
-def _zones_in(store: View, spaces: Iterable[bytes]) -> set[str]:
-    """The zones of the keys in ``spaces``, found by skipping from one to the next."""
-    zones = set()
-    for space in spaces:
-        cursor = space
-        while (key := next(store.keys(cursor, keys.end_of(space)), None)) is not None:
-            zone = key.split(b"/", 2)[1].decode()
-            zones.add(zone)
-            cursor = keys.end_of(keys.zone_prefix(space, zone))
-    return zones
 
 
 # ---- Recovery after a crash, before mail is accepted or sent.
