@@ -3,27 +3,21 @@
 import logging
 from asyncio import gather, get_running_loop, sleep
 from collections.abc import Collection, Mapping
-from functools import cached_property
 
 from zonemta_py.config.schema import Config
-from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL, PathKey
 from zonemta_py.core.runtime import BackgroundTasks
-from zonemta_py.delivery.dkim import DkimKeys, Signer
-from zonemta_py.delivery.dns import MxResolver
+from zonemta_py.delivery.assembly import AssembledSending
+from zonemta_py.delivery.dkim import DkimKeys
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.session_opener import Peers, SmtpResources
-from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath
+from zonemta_py.delivery.session_pool import SessionsByPath
 from zonemta_py.delivery.shaper import EgressFiles
-from zonemta_py.delivery.smtp_agent import SmtpAgent
-from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.egress.paths import Constraint
@@ -80,11 +74,9 @@ class DeliveryService:
         config, hostname = context.config, context.hostname
         self._reports = ReportSender(context)
         self.unreachable = UnreachableHosts(self._clear_unreachable)
-        self._signer = Signer(config.dkim, dkim_keys, Tenants(config.tenants))
-        self._look_ups = MxResolver(config.resolver)
-        self._sts = StsPolicies(self._look_ups)
-        self._endpoints = self._resolver(config, hostname)
-        self._peers = Peers(config.peers)
+        sessions = SessionsByPath(self._set_idle)
+        self._sending = AssembledSending(self.unreachable, sessions, context.rng)
+        self._sending.configure(config, hostname, dkim_keys)
         self.senders: SenderPool | None = None
         if senders:
             self.senders = SenderPool(
@@ -127,19 +119,12 @@ class DeliveryService:
         if self.senders is not None:
             await self.senders.close()
 
-    @cached_property
-    def _idle(self) -> SessionsByPath:
-        """The sessions of this process; made when the first zone asks, as the egress."""
-        return SessionsByPath(self.egress.set_idle)
-
     def _set_idle(self, path: PathKey, idle: int) -> None:
         self._context.egress.set_idle(path, idle)
 
     async def _close(self) -> None:
         self._context.egress.close()
-        self._signer.close()
-        self._sts.close()
-        self._look_ups.close()
+        self._sending.close()
 
     async def _start_workers(self) -> None:
         self.channels = Channels(self._context, get_running_loop(), all_zones=False)
@@ -175,18 +160,11 @@ class DeliveryService:
 
     def _agent(self, name: str, zone: Zone) -> DeliveryAgent:
         """The agent that executes the requests of a zone: in this process, or in the sender processes."""
-        context = self._context
         if is_local(zone):
-            return LocalAgent(zone, context.hostname)
+            return LocalAgent(zone, self._context.hostname)
         if self.senders is not None:
             return RemoteAgent(self.senders, name)
-        resources = SmtpResources(
-            context.hostname, self._endpoints, self._peers, self._signer, self.unreachable, context.rng
-        )
-        return SmtpAgent(zone, resources, SessionPool(together=self._idle))
-
-    def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
-        return EndpointResolver(config, hostname, self._look_ups, self._sts, self._context.rng)
+        return self._sending.agent(zone)
 
     def _clear_unreachable(self, ip: str | None, destination: str | None) -> None:
         if self.senders is not None:
@@ -223,12 +201,9 @@ class DeliveryService:
         context = self._context
         context.config, context.router, context.hostname = config, router, hostname
         context.egress.configure(config, egress_files)
-        self._signer.configure(config.dkim, dkim_keys, Tenants(config.tenants))
+        self._sending.configure(config, hostname, dkim_keys)
         if self.senders is not None:
             self.senders.configure(config, hostname)
-        self._look_ups.configure(config.resolver)
-        self._endpoints = self._resolver(config, hostname)
-        self._peers = Peers(config.peers)
         for name, zone in config.zones.items():
             if name in self._zones:
                 self._zones[name].configure(zone)
