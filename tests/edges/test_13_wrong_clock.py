@@ -21,13 +21,13 @@ from zonemta_py.core import clock as core_clock
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.egress_operator import warmup_rows
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.delivery.shaper import read_stored
 from zonemta_py.egress.limits import Permit
 from zonemta_py.egress.paths import Limit, Refusal
 from zonemta_py.egress.rules import ProviderReply
 from zonemta_py.egress.waiting import WaitKey, ZoneWaits
 from zonemta_py.egress.warmup import EPOCH, Warming, WarmupState
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import born
 from zonemta_py.queue.queue import Queue, QueueOptions

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, events, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.outcome import before_attempt
+from zonemta_py.delivery.send_check import before_attempt
 from zonemta_py.queue import deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, read_recipient_record

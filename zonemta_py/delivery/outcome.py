@@ -24,7 +24,7 @@ from zonemta_py.schedule.retry import (
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.smtp.reply_class import ReplyClass, subject
+from zonemta_py.smtp.reply_class import subject
 from zonemta_py.smtp.reports.dsn import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.verdict import NO_ADDRESS, Phase, ReplySubject, Verdict, verdict
 
@@ -98,31 +98,6 @@ def handled(outcome: Outcome, handling: Handling) -> Outcome:
     if handling.bounces:
         return replace(outcome, kind=OutcomeKind.BOUNCED, due_ms=0)
     return outcome if handling.is_counted else replace(outcome, counted=False)
-
-
-def _lapse(recipient: QueuedRecipient) -> Attempt:
-    """The end of a recipient whose time is over."""
-    reply = recipient.record.text
-    text = "not delivered within the time that its sender allowed" + (
-        f"; last: {reply}" if reply else ""
-    )
-    return Attempt("", 0, LAPSED_STATUS, text, reply_class=ReplyClass.EXPIRED)
-
-
-def before_attempt(
-    meta: EnvelopeRecord, recipients: Sequence[QueuedRecipient], now_ms: int
-) -> list[Outcome]:
-    """The outcomes of recipients to which nothing may be sent now; empty: an attempt may be made."""
-    options = meta.options
-    if 0 < options.expires_ms <= now_ms:
-        return [Outcome(each, OutcomeKind.LAPSED, _lapse(each), attempted=False) for each in recipients]
-    if options.not_before_ms > now_ms:  # it was released by an operator, or restored by a repair
-        early = Attempt("", 0, "4.3.0", "its sender asked for a later time")
-        return [
-            Outcome(each, OutcomeKind.DEFERRED, early, options.not_before_ms, attempted=False)
-            for each in recipients
-        ]
-    return []
 
 
 def verdict_of(attempt: Attempt) -> Verdict:

@@ -14,7 +14,6 @@ from zonemta_py.delivery.attempts import of_others, without_limited
 from zonemta_py.delivery.message_egress import MessageEgress, of_same_address
 from zonemta_py.delivery.outcome import (
     RetryRules,
-    before_attempt,
     decide_outcome,
     handled,
     is_given_up,
@@ -24,6 +23,7 @@ from zonemta_py.delivery.outcome import (
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import settle_effects
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult, EgressOrder
+from zonemta_py.delivery.send_check import SendCheck
 from zonemta_py.delivery.shaper import Puts
 from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.paths import Refusal
@@ -184,6 +184,7 @@ class Worker:
         self._zone = zone
         self._scheduler = scheduler
         self._table = scheduler.table
+        self.check = SendCheck(context, scheduler.table.settings, egress.provider)
         tenants = context.config.tenants
         self._own_pools = {name for name, each in tenants.items() if each.pool is not None}
         self._rules = [
@@ -313,16 +314,6 @@ class Worker:
             record.source or ("" if slot.redraw_source else slot.source),
             _turn(record, order) if record.attempts and order is not None else 0,
         )
-
-    async def settle_unsent(self, lease: Lease) -> bool:
-        """Whether nothing may be sent now, by what the submitter asked for; ``lease`` is settled then."""
-        active = lease.active
-        outcomes = before_attempt(active.meta, lease.recipients, clock.now_ms())
-        if outcomes:
-            zone = self._table.zones[self._table.number(lease.destination)]
-            effects = await settle_effects(self._context, zone, active, outcomes)
-            await self._context.queue.settle(lease, outcomes, effects)
-        return bool(outcomes)
 
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:
         """Settle ``lease`` with a failure that another lease of its destination met."""

@@ -28,7 +28,7 @@ from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.paths import Constraint, constraint_of
 from zonemta_py.queue.commit import CommitFuture
-from zonemta_py.queue.format.records import NO_OPTIONS, starts
+from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.scheduler import Scheduler
@@ -56,7 +56,8 @@ async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, f
     for pool_key in queue.windows.pool_keys(*place):
         for lease in _leases(queue, place, settings, pool_key):
             meta, message = lease.active.meta, lease.active.id
-            if await worker.settle_unsent(lease):
+            if (refusal := worker.check.refusal(lease)) is not None:
+                await refusal
                 continue
             if not is_expired(starts(meta, message), now_ms, give_up_after_s):
                 warned += 1
@@ -78,7 +79,8 @@ async def expire_waiting(
     now_ms, warned = clock.now_ms(), 0
     for lease in _leases(queue, (zone, destination), settings, pool_key):
         meta, message = lease.active.meta, lease.active.id
-        if await worker.settle_unsent(lease):
+        if (refusal := worker.check.refusal(lease)) is not None:
+            await refusal
             continue
         if not is_given_up(meta, message, settings.retry, now_ms):
             warned += 1
@@ -371,7 +373,8 @@ class ZoneWorkers:
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
-            if await self._is_unsent(lease):
+            if (refusal := self._worker.check.refusal(lease)) is not None:
+                await refusal
                 continue
             result = await self._deliver(lease, slot)
             if result.recipients_max:
@@ -400,13 +403,6 @@ class ZoneWorkers:
             if self.scheduler.should_yield(slot, served):
                 break
         return True
-
-    async def _is_unsent(self, lease: Lease) -> bool:
-        """Whether nothing may be sent now: an operator has suspended it, or its submitter wants it otherwise."""
-        queue = self._context.queue
-        if queue.suspended and await self._context.held_mail.hold(lease, self._messages.provider(lease)):
-            return True
-        return lease.active.meta.options != NO_OPTIONS and await self._worker.settle_unsent(lease)
 
     def _take_lease(self, slot: WorkerSlot, served: int) -> Lease | NoLease:
         """The next lease for a worker that has ``served`` others."""

@@ -2,16 +2,16 @@
 
 import logging
 from asyncio import gather, get_running_loop, sleep
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
-from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL, PathKey
 from zonemta_py.core.runtime import BackgroundTasks
 from zonemta_py.delivery.assembly import AssembledSending
 from zonemta_py.delivery.dkim import DkimKeys
-from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import ReportSender
@@ -23,13 +23,23 @@ from zonemta_py.dequeue.channel import Channels
 from zonemta_py.egress.paths import Constraint
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
 from zonemta_py.queue.upkeep.held_mail import HeldMail
-from zonemta_py.relay.parts import Part
-from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
+from zonemta_py.relay.parts import NewConfig, Part, Prepared
+from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 SWEEP_EVERY_S = 300.0
 
 log = logging.getLogger(__name__)
+
+
+def changed_files(old: EgressFiles, new: EgressFiles) -> Iterator[str]:
+    """The keys of files in which something else is written now."""
+    parts = {
+        "providers.file": (old.table.providers, new.table.providers),
+        "warmup.file": (tuple(old.schedules), tuple(new.schedules)),
+        "shaping.file": (old.rules.rules, new.rules.rules),
+    }
+    yield from (key for key, (was, will) in parts.items() if was != will)
 
 
 class ProgramZone:
@@ -38,6 +48,10 @@ class ProgramZone:
     def __init__(self, name: str, channels: Channels) -> None:
         self._name = name
         self._channels = channels
+
+    def ready(self, destination: str, *, low_volume: bool = False) -> None:
+        """The queue has mail of the zone."""
+        self._channels.wake(self._name)
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
         """No program takes its mail, or None."""
@@ -64,11 +78,33 @@ class ProgramZone:
         return 0
 
 
+class ReadyMail:
+    """What a queue calls when it has mail (``OnReady``): passed on to who delivers its zone, once it is in ``zones``."""
+
+    def __init__(self) -> None:
+        self.zones: dict[str, ZoneWorkers | ProgramZone] = {}
+
+    def __call__(self, zone: str, destination: str, low_volume: bool) -> None:
+        """The queue has mail for ``destination``; ``low_volume``: of a submitter with little of it."""
+        view = self.zones.get(zone)
+        if view is not None:
+            view.ready(destination, low_volume=low_volume)
+
+
 class DeliveryService:
-    """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0."""
+    """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0; of what is there it hears by ``ready``.
+
+    ``views``: the zones, as an operator sees them.
+    """
 
     def __init__(
-        self, context: DeliveryContext, dkim_keys: DkimKeys, *, senders: int, log_target: str
+        self,
+        context: DeliveryContext,
+        dkim_keys: DkimKeys,
+        ready: ReadyMail,
+        *,
+        senders: int,
+        log_target: str,
     ) -> None:
         self._context = context
         config, hostname = context.config, context.hostname
@@ -84,7 +120,7 @@ class DeliveryService:
             )
         self._tasks = BackgroundTasks()
         self._zones: dict[str, ZoneWorkers] = {}
-        self.views: dict[str, ZoneWorkers | ProgramZone] = {}
+        self.views = ready.zones
         self.channels: Channels | None = None
 
     @property
@@ -105,10 +141,21 @@ class DeliveryService:
     def parts(self) -> list[Part]:
         """What the relay starts and stops."""
         return [
-            Part("DKIM and look-ups", close=self._close),
-            Part("the sender processes", self._start_senders, close=self._close_senders),
+            Part("DKIM and look-ups", close=self._close, prepare=self._prepare_sending),
+            Part(
+                "the sender processes",
+                self._start_senders,
+                close=self._close_senders,
+                prepare=self._prepare_senders,
+            ),
             Part("reports", self._reports.start, close=self._reports.close),
-            Part("delivery", self._start_workers, drain=self._drain),
+            Part(
+                "delivery",
+                self._start_workers,
+                drain=self._drain,
+                prepare=self._prepare_zones,
+                check=self._check,
+            ),
         ]
 
     async def _start_senders(self) -> None:
@@ -170,17 +217,24 @@ class DeliveryService:
         if self.senders is not None:
             self.senders.clear_unreachable(ip, destination)
 
-    def ready(self, zone: str, destination: str, low_volume: bool) -> None:
-        """The queue has mail for ``destination``."""
-        workers = self._zones.get(zone)
-        if workers is not None:
-            workers.ready(destination, low_volume=low_volume)
-        elif self.channels is not None:
-            self.channels.wake(zone)
+    def _prepare_sending(self, new: NewConfig) -> Prepared:
+        context, egress_files = self._context, read_egress(new.config)
 
-    def check(self, config: Config) -> None:
+        def apply() -> None:
+            context.config, context.router, context.hostname = new.config, new.router, new.hostname
+            context.egress.configure(new.config, egress_files)
+            self._sending.configure(new.config, new.hostname, new.dkim_keys)
+
+        return Prepared(apply, tuple(changed_files(self.egress.files, egress_files)))
+
+    def _prepare_senders(self, new: NewConfig) -> Prepared:
+        if self.senders is None:
+            return Prepared()
+        return Prepared(partial(self.senders.configure, new.config, new.hostname))
+
+    def _check(self, new: NewConfig) -> None:
         """Raises ConfigError for a zone that was removed, and is back with another transport: programs or workers are there."""
-        for name, zone in config.zones.items():
+        for name, zone in new.config.zones.items():
             view, for_programs = self.views.get(name), zone.transport == DEQUEUE_TRANSPORT
             if view is not None and isinstance(view, ProgramZone) != for_programs:
                 before = "another transport" if for_programs else DEQUEUE_TRANSPORT
@@ -189,22 +243,11 @@ class DeliveryService:
                     "restart; no other change of the file is used before"
                 )
 
-    def configure(
-        self,
-        config: Config,
-        hostname: str,
-        router: Router,
-        dkim_keys: DkimKeys,
-        egress_files: EgressFiles,
-    ) -> None:
-        """Use a new configuration, whose files were read."""
-        context = self._context
-        context.config, context.router, context.hostname = config, router, hostname
-        context.egress.configure(config, egress_files)
-        self._sending.configure(config, hostname, dkim_keys)
-        if self.senders is not None:
-            self.senders.configure(config, hostname)
-        for name, zone in config.zones.items():
+    def _prepare_zones(self, new: NewConfig) -> Prepared:
+        return Prepared(partial(self._configure_zones, new.config.zones))
+
+    def _configure_zones(self, zones: Mapping[str, Zone]) -> None:
+        for name, zone in zones.items():
             if name in self._zones:
                 self._zones[name].configure(zone)
             elif name not in self.views:

@@ -1,19 +1,17 @@
 """The receiving side of a relay: SMTP listeners, in this process or in receiver processes, and HTTP."""
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.intake.assembly import AssembledIntake
-from zonemta_py.intake.context import SessionSettings
 from zonemta_py.intake.inject import Injector
 from zonemta_py.intake.listener import bound_address, listening_sockets
 from zonemta_py.processes.receivers import ReceiverPool
 from zonemta_py.queue.queue import Queue
-from zonemta_py.relay.parts import Part
+from zonemta_py.relay.parts import NewConfig, Part, Prepared
 from zonemta_py.routing import Router
 from zonemta_py.storage.open import DiskSpace
 
@@ -51,9 +49,9 @@ class IntakeService:
         self.addresses: list[HostPort] = []
         self.receivers: ReceiverPool | None = None
 
-    def parts(self) -> list[Part]:
+    def part(self) -> Part:
         """What the relay starts and stops."""
-        return [Part("the listeners", self._listen, self._drain, self._close)]
+        return Part("the listeners", self._listen, self._drain, self._close, self._prepare)
 
     @property
     def sessions(self) -> int:
@@ -103,20 +101,18 @@ class IntakeService:
             await self.receivers.start()
         else:
             self._assembled.add_listeners(by_process[0])
-            await self._assembled.start(self.prepare(config, self._hostname, self._router))
+            await self._assembled.start(self._assembled.prepare(config, self._hostname, self._router))
 
-    def prepare(self, config: Config, hostname: str, router: Router) -> Sequence[SessionSettings]:
-        """The settings of the listeners in this process under ``config``. Raises ConfigError."""
-        return self._assembled.prepare(config, hostname, router)
+    def _prepare(self, new: NewConfig) -> Prepared:
+        sessions = self._assembled.prepare(new.config, new.hostname, new.router)
 
-    def configure(
-        self, config: Config, hostname: str, router: Router, prepared: Sequence[SessionSettings]
-    ) -> None:
-        """Use a new configuration; ``prepared`` is what ``prepare`` returned for it."""
-        self._config, self._hostname, self._router = config, hostname, router
-        self._assembled.configure(config, prepared)
-        if self.receivers is not None:
-            self.receivers.configure(config, hostname)
+        def apply() -> None:
+            self._config, self._hostname, self._router = new.config, new.hostname, new.router
+            self._assembled.configure(new.config, sessions)
+            if self.receivers is not None:
+                self.receivers.configure(new.config, new.hostname)
+
+        return Prepared(apply)
 
     async def _drain(self, grace_s: float) -> None:
         if self.receivers is not None:

@@ -46,9 +46,9 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.text import no_such
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.segment_reading import open_segments
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
@@ -117,7 +117,7 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     from zonemta_py.admin.reasons import RunningRelay
     from zonemta_py.admin.registry import Operations, run_operation
     from zonemta_py.delivery.egress_operator import StoppedEgress
-    from zonemta_py.delivery.open_queue import open_queue
+    from zonemta_py.open_queue import open_queue
 
     access = Access.EXISTING if isinstance(request, ChangeRequest) else Access.READ
     queue = open_queue(config, access=access)
