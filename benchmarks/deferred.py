@@ -16,7 +16,8 @@ from pathlib import Path
 from time import process_time
 
 from tests.kit.queue import Clock, accept, opened, settle
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import DeleteRequest, HoldRequest, MailRequest, ReleaseRequest
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.core.runtime import loop_factory

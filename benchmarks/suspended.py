@@ -10,7 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import ResumeRequest
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config

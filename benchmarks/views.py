@@ -13,7 +13,8 @@ from pathlib import Path
 
 import aiohttp
 
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import ListRequest, Request, SummaryRequest
 from zonemta_py.bench.setup import fill_queue
 from zonemta_py.config.load import parse_config

@@ -11,7 +11,7 @@ from zonemta_py.config.zones import DestinationTable
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import USUAL_POOL, PoolKey
 from zonemta_py.delivery.reports import BounceReporter
-from zonemta_py.egress.sources import addresses_of, fallback_pool, parse_pool_key, part_after
+from zonemta_py.egress.sources import LastAttempt, addresses_of, parse_pool_key, pool_key_after
 from zonemta_py.events.recovery import last_seq, newest_message
 from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
 from zonemta_py.queue.queue import LONGEST_DELAY_MS, Queue, QueueOptions
@@ -83,10 +83,8 @@ class ConfiguredPools:
         table = self._tables.get(zone) if had_attempt else None
         if table is None:
             return pool
-        if pool == USUAL_POOL:
-            pool = fallback_pool(table.settings(destination), record.attempts, record.reply_class)
-        addresses = self._addresses.get(pool, ())
-        return part_after(pool, addresses, record.source, record.reply_class).key
+        last = LastAttempt(record.attempts, record.source, record.reply_class)
+        return pool_key_after(table.settings(destination), self._addresses, last, pool)
 
     def share_divisor(self, pool_key: PoolKey) -> int:
         """See ``MailPools``."""

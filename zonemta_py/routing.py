@@ -119,7 +119,7 @@ def one_zone(zone: str) -> Router:
 
 
 class Destinations:
-    """Which destination a recipient's mail waits at."""
+    """The destination at which a recipient's mail waits."""
 
     def __init__(self, zones: Mapping[str, Zone]) -> None:
         self.configure(zones)
@@ -154,5 +154,5 @@ def _within(source: str, network: Network) -> bool:
 
 
 def matching_networks(source: str, networks: Sequence[Network]) -> bool:
-    """Whether the IP address ``source`` is in one of ``networks``."""
+    """True if the IP address ``source`` is in one of ``networks``."""
     return any(_within(source, network) for network in networks)

@@ -27,7 +27,7 @@ test -e plans/{{ ds }}/manifest/_SUCCESS || zonemta pipeline plan lists/subscrib
 
 # Sends what the ledger lacks. Exit code 1 also says that recipients were refused for good: then a retry takes seconds.
 SEND = """
-zonemta pipeline send plans/{{ ds }} --relay 10.0.0.1:2525 --relay 10.0.0.2:2525 --patience 1h --json
+zonemta pipeline send plans/{{ ds }} --relay 10.0.0.1:2525 --relay 10.0.0.2:2525 --timeout 1h --json
 """
 
 REPORT = """

@@ -13,7 +13,7 @@ from tests.kit.deadlines import until
 from tests.kit.queue import accept, opened
 from zonemta_py.admin.control import REQUEST_MAX_BYTES, ControlServer
 from zonemta_py.admin.control_client import SOCKET_NAME, ask
-from zonemta_py.admin.registry import Operations
+from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.requests import DeleteRequest, ListRequest, Request, ShowRequest, SummaryRequest
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.queue import Queue

@@ -52,7 +52,7 @@ class Client:
 
     async def ask(self, name: str, **arguments: Any) -> tuple[int, Any]:
         """The status and the rows, or the text of the problem."""
-        method, path = OPERATIONS[name].method, f"/api/v1/{name}"
+        method, path = OPERATIONS[name].method, f"/api/v1/{OPERATIONS[name].path}"
         sent: dict[str, Any] = {"json": arguments} if method == "POST" else {"params": arguments}
         async with self._session.request(method, path, headers=self._headers, **sent) as response:
             answer = await response.json()

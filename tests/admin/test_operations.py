@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import HEADER, accept, everything, held_mail, lease, opened, settle
-from zonemta_py.admin.reasons import RunningRelay
-from zonemta_py.admin.registry import OPERATIONS, Operations, operation_of, parse_request, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import OPERATIONS, operation_of, parse_request, run_operation
+from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -40,8 +42,7 @@ from zonemta_py.admin.requests import (
     WhyRequest,
     name_of,
 )
-from zonemta_py.cli.queue.group import COMMANDS as QUEUE_COMMANDS
-from zonemta_py.cli.shaping import shaping as shaping_commands
+from zonemta_py.cli.queue.group import queue as queue_commands
 from zonemta_py.cli.tenant import tenant as tenant_commands
 from zonemta_py.cli.warmup import warmup as warmup_commands
 from zonemta_py.core.clock import monotonic_s
@@ -61,7 +62,7 @@ GONE = "0" * 24
 
 
 class SuspendedZone:
-    """A zone with one suspended destination."""
+    """A zone with one unreachable destination."""
 
     def __init__(self) -> None:
         self.probed: list[str | None] = []
@@ -71,7 +72,7 @@ class SuspendedZone:
         if destination != "b.example":
             return None
         return Constraint(
-            "suspension", "no route until noon", 1, 1_900_000_000_000, "zones.default.retry"
+            "unreachable", "no route until noon", 1, 1_900_000_000_000, "zones.default.retry"
         )
 
     def provider(self, destination: str) -> str:
@@ -100,7 +101,7 @@ async def defer(queue: Queue, leased: Lease) -> None:
 
 
 async def put(queue: Queue) -> str:
-    """A message to three: one waits, one is deferred, one waits for a suspended destination."""
+    """A message to three: one waits, one is deferred, one waits for an unreachable destination."""
     message = await accept(queue, "x@a.example", "y@b.example", "z@c.example")
     leased = lease(queue, "c.example")
     await queue.start(leased)
@@ -114,11 +115,20 @@ async def test_summary(queue: Queue) -> None:
     queue.windows.suspend("default", "b.example")
     (row,) = await rows(queue, SummaryRequest(), zones={"default": SuspendedZone()})
     assert (row["zone"], row["waiting"], row["deferred"], row["held"]) == ("default", 1, 1, 0)
-    assert (row["suspended"], row["in_flight"], row["not_before"], row["counting"]) == (1, 0, 0, False)
+    assert (row["unreachable"], row["in_flight"], row["not_before"], row["counting"]) == (1, 0, 0, False)
     assert row["destinations"] == {"a.example": 1, "b.example": 1, "c.example": 1}
-    assert row["suspensions"]["b.example"]["reason"] == "no route until noon"
+    assert row["unreachable_destinations"]["b.example"]["reason"] == "no route until noon"
     assert row["next_due_ms"] > 0
     assert row["oldest_ms"] > 0
+
+
+async def test_the_earlier_name_of_a_state(queue: Queue) -> None:
+    """It means what an operator has suspended; ``suspended`` meant a destination that fails."""
+    await put(queue)
+    await queue.suspended.suspend("zone:default", "test")
+    found = [await rows(queue, ListRequest(state=state)) for state in ("suspended", "stopped")]
+    assert [len(each) for each in found] == [2, 2]
+    assert {row["state"] for each in found for row in each} == {"suspended"}
 
 
 async def test_list(queue: Queue) -> None:
@@ -133,7 +143,7 @@ async def test_list(queue: Queue) -> None:
     }
     why = {r["recipient"]: r["why"] for r in found}
     assert why["y@b.example"] == {
-        "name": "suspension", "reason": "no route until noon", "since_ms": 1,
+        "name": "unreachable", "reason": "no route until noon", "since_ms": 1,
         "until_ms": 1_900_000_000_000, "key": "zones.default.retry",
     }  # fmt: skip
     assert (why["x@a.example"]["name"], why["z@c.example"]["name"]) == ("turn", "retry")
@@ -157,8 +167,8 @@ async def test_destinations(queue: Queue) -> None:
     troubled = await rows(queue, DestinationsRequest(troubled=True, limit=3), zones=zones)
     by_name = {row["destination"]: row for row in troubled}
     assert by_name.keys() == {"b.example", "c.example"}
-    assert (by_name["b.example"]["suspended"], by_name["b.example"]["deferred"]) == (1, 0)
-    assert by_name["b.example"]["why"]["name"] == "suspension"
+    assert (by_name["b.example"]["unreachable"], by_name["b.example"]["deferred"]) == (1, 0)
+    assert by_name["b.example"]["why"]["name"] == "unreachable"
     assert (by_name["c.example"]["deferred"], by_name["c.example"]["recent"]["deferred"]) == (1, 1)
     assert by_name["c.example"]["reply"] != ""
     zones["other"] = SuspendedZone()
@@ -206,7 +216,7 @@ async def test_a_flush_of_a_message_tries_its_destinations(queue: Queue) -> None
         queue.windows.suspend("default", name)
     zone = SuspendedZone()
     [answer] = await rows(queue, FlushRequest(message=message), zones={"default": zone})
-    assert answer == {"woken": 1, "tried": 1, "stopped": 0}
+    assert answer == {"woken": 1, "tried": 1, "suspended": 0}
     assert sorted(filter(None, zone.probed)) == ["a.example", "b.example", "c.example"]
     assert len(zone.probed) == 3
 
@@ -302,16 +312,16 @@ async def test_state(queue: Queue) -> None:
 
 
 async def test_flush(queue: Queue) -> None:
-    """Deferred recipients are due, and the suspended destinations of the zone are tried."""
+    """Deferred recipients are due, and the unreachable destinations of the zone are tried."""
     await put(queue)
     zone, other = SuspendedZone(), SuspendedZone()
     request = FlushRequest(zone="default", domain="c.example")
     answer = await rows(queue, request, zones={"default": zone, "other": other})
-    assert answer == [{"woken": 1, "tried": 0, "stopped": 0}]
+    assert answer == [{"woken": 1, "tried": 0, "suspended": 0}]
     assert (zone.probed, other.probed) == (["c.example"], [])
     assert await rows(queue, FlushRequest(), zones={"default": zone}) == [{**answer[0], "woken": 0}]
     assert zone.probed == ["c.example", None]
-    for name, request, stopped in (
+    for name, request, suspended in (
         ("domain:c.example", FlushRequest(domain="c.example"), 1),
         ("provider:mx.c.example", FlushRequest(domain="c.example"), 1),
         ("domain:c.example", FlushRequest(domain="a.example"), 0),
@@ -319,7 +329,7 @@ async def test_flush(queue: Queue) -> None:
     ):
         await queue.suspended.suspend(name, "a test")
         [row] = await rows(queue, request, zones={"default": zone})
-        assert row["stopped"] == stopped, name
+        assert row["suspended"] == suspended, name
         await queue.suspended.resume(name)
 
 
@@ -431,10 +441,11 @@ def test_every_operation_is_a_command() -> None:
     """The name of an operation is that of its command: of ``zonemta``, or of a group.
 
     ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits; ``zonemta
-    status`` prints a login; ``queue unreachable --clear`` is an operation of its own; ``warmup`` and ``shaping`` are the commands ``status`` of their groups.
+    status`` prints a login and the counters of the store; ``queue unreachable --clear`` and ``shaping clear`` are operations of their
+    own; ``queue summary --by`` and ``queue show --states`` choose one; ``top`` prints rates; ``warmup`` and ``shaping`` are the commands ``status`` of their groups.
     """
     names = {
-        *QUEUE_COMMANDS,
+        *queue_commands.list_commands(click.Context(queue_commands)),
         *tenant_commands.commands,
         "audit",
         "classify",
@@ -442,6 +453,12 @@ def test_every_operation_is_a_command() -> None:
         "status",
         "loglevel",
         "rates",
+        "destinations",
+        "tenants",
+        "state",
+        "stats",
+        "suspend",
+        "resume",
         "history",
         "tail",
         "reload",
@@ -453,7 +470,7 @@ def test_every_operation_is_a_command() -> None:
         "warmup",
         "shaping",
         *(f"warmup{name}" for name in warmup_commands.commands),
-        *(f"shaping{name}" for name in shaping_commands.commands),
+        "shapingend",
     }
     assert [name for name in OPERATIONS if name not in names] == []
 
@@ -576,7 +593,7 @@ async def test_status_needs_a_relay(queue: Queue) -> None:
     with pytest.raises(LocalError, match="no relay is running"):
         await rows(queue, StatusRequest())
     (row,) = await rows(queue, StatusRequest(), status=lambda: {"version": "1"})
-    assert (row["version"], row["queue"]["waiting"], row["suspended"]) == ("1", 0, 0)
+    assert (row["version"], row["queue"]["waiting"], row["unreachable"]) == ("1", 0, 0)
 
 
 async def test_log_level_needs_a_relay(queue: Queue) -> None:

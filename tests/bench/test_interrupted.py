@@ -13,7 +13,7 @@ from tests.kit.deadlines import scaled, until_blocking
 from zonemta_py.bench.process import process_tree, signals_end
 
 COMMANDS = {
-    "bench": (["bench", "kept-mx", "--runs", "1", "--scale", "50"], ["zonemta_py serve", "sink.counter", "bench.domains", "bench.source"]),
+    "bench": (["bench", "kept-mx", "--runs", "1", "--scale", "50"], ["zonemta_py serve", "sink.counter", "bench.setup", "bench.source"]),
     "bench-starts": (["bench", "deep", "--runs", "1"], ["sink.counter"]),
     "demo": (["demo", "--recipients", "100000"], ["zonemta_py serve"]),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from zonemta_py.cli.common import LazyGroup
 from zonemta_py.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -38,7 +39,18 @@ def page() -> str:
     sections = [
         _section(path, command) for path, command in commands() if not isinstance(command, click.Group)
     ]
-    return "\n".join([HEAD, *sections])
+    return "\n".join([HEAD, _contents(), *sections])
+
+
+def _contents() -> str:
+    """The commands in the groups of the help, with a line each."""
+    assert isinstance(main, LazyGroup)
+    lines = []
+    for title, section in main.sections.items():
+        lines += [f"| {title.lower()} | |", "|---|---|"]
+        lines += [f"| `{name}` | {line} |" for name, (_, line) in section.items()]
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _section(path: str, command: click.Command) -> str:

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from tests.kit.deadlines import until
 from tests.kit.relay import relaying, staged
+from zonemta_py.cli.ask import following
 from zonemta_py.cli.main import main
-from zonemta_py.cli.queue.change import following
 from zonemta_py.transports.tracing import TRACER
 
 

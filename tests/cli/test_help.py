@@ -33,6 +33,41 @@ def test_every_option_has_help() -> None:
     assert missing == []
 
 
+def test_a_group_has_a_line_for_each_command() -> None:
+    """In 80 columns, in full."""
+    for path, command in COMMANDS.items():
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            names = command.list_commands(context)
+            _, *arguments = path.split()
+            text = (
+                CliRunner().invoke(COMMANDS["zonemta"], [*arguments, "--help"], terminal_width=80).stdout
+            )
+            listed = [
+                line.split()[0]
+                for line in text.splitlines()
+                if re.match(r"  [a-z][a-z-]*  +[A-Z]", line)
+            ]
+            assert sorted(listed) == sorted(names), path
+            assert "..." not in text.replace("[ARGS]...", ""), path
+
+
+NO_ROWS = {  # what they print is no data, or has a format of its own
+    "serve", "queue body", "user add", "user passwd", "user disable", "user enable", "token add", "token remove", "password",
+    "export", "demo",
+}  # fmt: skip
+
+
+def test_every_command_that_prints_rows_has_json() -> None:
+    without = {
+        path.removeprefix("zonemta ")
+        for path, command in COMMANDS.items()
+        if not isinstance(command, click.Group)
+        and not any("--json" in each.opts for each in command.params)
+    }
+    assert without == NO_ROWS
+
+
 def test_the_page_of_commands_is_up_to_date() -> None:
     """Otherwise: python -m tests.cli.commands_page."""
     assert PAGE.read_text() == page()

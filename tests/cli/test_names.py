@@ -33,7 +33,7 @@ def completed(directory: Path, line: str, incomplete: str) -> list[str]:
     [
         ("suspend -c CONFIG --zone", "", ["bulk", "default", "transactional"]),
         ("suspend -c CONFIG --provider", "goo", ["goodmail", "google"]),
-        ("shaping end -c CONFIG --pool", "s", ["spare"]),
+        ("shaping clear -c CONFIG --pool", "s", ["spare"]),
         ("shaping status -c CONFIG --address", "", ["192.0.2.1", "192.0.2.9", "2001:db8::1", "system"]),
         ("warmup pause -c CONFIG --address", "2", ["2001:db8::1"]),
         ("queue list -c CONFIG --tenant", "a", ["acme"]),

@@ -1,4 +1,4 @@
-"""``zonemta queue`` on a queue without a relay: how a message is named, old names, exit codes."""
+"""``zonemta queue`` on a queue without a relay: how a message is named, exit codes."""
 
 import json
 from collections.abc import Iterator
@@ -112,17 +112,9 @@ def test_bounce_without_a_relay(run: Any, message: str) -> None:
     assert run("bounce", message).exit_code == 1
 
 
-def test_dead_addresses_is_the_deprecated_name_of_unreachable(run: Any, message: str) -> None:
-    result = run("dead-addresses")
-    assert result.exit_code == 0
-    assert "deprecated: use 'queue unreachable'" in result.stderr
-    current = run("unreachable")
-    assert (current.exit_code, current.stdout, current.stderr) == (0, result.stdout, "")
-    assert "dead-addresses" not in CliRunner().invoke(main, ["queue", "--help"]).stdout
-
-
-def test_stats_need_a_running_relay(run: Any, message: str) -> None:
-    result = run("stats")
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_rates_and_counters_need_a_running_relay(config: Path, message: str, command: str) -> None:
+    result = CliRunner().invoke(main, [command, "-c", str(config)])
     assert result.exit_code == 1
     assert "no relay is running" in result.stderr
 
@@ -140,8 +132,41 @@ def test_an_unknown_zone_is_wrong_usage(run: Any, message: str) -> None:
     assert "no zone 'nowhere'; there is default" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("by", "keys", "count"),
+    [("zone", ("zone", "waiting"), 1), ("destination", ("destination", "waiting", "why"), 2), ("tenant", ("tenant", "queued"), 0)],
+)  # fmt: skip
+def test_a_summary_by_each_kind(
+    run: Any, message: str, by: str, keys: tuple[str, ...], count: int
+) -> None:
+    rows = [json.loads(line) for line in run("summary", "--by", by, "--json").stdout.splitlines()]
+    assert len(rows) == count
+    assert all(key in row for row in rows for key in keys)
+    shown = run("summary", "--by", by).stdout.splitlines()
+    assert shown == ["no tenant has mail"] if by == "tenant" else len(shown) == count + 1
+
+
+def test_what_a_summary_refuses(run: Any, message: str) -> None:
+    for arguments, problem in (
+        (("--troubled",), "--troubled goes with --by destination"),
+        (("--by", "tenant", "--zone", "default"), "--zone does not go with --by tenant"),
+    ):
+        result = run("summary", *arguments)
+        assert (result.exit_code, problem in result.stderr) == (2, True)
+    assert run("summary", "--zone", "nowhere").exit_code == 2
+    assert "no relay is running" in run("summary", "--by", "destination", "--troubled").stderr
+    assert run("summary", "--zone", "default", "--json").stdout.count("\n") == 1
+
+
+def test_the_earlier_name_of_a_state(run: Any, message: str) -> None:
+    result = run("list", "--state", "stopped")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "warning: the state 'stopped' is now called 'suspended'\n"
+    assert run("list", "--state", "lost").exit_code == 2
+
+
 def test_a_state_in_words(run: Any, message: str) -> None:
-    result = run("state", message)
+    result = run("show", message, "--states")
     assert result.stdout.startswith("S4  ")
     assert "0  <a@x.example> queued" in result.stdout
 

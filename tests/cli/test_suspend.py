@@ -19,7 +19,7 @@ UNKNOWN = [
     (
         "--provider",
         "bigmail",
-        "has the name of its MX host, with a dot: `zonemta queue destinations` shows it",
+        "has the name of its MX host, with a dot: `zonemta queue summary --by destination` shows it",
     ),
     ("--address", "192.0.2.9", "no address '192.0.2.9'; there is system"),
     ("--tenant", "acne", "no tenant 'acne'; did you mean 'acme'?"),
@@ -64,7 +64,7 @@ async def test_a_provider_that_no_table_has(directory: Path) -> None:
         async with relaying(config) as relay:
             await send(relay, ["u@a.example"])
             await until(lambda: bool(relay.queue.traffic.failures), "the attempt")
-            found = await zonemta(config, "queue", "destinations", "--json")
+            found = await zonemta(config, "queue", "summary", "--by", "destination", "--json")
             assert json.loads(found.stdout)["provider"] == "mx.a.example"
             known = await zonemta(config, "suspend", "--provider", "mx.a.example")
             assert (known.exit_code, known.stderr) == (0, "")
@@ -83,6 +83,8 @@ async def test_a_provider_that_no_table_has(directory: Path) -> None:
         (("--campaign", "x" * 65), "expected 1 to 64 printable characters"),
         (("--campaign", "a\nb"), "that is no name of a campaign"),
         (("--campaign", "june", "--tenant", "acme", "--address", "192.0.2.1"), "name what to suspend"),
+        (("--tenant", "acme", "--user", "ann"), "name what to suspend"),
+        (("--user", "ann"), "no user 'ann'; there is none"),
     ],
 )
 async def test_wrong_usage(directory: Path, arguments: tuple[str, ...], problem: str) -> None:

@@ -27,9 +27,9 @@ ROWS: list[dict[str, Any]] = [
 ]
 STATUS: dict[str, Any] = {
     "version": "1", "hostname": "relay.example", "since_ms": 1, "not_ready": [], "queue": dict.fromkeys(STATES, 0),
-    "sessions_in": 1, "sessions_out": 2, "suspended": 1, "suspended_sending": ["zone:bulk"],
-    "suspensions": [{"zone": "bulk", "destination": "b.example", "why": {
-        "name": "suspension", "reason": "no\x1b[2J route", "since_ms": 0, "until_ms": 0, "key": "",
+    "sessions_in": 1, "sessions_out": 2, "unreachable": 1, "suspended_sending": ["zone:bulk"],
+    "unreachable_destinations": [{"zone": "bulk", "destination": "b.example", "why": {
+        "name": "unreachable", "reason": "no\x1b[2J route", "since_ms": 0, "until_ms": 0, "key": "",
     }}],
 }  # fmt: skip
 
@@ -65,16 +65,16 @@ def test_the_screen() -> None:
     console.print(render(Screen(), STATUS, ROWS, 20))
     text = file.getvalue()
     assert "b.example" in text
-    assert "bulk/b.example: suspension: no [2J route" in text
+    assert "bulk/b.example: unreachable: no [2J route" in text
     assert "\x1b[2J" not in text
 
 
 def test_what_waits_without_an_attempt_is_shown() -> None:
     """Also in a terminal of 80 columns, with names of any length."""
     attempted = [{"name": "a" * 70, **dict.fromkeys(COLUMNS, 987_654), "attempts": 1}]
-    del attempted[0]["queued"], attempted[0]["stopped"]
+    del attempted[0]["queued"], attempted[0]["suspended"]
     rows = Screen().visible(merged(attempted, {"bulk": (200, 150), "a" * 70: (7, 0)}))
-    assert [(row["name"][:4], row["attempts"], row["queued"], row["stopped"]) for row in rows] == [
+    assert [(row["name"][:4], row["attempts"], row["queued"], row["suspended"]) for row in rows] == [
         ("aaaa", 1, 7, 0), ("bulk", 0, 200, 150)
     ]  # fmt: skip
     console = Console(file=(file := io.StringIO()), width=80, height=20)

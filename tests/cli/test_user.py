@@ -62,7 +62,6 @@ def test_a_life_of_a_user(tmp_path: Path) -> None:
         (["add", "b", "--password", ""], 2, "the password must not be empty"),
         (["passwd", "bob", "--password", "x"], 1, "users: there is no user 'bob'"),
         (["disable", "bob"], 1, "there is no user 'bob'"),
-        (["suspend", "bob"], 2, "no user 'bob'; there is ann"),
     ],
 )
 def test_errors(tmp_path: Path, arguments: list[str], code: int, text: str) -> None:
@@ -71,6 +70,12 @@ def test_errors(tmp_path: Path, arguments: list[str], code: int, text: str) -> N
     result = zonemta(tmp_path, "user", *arguments)
     assert (result.exit_code, (tmp_path / "users").read_bytes()) == (code, before)
     assert text in result.output
+
+
+def test_a_user_that_no_file_has_is_not_suspended(tmp_path: Path) -> None:
+    assert zonemta(tmp_path, "user", "add", "ann", "--password", "one").exit_code == 0
+    result = zonemta(tmp_path, "suspend", "--user", "bob")
+    assert (result.exit_code, "no user 'bob'; there is ann" in result.stderr) == (2, True)
 
 
 def test_which_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from zonemta_py.cli.main import main
 from zonemta_py.config.warmup import WarmupSchedule, read_warmups
 
-PLAN = ["--address", "203.0.113.7", "--begins", "2026-12-01", "--target", "1000"]
+PLAN = ["--address", "203.0.113.7", "--start", "2026-12-01", "--target", "1000"]
 
 
 def zonemta(*arguments: object) -> Result:
@@ -121,10 +121,10 @@ def test_the_first_entry(tmp_path: Path, text: str) -> None:
         ([*PLAN, "--first", "2000"], "--first 2000 is more than --target 1000"),
         ([*PLAN, "--growth", "1"], "--growth"),
         ([*PLAN, "--growth", "nan"], "--growth: found nan"),
-        ([*PLAN[:3], "tomorrow", *PLAN[4:]], "--begins"),
+        ([*PLAN[:3], "tomorrow", *PLAN[4:]], "--start"),
         (
             [*PLAN[:3], "9999-12-30", *PLAN[4:]],
-            "--begins: found 9999-12-30, expected 2999-12-31 or earlier",
+            "--start: found 9999-12-30, expected 2999-12-31 or earlier",
         ),
     ],
 )

@@ -24,11 +24,12 @@ from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.endpoints import Endpoint, EndpointResolver
 from zonemta_py.delivery.outcome import verdict_of
-from zonemta_py.delivery.request import DeliveryResult, EgressOrder
+from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.delivery.session_opener import Peers, SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import MessageForm, MessageForms, SmtpAgent
 from zonemta_py.delivery.sts_policies import StsPolicies
+from zonemta_py.egress.paths import EgressOrder
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.nameserver import SERVFAIL, Records
 from zonemta_py.sink.script import Rule, Step

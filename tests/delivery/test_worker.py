@@ -25,15 +25,14 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
 from zonemta_py.delivery.shaper import read_stored
 from zonemta_py.delivery.worker import SUSPEND_S, LeaseContext, LeaseResult, Worker
-from zonemta_py.delivery.zone_egress import EgressRoutes
 from zonemta_py.egress.admission import WorkerSlot
-from zonemta_py.egress.closed_addresses import ClosedAddresses
 from zonemta_py.egress.limits import Permit
+from zonemta_py.egress.message import MessageEgress
+from zonemta_py.egress.zone import ClosedAddresses, EgressRoutes
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
@@ -327,7 +326,7 @@ async def test_bodies(directory: Path) -> None:
             for body in (b"", b"small\r\n", b"x" * 300_000):
                 await accept(queue, "x@a.example", body=body)
                 held = lease(queue, "a.example")
-                context = LeaseContext(egress_of(queue), held, *scheduled())
+                context = LeaseContext(queue, egress_of(queue), held, *scheduled())
                 found = context.body()
                 assert isinstance(found, bytes) == (len(body) < 65_536)
                 agent = ScriptedAgent()

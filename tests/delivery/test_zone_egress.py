@@ -15,17 +15,18 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.egress import Egress, read_egress
-from zonemta_py.delivery.message_egress import MessageEgress
-from zonemta_py.delivery.request import DeliveryResult, EgressOrder
-from zonemta_py.delivery.zone_egress import ZoneEgress
+from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.limits import Permit
-from zonemta_py.egress.paths import Limit
+from zonemta_py.egress.message import LeasedMail, MessageEgress
+from zonemta_py.egress.paths import EgressOrder, Limit
 from zonemta_py.egress.providers import NOT_FOUND_S, Providers
 from zonemta_py.egress.rules import ProviderReply
 from zonemta_py.egress.sources import PoolPart
 from zonemta_py.egress.warmup import DAY_MS
+from zonemta_py.egress.zone import ZoneEgress
 from zonemta_py.open_queue import mail_pools
+from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush
@@ -346,7 +347,7 @@ async def test_another_pool_does_not_slow_a_warm_up(directory: Path) -> None:
         assert len(events) == 1
         [warming] = egress.warmup.all()
         assert not warming.state.slowed_day
-        assert egress.shaper.due_ms == reroute.until_ms
+        assert egress.step_due_ms == reroute.until_ms
         egress.shaper.run_due(reroute.until_ms)
         assert not egress.shaper.engine.reroutes
 
@@ -494,7 +495,7 @@ async def test_a_domain_that_was_not_found_is_looked_up_again(
         await zone.mail("d.example", "u")
         zone.egress.providers = Providers(zone.egress.providers.table)
         zone.egress.learn("d.example", NO_MX_ANSWER)
-        assert not zone.admission.routes.must_look_up("d.example")
+        assert not zone.egress.must_look_up("d.example")
         later_s = clock.monotonic_s() + NOT_FOUND_S + 1
         monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)
         assert zone.scheduler.next(later_s) is None
@@ -552,13 +553,24 @@ async def test_a_connection_that_opened_no_session_counts_for_the_rate_of_new_on
         lease = zone.queue.lease("default", "d.example", 1, slot.pool_key)
         assert lease is not None
         messages = MessageEgress(zone.egress, zone.admission.routes, zone.admission.closed)
-        assert messages.end(slot, lease, DeliveryResult([], not_permitted=True, tried=True))
+        decision = messages.undecided(mail_of(zone, lease))
+        assert messages.report(slot, decision, DeliveryResult([], not_permitted=True, tried=True)).puts
         zone.queue.release(lease)
         zone.admission.not_permitted(slot)
         zone.scheduler.ended(slot, clock.monotonic_s(), has_mail=True)
         refused = zone.egress.permits.refusal("big", A, zone.egress.now_ms())
         assert refused is not None
         assert refused.limit is Limit.PROVIDER_CONNECT_RATE
+
+
+def mail_of(zone: Zone, lease: Lease) -> LeasedMail:
+    """The mail of a lease, as a worker names it."""
+    record = lease.recipients[0].record
+    pool_key = zone.queue.windows.pool_key(lease.zone, lease.destination, record)
+    return LeasedMail(
+        lease.active.id, lease.destination, record.domain, [0] * len(lease.recipients), pool_key,
+        last_source=record.source, last_class=record.reply_class,
+    )  # fmt: skip
 
 
 def sent_in_a_new_session(zone: Zone, slot: WorkerSlot) -> None:
@@ -629,7 +641,7 @@ async def test_another_address_of_the_pool_opens_the_session(directory: Path) ->
                 zone.scheduler.session_opened(slot, clock.monotonic_s())
                 record = lease.recipients[0].record  # its last attempt was from the other address
                 lease.recipients[0].record = record._replace(source=first, code=451, text="later")
-                order = messages.order(slot, lease)
+                order = messages.decide(slot, mail_of(zone, lease)).order
                 assert isinstance(order, EgressOrder)
                 assert order.source == slot.permit.address
                 zone.egress.end(slot.permit, 0, 0)

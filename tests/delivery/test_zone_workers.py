@@ -223,7 +223,7 @@ async def test_every_sender_behind_a_suspended_destination_is_warned(directory: 
         await until(lambda: stage.count(SPILL) == 5, "the spill of the others")
         why = stage.workers.why("a.example")
         assert why is not None
-        assert (why.name, why.key) == ("suspension", "zones.default.retry")
+        assert (why.name, why.key) == ("unreachable", "zones.default.retry")
         assert why.until_ms > clock.now_ms() + 200_000
         assert stage.workers.why("b.example") is None
         stage.workers.probe("a.example")

@@ -24,7 +24,7 @@ from zonemta_py.storage.open import open_store
 
 STORES = [kind for kind in KINDS if kind != "memory"]
 LOOKS = [
-    ["queue", "summary"], ["queue", "list"], ["queue", "check"], ["queue", "state", "0" * 24], ["audit"],
+    ["queue", "summary"], ["queue", "list"], ["queue", "check"], ["queue", "show", "0" * 24, "--states"], ["audit"],
     ["queue", "export"],
 ]  # fmt: skip
 

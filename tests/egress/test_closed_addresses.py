@@ -4,11 +4,11 @@ from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.values import Rate
 from zonemta_py.egress.admission import Destination, WorkerSlot
-from zonemta_py.egress.closed_addresses import PRUNE_MIN, ClosedAddresses
-from zonemta_py.egress.limits import Allowance, Permit, Permits
+from zonemta_py.egress.limits import EgressLimits, Permit, Permits
 from zonemta_py.egress.paths import Refusal
 from zonemta_py.egress.sources import PoolPart
-from zonemta_py.schedule.turns import KNOWN
+from zonemta_py.egress.zone import PRUNE_MIN, ClosedAddresses
+from zonemta_py.schedule.scheduler import KNOWN
 
 A, B = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2")
 HOUR_MS = 3_600_000
@@ -30,7 +30,7 @@ def test_an_address_is_closed_until_the_rate_allows_a_session() -> None:
     assert closed.open_of("d.example", [A, B], 1) == [B]
     assert closed.open_of("d.example", [A, B], 1, held=A.address or "") == [A, B]
     assert closed.open_of("other.example", [A, B], 1) == [A, B]
-    allowance = Allowance(lambda provider, address: None)
+    allowance = EgressLimits(lambda provider, address: None)
     found = closed.take(allowance, "d.example", "big", PoolPart("p", A.address or ""), [A, B], 1)
     assert isinstance(found, Refusal)
     assert found.is_alone

@@ -11,7 +11,7 @@ from tests.schedule.provider_simulation import BEGIN_MS, ProviderSimulation, mos
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.values import Rate, duration
-from zonemta_py.egress.limits import REST_MS, Permit, Permits, together
+from zonemta_py.egress.limits import REST_MS, Permit, Permits, merge_refusals
 from zonemta_py.egress.paths import UNTIL_EVENT, Limit, RateUse, RateWindows, Refusal
 
 MESSAGES = st.lists(st.integers(0, 12), min_size=1, max_size=8)
@@ -422,19 +422,19 @@ def test_of_several_addresses_the_first_that_may_be_used_says_why() -> None:
         Refusal(Limit.ADDRESS_RATE, 5_000, "rate", at=(("a", 5_000),)),
     ]
     for order in permutations(found):
-        whole = together(order, 1_000)
+        whole = merge_refusals(order, 1_000)
         assert (whole.limit, whole.until_ms, whole.reason) == (Limit.ADDRESS_RATE, 5_000, "rate")
         assert (whole.at, whole.others_ms) == ((("a", 5_000),), 9_000)
-    assert together(found[:1], 1_000).until_ms == UNTIL_EVENT
+    assert merge_refusals(found[:1], 1_000).until_ms == UNTIL_EVENT
     full = Refusal(Limit.PROVIDER_SESSIONS, UNTIL_EVENT, "full", for_session=True)
     new = Refusal(Limit.WARMUP, 60_000_000, "new")
     suspended = Refusal(Limit.OPERATOR, UNTIL_EVENT, "suspended")
     for order in permutations([full, new, suspended]):
-        whole = together(order, 1_000)
+        whole = merge_refusals(order, 1_000)
         assert (whole.limit, whole.until_ms) == (Limit.PROVIDER_SESSIONS, UNTIL_EVENT)
         assert whole.timer_ms == 60_000_000  # what waits is woken then, if no session ends before
-        assert together(order, 59_990_000).limit is Limit.WARMUP
-    assert together([suspended, new], 1_000).limit is Limit.WARMUP
+        assert merge_refusals(order, 59_990_000).limit is Limit.WARMUP
+    assert merge_refusals([suspended, new], 1_000).limit is Limit.WARMUP
 
 
 def test_a_limit_that_was_lowered_ends_sessions_that_are_in_use() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.egress.limits import Allowance, Permit
+from zonemta_py.egress.limits import EgressLimits, Permit
 from zonemta_py.egress.paths import Refusal
 from zonemta_py.egress.warmup import DAY_MS, EPOCH, Warming, WarmUp, WarmupState, plan
 
@@ -29,9 +29,9 @@ def room(warmup: WarmUp, address: str, provider: str) -> int | None:
     return min((each for each in rooms if each is not None), default=None)
 
 
-def allowed(stored: dict[tuple[str, str], WarmupState]) -> Allowance:
+def allowed(stored: dict[tuple[str, str], WarmupState]) -> EgressLimits:
     """What a relay allows that has only the schedule."""
-    made = Allowance(lambda provider, address: None)
+    made = EgressLimits(lambda provider, address: None)
     made.warmup.configure([SCHEDULE], stored)
     return made
 
@@ -81,7 +81,7 @@ def test_a_pause_stays_at_its_number() -> None:
     warming = Warming(SCHEDULE, WarmupState())
     warming.pause(at(1))
     assert [warming.allowed(DAY + day) for day in (1, 2, 7)] == [5, 5, 5]
-    warming.go_on(at(7))
+    warming.resume(at(7))
     assert [warming.allowed(DAY + day) for day in (7, 8, 9)] == [5, 10, None]
 
 
@@ -169,7 +169,7 @@ def test_why_an_address_waits_that_was_paused_before_its_first_day() -> None:
         "192.0.2.1 is new and was paused before its first day",
         at(4),
     )
-    warming.go_on(at(3))
+    warming.resume(at(3))
     assert isinstance(made.take("google", [PoolAddress("192.0.2.1")], at(3, 5_000)), Permit)
     assert warming.allowed(at(4) // DAY_MS) == SCHEDULE.daily[1]
 
@@ -183,7 +183,7 @@ def test_a_pause_stays_when_a_schedule_begins_anew() -> None:
         day = at(0) // DAY_MS
         warming.not_after(day + 1)
         assert [warming.allowed(day + each) for each in (4, 5, 9)] == [0] * 3
-        warming.go_on(at(ends))
+        warming.resume(at(ends))
         numbers = [warming.allowed(day + first + each) for each in (-1, 0, 1)]
         assert numbers == [0, *SCHEDULE.daily[:2]]
 

@@ -109,7 +109,9 @@ async def test_mail_for_a_limited_pool_is_not_put_off(
 ) -> None:
     """Deferred mail whose fallback pool has a low rate waits for that at the wait list, and is not written again."""
     put_off: list[str] = []
-    monkeypatch.setattr(Worker, "put_off", lambda self, lease, reason, due_ms: put_off.append(reason))
+    monkeypatch.setattr(
+        Worker, "defer_unsent", lambda self, lease, reason, due_ms: put_off.append(reason)
+    )
     async with staged(directory) as stage:
         big = await stage.provider("big", ["d.example"], block={"at": "mail"})
         big.block(ADDRESSES[0], DEFERRED)
@@ -134,13 +136,13 @@ async def test_mail_for_one_address_is_not_put_off(
 ) -> None:
     """Mail that wants the address that greylisted it, or not the one that blocked it, waits at a wait list until that has room."""
     put_off: list[str] = []
-    real = Worker.put_off
+    real = Worker.defer_unsent
 
     async def counted(self: Worker, lease: Any, reason: str, due_ms: int) -> Any:
         put_off.append(reason)
         return await real(self, lease, reason, due_ms)
 
-    monkeypatch.setattr(Worker, "put_off", counted)
+    monkeypatch.setattr(Worker, "defer_unsent", counted)
     async with staged(directory) as stage:
         if how == "greylisted":
             big = await stage.provider("big", ["d.example"], greylist="50ms")

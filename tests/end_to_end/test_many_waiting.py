@@ -32,11 +32,11 @@ async def test_a_pause_ends_for_all(directory: Path) -> None:
             assert isinstance(workers, ZoneWorkers)
             await relay.enqueue("s@sender.example", ["first@d0.example"], TEXT)
             await until(lambda: len(big.accepted) == 1, "the first message")
-            egress = workers._egress._egress
+            egress = relay._delivery.egress
             egress.shaper.controller.pause(
                 ("big", "127.0.0.31"), egress.now_ms() + 1_000_000, egress.now_ms(), "test"
             )
-            egress.shaper._follow(("big", "127.0.0.31"))
+            egress.follow(("big", "127.0.0.31"))
             egress.changed()
             for domain in domains:
                 await relay.enqueue("s@sender.example", [f"x@{domain}"], TEXT)
@@ -46,7 +46,7 @@ async def test_a_pause_ends_for_all(directory: Path) -> None:
             )
             assert sum(1 for _ in recipient_rows(relay.queue.store)) == DOMAINS
             egress.shaper.controller.end(("big", "127.0.0.31"), egress.now_ms(), "test")
-            egress.shaper._follow(("big", "127.0.0.31"))
+            egress.follow(("big", "127.0.0.31"))
             egress.changed()
             most = 0
 

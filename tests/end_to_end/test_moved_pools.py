@@ -57,7 +57,7 @@ async def test_an_operator_ends_it(directory: Path, running: bool) -> None:
     async with staged(directory) as stage:
         provider = await stage.provider("big", ["a.example"])
         config = moving(stage)
-        end = ("shaping", "end", "-c", config.path, "--provider", "big", "--pool", "default")
+        end = ("shaping", "clear", "-c", config.path, "--provider", "big", "--pool", "default")
         async with relaying(config) as relay:
             provider.block(FIRST, "450 4.7.1 Client host blocked using zen.example")
             await relay.enqueue("s@sender.example", ["x@a.example"], TEXT)
@@ -68,9 +68,9 @@ async def test_an_operator_ends_it(directory: Path, running: bool) -> None:
             assert "mail of the pool default to big leaves from other for 60." in shown
             provider.unblock(FIRST)
             if running:
-                assert await zonemta(*end) == "ended for pool default at big: other\n"
+                assert await zonemta(*end) == "cleared for pool default at big: other\n"
         if not running:
-            assert await zonemta(*end) == "ended for pool default at big: other\n"
+            assert await zonemta(*end) == "cleared for pool default at big: other\n"
         async with relaying(config) as relay:
             assert await reroutes(config) == []
             await relay.enqueue("s@sender.example", ["y@a.example"], TEXT)

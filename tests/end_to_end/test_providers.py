@@ -10,7 +10,8 @@ import yaml
 
 from tests.kit.deadlines import eventually, time_limit, until
 from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import ListRequest, ReleaseRequest
 from zonemta_py.core import clock
 from zonemta_py.egress.admission import SOURCE_RUN

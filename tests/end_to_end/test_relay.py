@@ -15,8 +15,9 @@ from tests.kit.queue import everything
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
 from tests.kit.smtp_client import RawClient
-from zonemta_py.admin.reasons import RunningRelay
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
+from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.admin.requests import (
     FlushRequest,
     HoldRequest,

@@ -114,8 +114,8 @@ async def ended_by_an_operator(relay: Relay) -> None:
         table = await zonemta(*status, "--address", limited[0])
         assert "rate_limited" in table.output
         chosen = ("--provider", "big", "--address", limited[0])
-        found = await zonemta("shaping", "end", "-c", relay.config.path, *chosen)
-        return found.output.startswith(f"ended for {limited[0]} at big: ")
+        found = await zonemta("shaping", "clear", "-c", relay.config.path, *chosen)
+        return found.output.startswith(f"cleared for {limited[0]} at big: ")
 
     await eventually(ended, "a pace that is ended")
     await empty(relay)
@@ -146,7 +146,7 @@ async def test_without_a_relay_or_a_log(directory: Path) -> None:
         down = await zonemta("shaping", "status", "-c", config.path)
         assert (down.exit_code, "no relay is running" in down.output) == (1, True)
         nothing = await zonemta(
-            "shaping", "end", "-c", config.path, "--provider", "big", "--address", ADDRESSES[0]
+            "shaping", "clear", "-c", config.path, "--provider", "big", "--address", ADDRESSES[0]
         )
         assert nothing.exit_code == 1
         assert f"there is no pace of {ADDRESSES[0]} at big" in nothing.output

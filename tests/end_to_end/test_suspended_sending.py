@@ -79,18 +79,20 @@ async def suspended(relay: Relay) -> dict[str, dict[str, Any]]:
     return await reasons(relay)
 
 
-async def assert_stopped(config: Config, number: int) -> None:
+async def assert_suspended(config: Config, number: int) -> None:
     """Mail of what is suspended is counted apart from mail whose destination does not answer."""
-    for name in ("summary", "destinations"):
+    for name in ("zone", "destination"):
         rows = [
             json.loads(line)
-            for line in (await done("queue", name, "-c", config.path, "--json")).splitlines()
+            for line in (
+                await done("queue", "summary", "--by", name, "-c", config.path, "--json")
+            ).splitlines()
         ]
-        counts = [sum(row[state] for row in rows) for state in ("stopped", "suspended", "waiting")]
+        counts = [sum(row[state] for row in rows) for state in ("suspended", "unreachable", "waiting")]
         assert counts == [number, 0, 0], name
-    listed = await done("queue", "list", "-c", config.path, "--state", "stopped")
+    listed = await done("queue", "list", "-c", config.path, "--state", "suspended")
     assert len(listed.splitlines()) == number
-    assert "stopped: an operator has suspended what sends them" in await done(
+    assert "suspended: an operator has suspended what sends them" in await done(
         "queue", "flush", "-c", config.path
     )
 
@@ -117,9 +119,9 @@ async def test_each_kind(
         async with relaying(config) as relay:
             await suspended(relay)
             assert waiting(relay) == wait
-            text = f"suspended by an operator: {what}; stopped by that: {len(wait)} recipient"
+            text = f"suspended by an operator: {what}; suspended by that: {len(wait)} recipient"
             assert text in await done("status", "-c", config.path)
-            await assert_stopped(config, len(wait))
+            await assert_suspended(config, len(wait))
             assert await done("resume", *chosen) == f"resumed {what.partition(' ')[2]}\n"
             await empty(relay)
             assert sound(relay)
@@ -260,7 +262,11 @@ async def refused(config: Config) -> None:
         (("--address", "300.1.1.1"), 2, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address"),
         (("--domain", "a..example"), 2, "domain 'a..example': "),
         (("--tenant", "acme"), 2, "no tenant 'acme'; there is none"),
-        (("--zone", "bulk", "--domain", "a.example"), 2, "a --zone, --provider, --address or"),
+        (
+            ("--zone", "bulk", "--domain", "a.example"),
+            2,
+            "a --zone, --provider, --address, --domain or --user",
+        ),
         (("--campaign", "june", "--address", FIRST), 2, "a --tenant, a --campaign or both"),
         (("--campaign", "june", "--provider", "bgi"), 2, "no provider 'bgi'; did you mean 'big'?"),
         (("--campaign", "june", "--zone", "bluk"), 2, "no zone 'bluk'; did you mean 'bulk'?"),

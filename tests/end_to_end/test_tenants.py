@@ -147,9 +147,9 @@ async def test_a_suspended_tenant(directory: Path, processes: dict[str, int]) ->
                     to = [f"{name}{number}@a.example", f"{name}.too{number}@a.example"]
                     await relay.enqueue(f"s@{name}.example", to, data, user=user)
             result = await asyncio.to_thread(
-                zonemta, "tenant", "suspend", "acme", "-c", page, "--reason", "invoice"
+                zonemta, "suspend", "--tenant", "acme", "-c", page, "--reason", "invoice"
             )
-            assert result.output == "suspended acme\n"
+            assert result.output == "suspended tenant acme\n"
             with pytest.raises(NotAccepted, match=r"^454 4\.7\.0 Tenant acme is suspended$"):
                 await relay.enqueue("s@acme.example", ["x@a.example"], data, user="ann")
 
@@ -169,7 +169,7 @@ async def test_a_suspended_tenant(directory: Path, processes: dict[str, int]) ->
             await relay.flush()
             result = await asyncio.to_thread(zonemta, "tenant", "list", "-c", page)
             assert "UTC: invoice" in result.output
-            result = await asyncio.to_thread(zonemta, "tenant", "resume", "acme", "-c", page)
+            result = await asyncio.to_thread(zonemta, "resume", "--tenant", "acme", "-c", page)
             assert result.output == "resumed acme, released 60 recipients\n"
             await empty(relay)
         got = Counter(to for each in sink.messages for to in each.recipients)
@@ -196,9 +196,9 @@ async def test_a_suspended_user(directory: Path) -> None:
                 )
                 assert sent.startswith("250")
             result = await asyncio.to_thread(
-                zonemta, "user", "suspend", "ann", "-c", page, "--reason", "stolen"
+                zonemta, "suspend", "--user", "ann", "-c", page, "--reason", "stolen"
             )
-            assert result.output == "suspended ann\n"
+            assert result.output == "suspended user ann\n"
             listed = await asyncio.to_thread(zonemta, "user", "list", "-c", page)
             assert "stolen" in listed.output
 
@@ -214,7 +214,7 @@ async def test_a_suspended_user(directory: Path) -> None:
             await until(lambda: [row["recipient"] for row in held(relay)] == ["ann@a.example"], "held")
             sink.script = Script(())
             await until(lambda: len(sink.messages) == 1, "the other's mail")
-            result = await asyncio.to_thread(zonemta, "user", "resume", "ann", "-c", page)
+            result = await asyncio.to_thread(zonemta, "resume", "--user", "ann", "-c", page)
             assert result.output == "resumed ann, released 1 recipient\n"
             await empty(relay)
 

@@ -123,7 +123,7 @@ async def test_3_who_is_slow(directory: Path) -> None:
                 await send(relay, [f"ann@{domain}"])
             await empty(relay)
             rows = (
-                await operator.zonemta("rates", "--kind", "destination", "--minutes", "1")
+                await operator.zonemta("top", "--once", "--by", "destination", "--minutes", "1")
             ).splitlines()
             times = {row.split()[1]: int(row.split()[-1]) for row in rows[1:]}
             assert times["slow.example"] >= 500
@@ -138,15 +138,15 @@ async def test_4_a_customer_says_that_nothing_leaves(directory: Path) -> None:
         async with operated(stage, tenants=tenants, zones=zones) as (relay, operator):
             await send(relay, ["bob@customer.example"], LETTER, "news@acme.example")
             await until(lambda: bool(relay.queue.traffic.failures), "the deferral")
-            await operator.zonemta("tenant", "suspend", "acme", "--reason", "complaints above 0.3 %")
+            await operator.zonemta("suspend", "--tenant", "acme", "--reason", "complaints above 0.3 %")
             await relay.flush()
             await until(lambda: relay.queue.census.zones()["default"][3] == 1, "the hold")
-            assert "acme" in await operator.zonemta("queue", "tenants")
+            assert "acme" in await operator.zonemta("queue", "summary", "--by", "tenant")
             found = await operator.zonemta("queue", "list", "--tenant", "acme")
             assert "tenant suspension" in found
             assert "complaints above" in found
             assert "complaints above" in await operator.zonemta("tenant", "show", "acme")
-            await operator.zonemta("tenant", "resume", "acme")
+            await operator.zonemta("resume", "--tenant", "acme")
             await empty(relay)
 
 
@@ -197,11 +197,11 @@ async def test_7_a_smarthost_is_dead(directory: Path, caplog: pytest.LogCaptureF
             for number in range(200):
                 await relay.enqueue("news@acme.example", [f"u@c{number}.example"], LETTER)
             await until(lambda: bool(relay.queue.windows.zone("default").suspended()), "the suspension")
-            found = await operator.zonemta("queue", "destinations", "--troubled")
-            assert "suspension" in found
+            found = await operator.zonemta("queue", "summary", "--by", "destination", "--troubled")
+            assert "unreachable" in found
             assert "refused" in " ".join(found.split())
-            assert "suspended  1 destination" in await operator.zonemta("status")
-            about = [r for r in caplog.records if "suspended" in r.message or "refused" in r.message]
+            assert "unreachable 1 destination" in await operator.zonemta("status")
+            about = [r for r in caplog.records if "unreachable" in r.message or "refused" in r.message]
             assert len(about) <= 3
             await sink.start("127.0.1.1", stage.port)
             await operator.zonemta("queue", "flush")
@@ -268,12 +268,12 @@ async def test_9_a_provider_blocks_an_address(directory: Path) -> None:
             print(f"$ zonemta tail --event shaped\n{lines}")
             assert f"big from {address}: pace: full -> " in lines
             assert f"big from {address}: pause: sending -> paused until " in lines
-            found = await operator.zonemta("queue", "destinations", "--troubled")
+            found = await operator.zonemta("queue", "summary", "--by", "destination", "--troubled")
             assert "rule big-blocked [shaping.file]" in " ".join(found.split())
             assert "next in 2.0h" in await operator.zonemta("shaping", "status", "--provider", "big")
             provider.unblock(address)
             chosen = ("--provider", "big", "--address", address)
-            assert f"ended for {address} at big" in await operator.zonemta("shaping", "end", *chosen)
+            assert f"cleared for {address} at big" in await operator.zonemta("shaping", "clear", *chosen)
             await relay.flush()
             await empty(relay)
             reason = ("--for", "2h", "--reason", "ticket 4711")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.kit.relay import empty, relaying, send, staged
 from zonemta_py.admin import event_stream
 from zonemta_py.admin.event_stream import EventStream
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import HistoryRequest, TailRequest
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError

@@ -4,10 +4,10 @@ import pytest
 
 from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.core.model import Attempt
-from zonemta_py.pipeline.report.templates import HARD, FailedReply, reason_of
+from zonemta_py.pipeline.events.replies import class_of
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.smtp.reply import make_reply
-from zonemta_py.smtp.reply_class import ReplyClass, subject
+from zonemta_py.smtp.reply_class import GONE, ReplyClass, subject
 from zonemta_py.smtp.verdict import Phase, Verdict, verdict
 
 NOT_OF_THE_RECIPIENT = """\
@@ -115,8 +115,8 @@ def test_which_replies_are_about_the_recipient(phase: str) -> None:
     for text in (*NOT_OF_THE_RECIPIENT, *OF_THE_RECIPIENT):
         reply = make_reply(int(text[:3]), text[4:])
         given = classifier.classify(phase, reply.code, reply.status, reply.text)
-        found = reason_of(FailedReply(None, phase, text[:3], reply.status, reply.text))
-        if found != given or (found in HARD) != (text in OF_THE_RECIPIENT):
+        found = class_of(None, phase, reply.code, reply.status, reply.text)
+        if found != given or (found in GONE) != (text in OF_THE_RECIPIENT):
             wrong.append(f"{found}: {text}")
     assert wrong == []
 
@@ -150,7 +150,7 @@ def test_a_5xx_for_the_moment(phase: Phase) -> None:
         reply_class = classifier.classify(phase, reply.code, reply.status, reply.text)
         about = subject(phase, reply.code, reply.status, reply_class)
         found[text] = verdict(reply, phase, about), reply_class == ReplyClass.GREYLISTED
-        assert reply_class not in HARD or text in NOT_GREYLISTED, text
+        assert reply_class not in GONE or text in NOT_GREYLISTED, text
     assert {found[each] for each in GREYLISTED} == {(Verdict.DEFERRED, True)}
     assert {found[each] for each in (*TEMPORARY, *NOT_GREYLISTED)} == {(Verdict.FAILED, False)}
 
@@ -178,6 +178,6 @@ def test_a_reply_that_names_the_sender_alone_is_about_the_sender() -> None:
         attempt = Attempt("rcpt", 550, reply.status, reply.text)
         [of_sender] = classify_attempts(classifier, [attempt], "", SENDER)
         [of_report] = classify_attempts(classifier, [attempt], "", "")
-        assert of_report is not None and of_report.reply_class in HARD, text
+        assert of_report is not None and of_report.reply_class in GONE, text
         wanted = ReplyClass.INVALID_SENDER if text in OF_THE_SENDER else ReplyClass.INVALID_RECIPIENT
         assert of_sender is not None and of_sender.reply_class == wanted, text

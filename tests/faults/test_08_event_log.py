@@ -18,7 +18,9 @@ from tests.kit.deadlines import until
 from tests.kit.queue import accept, lease, settle
 from tests.kit.segments import of_earlier_version
 from tests.kit.shared_relays import shared_storage
-from zonemta_py.admin.events import EventOperations
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
+from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.admin.requests import HistoryRequest
 from zonemta_py.cli.main import main
 from zonemta_py.config.load import parse_config
@@ -307,8 +309,8 @@ async def test_a_damaged_segment_in_history(directory: Path) -> None:
     assert [row.get("event") for row in rows] == ["accepted", None]
     assert str(path) in rows[1]["problem"]
     queue = open_queue(config)
-    operations = EventOperations(queue, directory / "events", None)
-    told = [row async for row in operations.history(HistoryRequest("a@x.example", tenant=""))]
+    operations = Operations(queue, RunningRelay(events=directory / "events"))
+    told = [row async for row in run_operation(operations, HistoryRequest("a@x.example", tenant=""))]
     await queue.close()
     assert "problem" in told[-1]
     assert str(directory) not in str(told)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.kit.queue import accept, opened
 from zonemta_py.admin import mail
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import DeleteRequest, HoldRequest, ListRequest, Request
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import inspect

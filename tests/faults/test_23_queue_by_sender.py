@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from tests.kit.queue import accept, opened
 from tests.kit.relay import ONE_PROCESS, http_port, relaying, send, staged
-from zonemta_py.admin.registry import Operations, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import DeleteRequest, HoldRequest, ListRequest, Request
 from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.cli.main import main

@@ -10,7 +10,8 @@ import pytest
 
 from tests.kit.queue import accept, events, opened, problems
 from tests.kit.relay import http_port, relaying, staged
-from zonemta_py.admin.registry import Operations, restrict, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import restrict, run_operation
 from zonemta_py.admin.requests import (
     HoldRequest,
     MailRequest,

@@ -19,8 +19,8 @@ from zonemta_py.bench.process import free_port
 from zonemta_py.config.schema import ScanSettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, NotAccepted
-from zonemta_py.intake.assembly import rspamd_client
 from zonemta_py.intake.inject import Injector, enqueue
+from zonemta_py.intake.listener import rspamd_client
 from zonemta_py.intake.scan import MessageScanner, ScanVerdict, read_verdict
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.messages import read_message

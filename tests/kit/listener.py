@@ -19,9 +19,8 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.values import Size
 from zonemta_py.core import clock
-from zonemta_py.intake.assembly import rspamd_client
 from zonemta_py.intake.context import IntakeTurns
-from zonemta_py.intake.listener import Intake, Listener, listening_sockets
+from zonemta_py.intake.listener import Intake, Listener, listening_sockets, rspamd_client
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.users import hash_password

@@ -1,71 +1,64 @@
-"""docs/internals.md draws the way of a message: a real message takes it, and the drawing must agree."""
+"""Pages for those who change the code name what is there: each path exists, and no directory of the package is left out.
+
+How many files a message passes is measured by ``test_message_path``.
+"""
 
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
-import zonemta_py
-from tests.kit.relay import empty, relaying, send, staged
+from zonemta_py.queue.format import keys
 
-PACKAGE = Path(zonemta_py.__file__).parent
-DOCS = PACKAGE.parent / "docs" / "internals.md"
-FILES_MAX = 8
-
-Step = tuple[str, str]  # file below the package, function
-
-
-def _drawing(title: str) -> list[Step]:
-    text = DOCS.read_text()
-    section = text[text.index(f"### {title}") :]
-    rows = re.findall(r"^\| `([\w/]+\.py)` \| (.+) \|$", re.split(r"\n#|\n```", section[1:])[0], re.M)
-    return [(file, name) for file, names in rows for name in re.findall(r"`(\w+)`", names)]
-
-
-@contextmanager
-def _calls() -> Iterator[list[Step]]:
-    """The calls of the package's functions on this thread, in order."""
-    calls: list[Step] = []
-    prefix = f"{PACKAGE}/"
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(prefix):
-            calls.append((frame.f_code.co_filename[len(prefix) :], frame.f_code.co_name))
-
-    sys.setprofile(note)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "zonemta_py"
+INTERNALS = ROOT / "docs/internals.md"
+PAGES = (
+    "CONTRIBUTING.md",
+    "docs/internals.md",
+    "docs/library.md",
+    "docs/reliability.md",
+    "docs/benchmarks.md",
+)
+PATH = re.compile(
+    r"`((?:[\w.-]+/)+(?:[\w-]+\.\w+)?|\w+\.py)`"
+)  # of a directory, with a slash at its end
 
 
-@pytest.mark.parametrize("title", ["Accept", "Deliver", "Settle"])
-def test_a_step_is_short_and_its_functions_exist(title: str) -> None:
-    steps = _drawing(title)
-    assert len({file for file, _ in steps}) <= FILES_MAX
-    assert steps
-    for file, name in steps:
-        source = (PACKAGE / file).read_text()
-        assert re.search(rf"^ *(async )?def {name}\b", source, re.M), f"{file}: no function {name}"
+def paths_in(text: str) -> set[str]:
+    """The paths in code spans, without keys of the queue. One with a word in capitals stands for any name."""
+    found = {
+        path for path in PATH.findall(text) if not re.search(r"\b[A-Z]{2,}", path.removesuffix(".md"))
+    }
+    return {path for path in found if path.encode() not in _prefixes()}
 
 
-async def test_a_message_takes_the_drawn_way(directory: Path) -> None:
-    """Each listed function is called, the first time after the one before it."""
-    async with staged(directory) as stage:
-        await stage.receiver("a.example")
-        config = stage.config(processes={"receivers": 0, "senders": 0})
-        async with relaying(config) as relay:
-            with _calls() as calls:
-                await send(relay, ["x@a.example"])
-                await empty(relay)
-    at = 0
-    for title in ("Accept", "Deliver", "Settle"):
-        if title != "Accept":
-            at = calls.index(_drawing(title)[0], at)
-        for step in _drawing(title):
-            assert step in calls[at:], f"{title}: {step} is not called after the steps before it"
-            at = calls.index(step, at)
+def _prefixes() -> set[bytes]:
+    """The prefixes of keys, and the keys that are alone."""
+    return {value for name, value in vars(keys).items() if name.isupper() and isinstance(value, bytes)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_exists(page: str) -> None:
+    """Below the package, the repository or its tests."""
+    paths = paths_in((ROOT / page).read_text(encoding="utf-8"))
+    assert paths
+    missing = [
+        path
+        for path in paths
+        if not any((base / path).exists() for base in (PACKAGE, ROOT, ROOT / "tests"))
+    ]
+    assert sorted(missing) == []
+
+
+def test_every_directory_of_the_package_is_named() -> None:
+    named = paths_in(INTERNALS.read_text(encoding="utf-8"))
+    directories = {f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("__init__.py")} - {
+        "./"
+    }
+    assert directories - named == set()
+
+
+def test_every_prefix_of_the_keys_is_named() -> None:
+    text = INTERNALS.read_text(encoding="utf-8")
+    assert sorted(prefix for prefix in _prefixes() if f"`{prefix.decode()}" not in text) == []

@@ -10,7 +10,7 @@ PACKAGE = ROOT / "zonemta_py"
 DIRECTORY_MODULES_MAX = 22
 LINES_MIN = 100  # of a module with one importer in its own directory: it belongs to that
 ONE_IMPORTER_MAX = 68
-FILES_MAX = 312
+FILES_MAX = 314
 
 
 def _module(path: Path) -> str:

@@ -99,12 +99,43 @@ def test_every_option_is_documented() -> None:
     assert missing == []
 
 
+def _decisions() -> dict[int, str]:
+    """The number of each decision that is on a page of a topic, with its status."""
+    found = re.findall(
+        r"^## (\d+)\. .+\n\nStatus: (.+)\.$",
+        "".join(page.read_text() for page in sorted((ROOT / "docs/decisions").glob("*.md"))),
+        re.MULTILINE,
+    )
+    assert len(found) == len(dict(found)), "a number twice"
+    return {int(number): status for number, status in found}
+
+
 def test_decisions_that_are_named_exist() -> None:
-    """ "decision N" in a docstring names an entry of docs/decisions.md."""
-    text = (ROOT / "docs/decisions.md").read_text()
+    """ "decision N" in a docstring names a row of docs/decisions.md."""
+    listed = set(re.findall(r"^\| (\d+) \|", (ROOT / "docs/decisions.md").read_text(), re.MULTILINE))
     named = {n for path in SOURCES for n in re.findall(r"decision (\d+)", path.read_text())}
     assert named
-    assert [n for n in sorted(named, key=int) if not re.search(rf"^## {n}\. ", text, re.MULTILINE)] == []
+    assert sorted(named - listed, key=int) == []
+
+
+def test_the_index_of_decisions_has_each_with_its_status() -> None:
+    """In a row whose link leads to the page of its topic. One that has moved into others has no link."""
+    index = (ROOT / "docs/decisions.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (\w*) ?\| (.+) \|$", index, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+    entries = _decisions()
+    for number, title, topic, status in rows:
+        if status.startswith("moved into "):
+            assert int(number) not in entries
+            continue
+        assert re.fullmatch(
+            r"accepted|withdrawn|superseded (in part )?by \d+((, \d+)* and \d+)?", status
+        ), number
+        assert entries.pop(int(number)).startswith(status), number
+        assert f"](decisions/{topic}.md#{number}-" in title
+        page = (ROOT / f"docs/decisions/{topic}.md").read_text()
+        assert re.search(rf"^## {number}\. ", page, re.MULTILINE), number
+    assert entries == {}
 
 
 def test_only_the_clock_asks_for_the_time() -> None:
@@ -127,9 +158,26 @@ def test_readme_names_what_ci_runs() -> None:
 
 def test_links_in_the_docs_are_valid() -> None:
     broken = []
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
         broken += [f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()]
+    assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """Those that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in headings}
+
+
+def test_links_to_sections_are_valid() -> None:
+    broken = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target, section in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            to = page.parent / target if target else page
+            if section not in _anchors(to):
+                broken.append(f"{page.name}: {target}#{section}")
     assert broken == []
 
 

@@ -1,6 +1,7 @@
 """``tests.kit.parallel``: no part outlives the first process, and each failure is reported."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,15 @@ def run(directory: Path, own: str, parts: dict[str, str]) -> "subprocess.Complet
         cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True,
         timeout=scaled(50),
     )  # fmt: skip
+
+
+def test_the_parts_of_the_suite() -> None:
+    """Each is a directory with tests and is named once; the last words differ, as they name the reports."""
+    found = re.search("for part in (.*); do", (ROOT / "run-tests").read_text(encoding="utf-8"))
+    parts = found[1].split() if found else []
+    assert parts
+    assert all(any((ROOT / "tests" / part).rglob("test_*.py")) for part in parts)
+    assert len({Path(part).name for part in parts}) == len(parts)
 
 
 def test_the_results_of_all(tmp_path: Path) -> None:

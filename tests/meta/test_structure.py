@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 50
 PARAMETERS_MAX = 7  # without self
+POSITIONAL_MAX = 5  # arguments of a struct; more of them are given by name
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -41,7 +42,7 @@ def _is_command(function: Function) -> bool:
     )
 
 
-def _where(path: Path, node: ast.stmt) -> str:
+def _where(path: Path, node: ast.stmt | ast.expr) -> str:
     return f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
@@ -99,3 +100,41 @@ def test_no_class_name_twice() -> None:
     ]
     assert problems == [], "\n" + "\n".join(problems)
     assert set(SEVERAL_CLASSES) <= set(twice), "an exception that is not needed any more"
+
+
+def _last_name(node: ast.expr) -> str:
+    """``Struct`` of ``codec.Struct``, ``dataclass`` of ``dataclass(frozen=True)``, ``Sequence`` of ``Sequence[T]``."""
+    if isinstance(node, ast.Call):
+        return _last_name(node.func)
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
+    return (
+        node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    )
+
+
+def _struct_names(trees: Iterable[ast.Module]) -> set[str]:
+    """The classes that are NamedTuple, Struct or dataclass, or extend one."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = {"NamedTuple", "Struct"}
+    names |= {node.name for node in classes if "dataclass" in map(_last_name, node.decorator_list)}
+    while (
+        more := {node.name for node in classes if names.intersection(map(_last_name, node.bases))}
+        - names
+    ):
+        names |= more
+    return names
+
+
+def test_structs_with_many_fields_are_made_by_name() -> None:
+    """Two fields of one type that change places are no error of types."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    structs = _struct_names(trees.values())
+    problems = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and len(node.args) > POSITIONAL_MAX:
+                name = _last_name(node.func)
+                if name in structs:
+                    problems.append(f"{_where(path, node)}: {name}: {len(node.args)} by position")
+    assert problems == [], "\n" + "\n".join(problems)

@@ -31,7 +31,7 @@ def _read(spark: "SparkSession", directory: Path, name: str) -> "DataFrame":
 
 
 def _plan(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
-    from zonemta_py.pipeline.plan.request import begin_of_sending, read_ledger
+    from zonemta_py.pipeline.send.ledger import begin_of_sending, read_ledger
 
     directory.mkdir()
     rows = [["a@x.example", "A"], ["A@x.example", "again"], ["wrong", "W"]]

@@ -13,7 +13,7 @@ from zonemta_py.cli.main import main
 from zonemta_py.cli.pipeline.common import PATHS, _with_absolute_paths
 from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.pipeline.plan import _checked_caps
-from zonemta_py.cli.pipeline.send import _submit_values, send
+from zonemta_py.cli.pipeline.send import _submit_values
 from zonemta_py.cli.pipeline.simulate import CHANGES_MAX, PER_SECOND, _print_prediction
 from zonemta_py.config.endpoints import host_port
 from zonemta_py.config.schema import Config
@@ -95,22 +95,13 @@ def test_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def submit_values(**changes: Any) -> dict[str, Any]:
     return _submit_values(
-        relays=(host_port("127.0.0.1:25"),), connections=8, sessions=None, user=None, password_file=None, **changes
+        relays=(host_port("127.0.0.1:25"),), connections=8, user=None, password_file=None, **changes
     )  # fmt: skip
 
 
 def test_connections() -> None:
     assert submit_values()["connections"] == 8
     assert submit_values()["relays"] == ("127.0.0.1:25",)
-
-
-def test_sessions_is_an_alias_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    values = _submit_values(relays=(), connections=8, sessions=3, user=None, password_file=None)
-    assert values["connections"] == 3
-    assert capsys.readouterr().err == "warning: --sessions is now called --connections\n"
-    option = next(each for each in send.params if each.name == "sessions")
-    assert isinstance(option, click.Option)
-    assert option.hidden
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from tests.pipeline.cross_check_log import UNUSUAL_HOURS, write_log
 from tests.pipeline.feedback.test_dsn import complaint
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.pipeline.report.attempts import provider_of
-from zonemta_py.pipeline.report.templates import WILD, masked
+from zonemta_py.pipeline.events.replies import WILD, masked
+from zonemta_py.pipeline.events.rows import provider_of
 
 duckdb = pytest.importorskip("duckdb")
 

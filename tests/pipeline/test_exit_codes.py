@@ -37,11 +37,11 @@ async def test_a_run_that_is_not_complete(
         rule = Rule(Step.RCPT, recipient="*@d1*", reply=reply, times=1)
         await stage.receiver("relay.example", rule)
         target = f"127.0.1.1:{stage.port}"
-        first = await pipeline("send", plan, "--relay", target, "--patience", "0s")
+        first = await pipeline("send", plan, "--relay", target, "--timeout", "0s")
         assert first.exit_code == 1, first.output
         counts = json.loads(first.stdout.splitlines()[-1])
         assert (counts["accepted"], counts[name]) == (20, 10)
-        second = await pipeline("resume", plan, "--relay", target)
+        second = await pipeline("send", plan, "--relay", target)
         counts = json.loads(second.stdout.splitlines()[-1])
         assert second.exit_code == (1 if name == "refused" else 0), second.output
         assert counts["accepted"] == (20 if name == "refused" else 30)

@@ -12,10 +12,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tests.pipeline.small_runs import tables_of_small_runs
+from zonemta_py.pipeline.events.compact import run_table_schema
 from zonemta_py.pipeline.send.source import QUEUE
 from zonemta_py.pipeline.simulate.job import PREDICTION
 from zonemta_py.pipeline.spark import tables
-from zonemta_py.pipeline.spark.output import run_table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

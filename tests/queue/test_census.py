@@ -55,8 +55,8 @@ async def test_every_verb_is_counted(tmp_path: Path) -> None:
         await settle(queue, taken, OutcomeKind.DEFERRED, due_ms=clock.ms + 1000)
         assert depths.zone("default")["deferred"] == 1
         queue.windows.suspend("default", "x.example")
-        assert depths.zone("default")["suspended"] == 1
-        assert depths.destinations("default", 5)["x.example"]["suspended"] == 1
+        assert depths.zone("default")["unreachable"] == 1
+        assert depths.destinations("default", 5)["x.example"]["unreachable"] == 1
         queue.windows.zone("default").resume("x.example")
         await flush(queue)
         await Operator(queue).release(held)

@@ -9,7 +9,7 @@ from random import Random
 
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
-from zonemta_py.egress.limits import Permit, Permits, together
+from zonemta_py.egress.limits import Permit, Permits, merge_refusals
 from zonemta_py.egress.paths import Refusal
 from zonemta_py.egress.waiting import WaitKey, WaitLists
 
@@ -132,7 +132,7 @@ class ProviderSimulation:
             if isinstance(found, Permit):
                 return found
             refusals.append(found)
-        return together(refusals, self.now_ms)
+        return merge_refusals(refusals, self.now_ms)
 
     def _begin(self, destination: str, permit: Permit, sent: int) -> None:
         def send() -> None:

@@ -35,7 +35,7 @@ from zonemta_py.schedule.retry import (
     quadratic,
     warning_is_due,
 )
-from zonemta_py.schedule.turns import FRESH
+from zonemta_py.schedule.scheduler import FRESH
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 

@@ -20,8 +20,16 @@ from zonemta_py.egress.admission import (
     WorkerSlot,
 )
 from zonemta_py.egress.paths import Binding, Limit
-from zonemta_py.schedule.scheduler import KNOWN_S, Scheduler
-from zonemta_py.schedule.turns import ALL_TRIED_S, FAILING, FRESH, FRESH_S, PROBE_S, TRY_MIN_S
+from zonemta_py.schedule.scheduler import (
+    ALL_TRIED_S,
+    FAILING,
+    FRESH,
+    FRESH_S,
+    KNOWN_S,
+    PROBE_S,
+    TRY_MIN_S,
+    Scheduler,
+)
 
 
 def ignore(destination: Destination) -> None:
@@ -479,7 +487,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _lift(self, name: str, binding: Binding) -> None:
         zone = self.zone
         match binding.limit:
-            case Limit.SUSPENSION:
+            case Limit.UNREACHABLE:
                 self._advance(binding.until_s)
             case Limit.RATE:
                 self._open_sessions(None)  # messages that look for a session may have all tokens

@@ -52,12 +52,12 @@ def test_a_pause_stays_at_the_number_of_its_day(slowed: bool) -> None:
     assert numbers(each)[1:] == [10, 10, 10, 10, 10]
     assert not each.slow(at(2)), "it does not grow anyway"
     assert numbers(each)[1:] == [10, 10, 10, 10, 10]
-    each.go_on(at(3))
+    each.resume(at(3))
     assert [each.allowed(FIRST + day) for day in (3, 4, 5)] == [10, 20, 40]
 
 
 def test_a_pause_of_no_day_changes_nothing() -> None:
     each = warming()
     each.pause(at(1))
-    each.go_on(at(1))
+    each.resume(at(1))
     assert numbers(each) == [5, 10, 20, 40, None, None]

@@ -358,7 +358,7 @@ async def test_the_log_level_of_all_processes(
         await stage.receiver("a.example")
         processes = {"receivers": 1, "senders": 1}
         async with serving(stage, processes=processes) as (relay, client):
-            status, body = await post(client, "/api/v1/loglevel", {"level": "debug"})
+            status, body = await post(client, "/api/v1/log-level", {"level": "debug"})
             assert (status, body) == (200, {"rows": [{"level": "debug"}]})
             assert relay._intake.receivers is not None
             assert relay._intake.receivers._log_target.startswith("debug,")
@@ -366,5 +366,5 @@ async def test_the_log_level_of_all_processes(
             assert relay._delivery.senders._log_target.startswith("debug,")
             await send(relay, ["u@a.example"])
             await empty(relay)
-            assert (await post(client, "/api/v1/loglevel", {"level": "loud"}))[0] == 400
+            assert (await post(client, "/api/v1/log-level", {"level": "loud"}))[0] == 400
     assert "failed" not in capfd.readouterr().err

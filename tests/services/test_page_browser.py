@@ -93,7 +93,7 @@ async def test_an_incident(directory: Path) -> None:
             row = page.locator("tr", has_text="throttles.example").first
             await row.get_by_text(page_stage.ATTACK).wait_for()
             await page.locator("tr", has_text="blocks.example").get_by_text("S3140").first.wait_for()
-            assert "suspension" in await row.inner_text()
+            assert "unreachable" in await row.inner_text()
             await assert_good(page, "/")
             for path in ("/zones/bulk", "/holds", "/tenants", "/tenants/acme"):
                 await page.goto(path_of(page, path))

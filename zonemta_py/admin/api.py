@@ -1,4 +1,4 @@
-"""The operations over HTTP: ``/api/v1/NAME``, and what they are in OpenAPI 3.1.
+"""The operations over HTTP: ``/api/v1/PATH``, and what they are in OpenAPI 3.1.
 
 What reads is a GET with its arguments in the query, what changes (and ``classify``) a POST with a JSON object. The answer is
 ``{"rows": [...]}``, or the rows as JSON lines for ``Accept: application/x-ndjson``. A token of a tenant is for the mail
@@ -6,15 +6,16 @@ of that tenant: what belongs to others does not exist for it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, get_origin
 
 from aiohttp import web
 
 from zonemta_py.admin.connections import Shares, owner_of
 from zonemta_py.admin.http_server import HttpRoute, problem
-from zonemta_py.admin.registry import OPERATIONS, Operation, Operations, restrict, run_operation
-from zonemta_py.admin.requests import ENDLESS, ListRequest, Request, Row
+from zonemta_py.admin.operation import Operation, Operations
+from zonemta_py.admin.registry import OPERATIONS, execute, restrict
+from zonemta_py.admin.requests import ListRequest, Request
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core.codec import (
     fields_of,
@@ -29,13 +30,11 @@ from zonemta_py.core.errors import LocalError, NotFound
 
 PREFIX = "/api/v1/"
 SCHEMA_PATH = "/api/openapi.json"
+REFERENCE = "#/components/schemas/{name}"
 ROWS_MAX = 10_000  # in one JSON document
 LIST_LIMIT = 1000  # of `list` without a limit
 BODY_MAX = 65_536
 BODY_S = 30.0
-# Clients that ask for events or dialogues without end, by operation: how many, and how many of these are for operators.
-# The relay has places for a few more, on the control socket.
-WATCHERS = {"tail": (15, 3), "trace": (4, 1)}
 LOOK_S = 1.0  # between two looks whether a client is still there
 LINES = "application/x-ndjson"
 
@@ -46,12 +45,17 @@ class Api:
     def __init__(self, operations: Operations, version: str) -> None:
         self._operations = operations
         self._schema = to_json(open_api(version))
-        self._watchers = {name: Shares(*places) for name, places in WATCHERS.items()}
+        # The relay has places for a few more watchers, on the control socket.
+        self._watchers = {
+            each.name: Shares(*each.watchers)
+            for each in OPERATIONS.values()
+            if each.watchers is not None
+        }
 
     def routes(self) -> list[HttpRoute]:
         """A route for each operation, and the schema."""
         routes = [
-            HttpRoute(each.method, PREFIX + each.name, self._handler(each), each.role)
+            HttpRoute(each.method, PREFIX + each.path, self._handler(each), each.permission)
             for each in OPERATIONS.values()
         ]
         return [*routes, HttpRoute("GET", SCHEMA_PATH, self._open_api, Role.READ, is_local=True)]
@@ -66,11 +70,11 @@ class Api:
                 asked = await _read(request, operation)
                 asked = restrict(self._operations, asked, token.tenant)
                 as_lines = LINES in request.headers.get("Accept", "")
-                if isinstance(asked, ENDLESS) and not as_lines:
+                if operation.watchers is not None and not as_lines:
                     return problem(406, f"its rows have no end: ask with Accept: {LINES}")
                 if operation.name in self._watchers:
                     return await self._watch(request, operation.name, asked, token)
-                rows = run_operation(self._operations, asked)
+                rows = execute(self._operations, asked)
                 return await (_stream(request, rows, at_once=False) if as_lines else _document(rows))
             except NotFound as exc:
                 return problem(404, str(exc))
@@ -91,7 +95,7 @@ class Api:
         if not shares.take(owner):
             return problem(429, f"too many clients of the {owner} have a {name} already")
         try:
-            return await _stream(request, run_operation(self._operations, asked), at_once=True)
+            return await _stream(request, execute(self._operations, asked), at_once=True)
         finally:
             shares.give_back(owner)
 
@@ -135,8 +139,8 @@ def _lists(operation: Operation) -> set[str]:
     return {each.name for each in fields_of(operation.request) if get_origin(each.type) in (tuple, list)}
 
 
-async def _document(rows: AsyncIterator[Row]) -> web.Response:
-    found: list[Row] = []
+async def _document(rows: AsyncIterator[Any]) -> web.Response:
+    found: list[Any] = []
     async for row in rows:
         found.append(row)
         if len(found) > ROWS_MAX:
@@ -145,7 +149,7 @@ async def _document(rows: AsyncIterator[Row]) -> web.Response:
 
 
 async def _stream(
-    request: web.Request, rows: AsyncIterator[Row], *, at_once: bool
+    request: web.Request, rows: AsyncIterator[Any], *, at_once: bool
 ) -> web.StreamResponse:
     """The rows as JSON lines; the last one has ``error`` if the operation fails after others.
 
@@ -166,9 +170,9 @@ async def _stream(
     return response
 
 
-async def _until_gone(request: web.Request, rows: AsyncIterator[Row]) -> AsyncIterator[Row]:
+async def _until_gone(request: web.Request, rows: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """``rows`` as long as the client is there: one that left is not found by writing when there is no row."""
-    following: asyncio.Future[Row | None] | None = None
+    following: asyncio.Future[Any] | None = None
     try:
         while True:
             following = asyncio.ensure_future(_next(rows))
@@ -185,7 +189,7 @@ async def _until_gone(request: web.Request, rows: AsyncIterator[Row]) -> AsyncIt
             await asyncio.wait([following])
 
 
-async def _next(rows: AsyncIterator[Row]) -> Row | None:
+async def _next(rows: AsyncIterator[Any]) -> Any:
     return await anext(rows, None)
 
 
@@ -195,29 +199,29 @@ async def _begin(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def open_api(version: str) -> dict[str, Any]:
-    """The document that describes all operations."""
-    requests = [operation.request for operation in OPERATIONS.values()]
-    components = schemas_of(requests, "#/components/schemas/{name}")
+def open_api(version: str, operations: Mapping[str, Operation] = OPERATIONS) -> dict[str, Any]:
+    """The document that describes ``operations``."""
+    requests = [operation.request for operation in operations.values()]
+    rows = dict.fromkeys(row for operation in operations.values() for row in operation.rows)
+    components = schemas_of([*requests, *rows], REFERENCE)
     error = {
         "description": 'What is wrong, as {"error": text}',
         "content": {"application/json": {"schema": _ERROR}},
     }
     paths = {}
-    for operation in OPERATIONS.values():
+    for operation in operations.values():
         schema = components[operation.request.__name__]
         described: dict[str, Any] = {
             "operationId": operation.name,
             "summary": (operation.request.__doc__ or "").partition("\n")[0],
-            "description": f"Needs a token with the role {operation.role}.",
+            "description": f"Needs a token with the role {operation.permission}.",
             "responses": {
                 "200": {"description": "The rows", "content": _contents(operation)},
                 **{str(status): error for status in (400, 401, 403, 404, 406, 409, 413, 429, 503)},
             },
         }
         if operation.method == "POST":
-            reference = {"$ref": f"#/components/schemas/{operation.request.__name__}"}
-            content = {"application/json": {"schema": reference}}
+            content = {"application/json": {"schema": _reference(operation.request)}}
             described["requestBody"] = {"content": content, "required": True}
         else:
             described["parameters"] = [
@@ -229,7 +233,7 @@ def open_api(version: str) -> dict[str, Any]:
                 }
                 for name, kind in schema.get("properties", {}).items()
             ]
-        paths[PREFIX + operation.name] = {operation.method.lower(): described}
+        paths[PREFIX + operation.path] = {operation.method.lower(): described}
     return {
         "openapi": "3.1.0",
         "info": {"title": "zonemta", "version": version},
@@ -243,15 +247,19 @@ def open_api(version: str) -> dict[str, Any]:
 
 
 def _contents(operation: Operation) -> dict[str, Any]:
-    found: dict[str, Any] = {LINES: {"schema": {"type": "object"}}}
-    if operation.request not in ENDLESS:
-        found["application/json"] = {"schema": _ROWS}
+    """The schemas of the answer, by media type."""
+    references = [_reference(each) for each in operation.rows]
+    row = {"anyOf": references} if len(references) > 1 else references[0]
+    found: dict[str, Any] = {LINES: {"schema": row}}
+    if operation.watchers is None:
+        rows = {"type": "array", "items": row}
+        document = {"type": "object", "properties": {"rows": rows}, "required": ["rows"]}
+        found["application/json"] = {"schema": document}
     return found
 
 
+def _reference(kind: type) -> dict[str, str]:
+    return {"$ref": REFERENCE.format(name=kind.__name__)}
+
+
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-_ROWS = {
-    "type": "object",
-    "properties": {"rows": {"type": "array", "items": {"type": "object"}}},
-    "required": ["rows"],
-}

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.admin.control_client import SOCKET_NAME, short_path
-from zonemta_py.admin.registry import Operations, parse_request, run_operation
-from zonemta_py.admin.requests import ENDLESS, Request
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import execute, operation_of, parse_request
+from zonemta_py.admin.requests import Request
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError, UnknownName
 
@@ -66,11 +67,11 @@ class ControlServer:
         leaving: asyncio.Task[None] | None = None
         try:
             request = await _read_request(reader)
-            if isinstance(request, ENDLESS):
+            if operation_of(request).watchers is not None:
                 task = asyncio.current_task()
                 assert task is not None
                 leaving = asyncio.create_task(_cancel_at_eof(reader, task))
-            async for row in run_operation(self._operations, request):
+            async for row in execute(self._operations, request):
                 writer.write(to_json(row) + b"\n")
                 await writer.drain()
             writer.write(b'{"end":true}\n')

@@ -1,7 +1,7 @@
 """How many recipients are in each state of an operator's view: the census, and what only a running relay knows.
 
-Of those that wait on disk, workers hold some (*in flight*), others wait for a destination that does not answer (*suspended*),
-or for the end of what an operator has suspended (*stopped*).
+Of those that wait on disk, workers hold some (*in flight*), others wait for a destination that does not answer (*unreachable*),
+or for the end of what an operator has suspended (*suspended*).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -11,24 +11,24 @@ from zonemta_py.queue.census import AGE_SLOT_MS, TOTAL, Census, Row
 from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.ready.windows import ReadyWindows
 
-Stopped = Callable[[str], Collection[str] | None]
+Suspended = Callable[[str], Collection[str] | None]
 
 
-def none_stopped(zone: str) -> Collection[str]:
+def none_suspended(zone: str) -> Collection[str]:
     """Of a zone in which no operator has suspended anything."""
     return ()
 
 
-def depth_of(row: Row, in_flight: int, suspended: int, stopped: int) -> dict[str, int]:
-    """A number for each of STATES. ``suspended`` of those that wait and are not in flight, ``stopped`` of the rest."""
+def depth_of(row: Row, in_flight: int, unreachable: int, suspended: int) -> dict[str, int]:
+    """A number for each of STATES. ``unreachable`` of those that wait and are not in flight, ``suspended`` of the rest."""
     waiting = max(0, row[RecipientState.WAITING] - in_flight)
-    suspended = min(waiting, suspended)
-    stopped = min(waiting - suspended, stopped)
+    unreachable = min(waiting, unreachable)
+    suspended = min(waiting - unreachable, suspended)
     return {
-        "waiting": waiting - suspended - stopped,
+        "waiting": waiting - unreachable - suspended,
         "in_flight": in_flight,
+        "unreachable": unreachable,
         "suspended": suspended,
-        "stopped": stopped,
         "deferred": row[RecipientState.DEFERRED],
         "not_before": row[RecipientState.NOT_BEFORE],
         "held": row[RecipientState.HELD],
@@ -36,12 +36,14 @@ def depth_of(row: Row, in_flight: int, suspended: int, stopped: int) -> dict[str
 
 
 class Depths:
-    """The depths of one moment. ``stopped``: the destinations of a zone that an operator has stopped; None: all."""
+    """The depths of one moment. ``suspended``: the destinations of a zone that an operator has suspended; None: all."""
 
-    def __init__(self, census: Census, windows: ReadyWindows, stopped: Stopped = none_stopped) -> None:
+    def __init__(
+        self, census: Census, windows: ReadyWindows, suspended: Suspended = none_suspended
+    ) -> None:
         self._census = census
         self._windows = windows
-        self._stopped = stopped
+        self._suspended = suspended
 
     def zone(self, zone: str) -> dict[str, int]:
         """A number of recipients for each of STATES."""
@@ -55,8 +57,8 @@ class Depths:
             )
             return sum(max(0, count) for count in counts)
 
-        names, stopped = set(window.suspended()), self._stopped(zone)
-        of_operator = whole[TOTAL] if stopped is None else waiting(set(stopped) - names)
+        names, suspended = set(window.suspended()), self._suspended(zone)
+        of_operator = whole[TOTAL] if suspended is None else waiting(set(suspended) - names)
         return depth_of(whole, leased.total(), waiting(names), of_operator)
 
     def destinations(self, zone: str, most: int, named: Iterable[str] = ()) -> dict[str, dict[str, int]]:
@@ -65,13 +67,13 @@ class Depths:
         leased = window.leased()
         rows = dict(self._census.largest(zone, most))
         rows.update({name: self._census.destination(zone, name) for name in named})
-        stopped = self._stopped(zone)
+        suspended = self._suspended(zone)
         return {
             name: depth_of(
                 row,
                 leased[name],
                 row[TOTAL] if window.is_suspended(name) else 0,
-                row[TOTAL] if stopped is None or name in stopped else 0,
+                row[TOTAL] if suspended is None or name in suspended else 0,
             )
             for name, row in rows.items()
             if row[TOTAL]

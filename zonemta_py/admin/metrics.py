@@ -8,10 +8,10 @@ import asyncio
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from prometheus_client import exposition
@@ -26,7 +26,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.egress import is_lowered, level
 from zonemta_py.admin.http_server import HttpRoute
-from zonemta_py.admin.reasons import StoppedMail
+from zonemta_py.admin.reasons import SuspendedMail
+from zonemta_py.admin.relay_port import ZoneView
 from zonemta_py.admin.requests import Row
 from zonemta_py.admin.suspensions import suspended_names
 from zonemta_py.admin.tokens import Role, Token
@@ -205,20 +206,6 @@ CLASSES_MAX = 500
 SUSPENDED_MAX = 500
 
 
-class ZoneSessions(Protocol):
-    """A zone of the running relay."""
-
-    @property
-    def sessions(self) -> int:
-        """How many sessions its workers have."""
-
-    def stopped(self) -> Collection[str]:
-        """The destinations whose mail waits for the end of what an operator has suspended."""
-
-    def provider(self, destination: str) -> str:
-        """The provider to which mail for ``destination`` goes."""
-
-
 @dataclass(frozen=True, slots=True)
 class MetricSources:
     """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log.
@@ -227,7 +214,7 @@ class MetricSources:
     version: str
     queue: Queue
     watch: LoopWatch
-    zones: Mapping[str, ZoneSessions]
+    zones: Mapping[str, ZoneView]
     sessions_in: Callable[[], int]
     lag_s: Callable[[], float]
     pids: Callable[[], Mapping[str, list[int]]]
@@ -337,23 +324,23 @@ class RelayCollector(Collector):
 
     def _depths(self) -> Iterator[Metric]:
         queue, zones = self._sources.queue, self._zone_names()
-        depths = Depths(queue.census, queue.windows, StoppedMail(queue.suspended, self._sources.zones))
+        depths = Depths(queue.census, queue.windows, SuspendedMail(queue.suspended, self._sources.zones))
         waiting = GaugeMetricFamily(
             "zonemta_queue_recipients", "Recipients in the queue.", labels=["zone", "state"]
         )
-        suspended = GaugeMetricFamily(
-            "zonemta_destinations_suspended", "Destinations that do not answer.", labels=["zone"]
+        unreachable = GaugeMetricFamily(
+            "zonemta_destinations_unreachable", "Destinations that do not answer.", labels=["zone"]
         )
         large: list[tuple[str, str, int]] = []
         for zone in zones:
             found = depths.zone(zone)
             for state in STATES:
                 waiting.add_metric([zone, state], found[state])
-            suspended.add_metric([zone], len(queue.windows.zone(zone).suspended()))
+            unreachable.add_metric([zone], len(queue.windows.zone(zone).suspended()))
             largest = queue.census.largest(zone, DESTINATIONS_MAX)
             large += [(zone, name, row[-1]) for name, row in largest]
         yield waiting
-        yield suspended
+        yield unreachable
         ages = GaugeMetricFamily(
             "zonemta_queue_age_recipients", "Recipients by age: up to this many minutes, and more than the bound before.",
             labels=["zone", "minutes"],

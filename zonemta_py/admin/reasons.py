@@ -1,11 +1,8 @@
 """Why a recipient does not move: exactly one answer, the same words in every view."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
 
-from zonemta_py.admin.event_stream import EventStream
+from zonemta_py.admin.relay_port import RunningRelay, SuspendedView
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL
@@ -15,100 +12,15 @@ from zonemta_py.queue.format.records import EnvelopeRecord, RecipientRecord, Rec
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MAIL, USER, Suspensions, named, suspended_submitter
 from zonemta_py.queue.upkeep.operator import suspension_of
-from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.verdict import NO_ADDRESS
 
 DNS_FAILED = "4.4.3"  # RFC 3463: the look-up of the destination failed
 
 
-class ZoneView(Protocol):
-    """A running zone, as an operator sees it."""
-
-    @property
-    def sessions(self) -> int:
-        """How many sessions its workers have."""
-
-    def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
-        """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
-
-    def stopped(self) -> Collection[str]:
-        """The destinations whose mail waits for the end of what an operator has suspended."""
-
-    def provider(self, destination: str) -> str:
-        """The provider to which mail for ``destination`` goes; empty while that is not known, and where there is none."""
-
-    def probe(self, destination: str | None) -> None:
-        """Try a suspended destination now; None: every one."""
-
-
-class EgressView(Protocol):
-    """What limits sending, as an operator sees and changes it: of a running relay, or of a queue whose relay is down.
-
-    See ``delivery.egress_control``. All raise LocalError for what is not there.
-    """
-
-    def names(self, kind: str) -> Collection[str]:
-        """The zones, providers or addresses (``kind``) that there are."""
-
-    def smarthost_zones(self) -> list[str]:
-        """The zones whose mail goes to a smarthost, whatever its domain."""
-
-    def changed(self) -> None:
-        """Something was suspended or resumed."""
-
-    def rows(self, provider: str, address: str, most: int) -> list[dict[str, Any]]:
-        """What is sent from each address to each provider, and what limits it; only of these, if not empty, and at most that number."""
-
-    def warmups(self) -> list[dict[str, Any]]:
-        """How far each warm-up is."""
-
-    async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[dict[str, Any]]:
-        """Pause or continue the schedules of ``address``, or that for ``provider``; returns their rows."""
-
-    async def end_pace(self, provider: str, address: str) -> dict[str, Any]:
-        """Forget the pace of an address at a provider; returns what it was."""
-
-    async def end_reroute(self, provider: str, pool: str) -> dict[str, Any]:
-        """Let the mail of ``pool`` to a provider leave from it again; returns from where it left."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningRelay:
-    """What the operations need of a running relay; the defaults are those of one that is down.
-
-    ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
-    the directory of the event log, ``stream`` what is written to it. ``status`` and
-    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration. These and ``egress`` are there when the relay is down, too.
-    """
-
-    zones: Mapping[str, ZoneView] = field(default_factory=dict)
-    unreachable: UnreachableHosts | None = None
-    reload: Callable[[], Awaitable[Sequence[str]]] | None = None
-    verify: Callable[[str], Awaitable[None]] | None = None
-    events: Path | None = None
-    stream: EventStream | None = None
-    status: Callable[[], dict[str, Any]] | None = None
-    set_log_level: Callable[[str], None] | None = None
-    trace: Callable[[str], AsyncIterator[dict[str, Any]]] | None = None
-    new_login: Callable[[], dict[str, Any]] | None = None
-    tenants: Callable[[], Collection[str]] | None = None
-    egress: EgressView | None = None
-
-
-class HasStopped(Protocol):
-    """A running zone, see ``ZoneView``."""
-
-    def stopped(self) -> Collection[str]:
-        """The destinations whose mail waits for the end of what an operator has suspended."""
-
-    def provider(self, destination: str) -> str:
-        """The provider to which mail for ``destination`` goes."""
-
-
-class StoppedMail:
+class SuspendedMail:
     """The destinations of a zone whose mail an operator has suspended; None: all. Answers are remembered: for one request."""
 
-    def __init__(self, suspended: Suspensions, zones: Mapping[str, HasStopped]) -> None:
+    def __init__(self, suspended: Suspensions, zones: Mapping[str, SuspendedView]) -> None:
         self._suspended = suspended
         self._zones = zones
         self._found: dict[str, Collection[str] | None] = {}
@@ -122,7 +34,7 @@ class StoppedMail:
         return self._found[zone]
 
     def has(self, zone: str, destination: str) -> bool:
-        """Whether the mail of ``destination`` is stopped, also if it has only just become due."""
+        """Whether the mail of ``destination`` is suspended, also if it has only just become due."""
         found, view = self(zone), self._zones.get(zone)
         if found is None or destination in found or f"domain:{destination}" in self._suspended:
             return True
@@ -236,7 +148,7 @@ class Reasons:
         pool = queue.windows.pool_key(zone, destination, record)
         found = self._of_pool(zone, destination, pool)
         if found is not None:
-            if found.name in (Limit.SUSPENSION, Limit.PROBE):
+            if found.name in (Limit.UNREACHABLE, Limit.PROBE):
                 return found
             since_ms = max(found.since_ms, keys.created_ms(message))  # not longer than it is here
             return replace(found, since_ms=since_ms)

@@ -1,24 +1,39 @@
-"""The requests of the operations: a struct for each, with its arguments as fields."""
+"""The requests of the operations: a struct for each, with its arguments as fields; its docstring is the help of the operation.
+
+They are apart from the handlers because every command imports them: this file imports nothing of the queue. The name of an
+operation is that of its request: ``suspend`` for ``SuspendRequest``. ``operation`` says how one is added.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from zonemta_py.core.codec import Struct
-from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
-from zonemta_py.queue.upkeep.inspect import MessageLabels, Wants
-from zonemta_py.smtp.address import domain_of
-from zonemta_py.smtp.verp import base
+from zonemta_py.core.model import STATES
 
 Row = dict[str, Any]  # of an answer
+RATE_KINDS = ("zone", "destination", "source", "tenant")
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments of an operation. Subclasses without fields have none."""
+    """The arguments of an operation. Subclasses without fields have none.
+
+    ``normalises``: domains and addresses are taken in the form that the queue has. ``choices``: the values of arguments.
+    ``knows_zone``: a zone that there is not is an error, because an empty answer would look as if all were well.
+    """
+
+    normalises: ClassVar[bool] = False
+    knows_zone: ClassVar[bool] = False
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+
+def name_of_type(request: type[Request]) -> str:
+    """The name of the operation of a type of requests."""
+    return request.__name__.removesuffix("Request").lower()
 
 
 def name_of(request: Request) -> str:
     """The name of the operation, which is that of its command: ``list`` for a ListRequest."""
-    return type(request).__name__.removesuffix("Request").lower()
+    return name_of_type(type(request))
 
 
 class ChangeRequest(Request, frozen=True):
@@ -36,6 +51,7 @@ class StatusRequest(Request, frozen=True):
 class RatesRequest(Request, frozen=True):
     """Show what was attempted in the last 1, 5 or 60 ``minutes``; ``kind``: zone, destination, source or tenant."""
 
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"kind": RATE_KINDS}
     minutes: int = 5
     kind: str | None = None
     limit: int = 20
@@ -44,6 +60,9 @@ class RatesRequest(Request, frozen=True):
 class ShapeRequest(Request, frozen=True):
     """Count recipients by destination and age, like Postfix's qshape; the ``limit`` largest destinations."""
 
+    normalises: ClassVar[bool] = True
+    knows_zone: ClassVar[bool] = True
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": STATES}
     zone: str | None = None
     state: str | None = None
     limit: int = 20
@@ -55,18 +74,22 @@ class DestinationsRequest(Request, frozen=True):
     ``troubled``: only those that something keeps waiting, or where attempts failed in the last 5 minutes.
     """
 
+    knows_zone: ClassVar[bool] = True
     zone: str | None = None
     troubled: bool = False
     limit: int = 20
 
 
 class ListRequest(Request, frozen=True):
-    """List recipients; None: do not filter. ``state``: one of ``queue.depths.STATES``. ``tag``: one of its tags.
+    """List recipients; None: do not filter. ``state``: as the answer has it. ``tag``: one of its tags.
 
     ``sender``: of the envelope, empty for the null sender; ``sender_domain``: its domain.
     ``after``: the ``cursor`` of the last row of the page before.
     """
 
+    normalises: ClassVar[bool] = True
+    knows_zone: ClassVar[bool] = True
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"state": STATES}
     zone: str | None = None
     domain: str | None = None
     state: str | None = None
@@ -89,6 +112,7 @@ class ShowRequest(Request, frozen=True):
 class WhyRequest(Request, frozen=True):
     """Explain why the recipients of a message, or ``recipient``, are still waiting."""
 
+    normalises: ClassVar[bool] = True
     message: str
     recipient: str | None = None
 
@@ -108,6 +132,7 @@ class StateRequest(Request, frozen=True):
 class FlushRequest(ChangeRequest, frozen=True):
     """Make deferred recipients due now; None: do not filter."""
 
+    normalises: ClassVar[bool] = True
     zone: str | None = None
     domain: str | None = None
     message: str | None = None
@@ -265,9 +290,6 @@ class TraceRequest(Request, frozen=True):
     target: str
 
 
-ENDLESS = (TailRequest, TraceRequest)  # their rows have no end
-
-
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -299,6 +321,8 @@ class MailRequest(ChangeRequest, frozen=True):
     ``dry_run``: only count.
     """
 
+    normalises: ClassVar[bool] = True
+    knows_zone: ClassVar[bool] = True
     message: str | None = None
     recipient: str | None = None
     zone: str | None = None
@@ -344,28 +368,3 @@ class ReleaseRequest(MailRequest, frozen=True):
     """Release held mail. ``by``: the tenant whose token asks, what it holds itself; empty: what anyone holds."""
 
     by: str = ""
-
-
-def wanted_messages(request: ListRequest | MailRequest, labels: MessageLabels) -> Wants | None:
-    """Whether a message is of the wanted tenant, user, sender, campaign and tag; None: every one is."""
-    wanted = {"tenant": request.tenant, "user": request.user, "campaign": request.campaign}
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    sender, domain, tag = request.sender, request.sender_domain, request.tag
-    if not wanted and (sender, domain, tag) == (None, None, None):
-        return None
-    tenant = request.tenant
-
-    def wants(message: str, record: RecipientRecord) -> bool:
-        # The lane says whose it is without the envelope; it is empty in a record that a repair has made.
-        if tenant and record.lane and record.submitter != TENANT_LANE + tenant:
-            return False
-        row = labels.of(message)
-        address = base(row["sender"])
-        return (
-            all(row[name] == value for name, value in wanted.items())
-            and (sender is None or sender in (address, row["sender"]))
-            and (domain is None or domain == domain_of(address))
-            and (tag is None or tag in row["tags"])
-        )
-
-    return wants

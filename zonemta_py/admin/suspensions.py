@@ -1,27 +1,31 @@
 """The operations that suspend and resume: tenants and users, the sending of zones, to providers, from addresses, to domains, and parts of the mail."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator
+from heapq import nlargest
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from zonemta_py.admin.reasons import EgressView
+from zonemta_py.admin.operation import Answer, Operations, operation
+from zonemta_py.admin.relay_port import EgressView
 from zonemta_py.admin.requests import (
     ResumeRequest,
     Row,
     SuspendedRequest,
     SuspendRequest,
+    TenantsRequest,
     UsageRequest,
     VerifyRequest,
 )
+from zonemta_py.admin.views import census_of
 from zonemta_py.config.tenants import Subject
 from zonemta_py.core import clock
+from zonemta_py.core.codec import UNSET, Unset
 from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.text import no_such
 from zonemta_py.egress.sources import BY_SYSTEM
 from zonemta_py.events.schema import Shaped
 from zonemta_py.queue.format.records import LABEL_MAX
-from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import (
     MAIL,
     SENDING,
@@ -31,8 +35,6 @@ from zonemta_py.queue.suspensions import (
     Suspensions,
     part_of_key,
 )
-from zonemta_py.queue.upkeep.held_mail import HeldMail
-from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ log = logging.getLogger(__name__)
 NAME_MAX = 255
 SUBMITTERS = ("tenant", "user")
 KINDS = (*SUBMITTERS, *(each.removesuffix(":") for each in SENDING))
-OF_NO_TABLE = "One that is in no table has the name of its MX host, with a dot: `zonemta queue destinations` shows it."
+OF_NO_TABLE = "One that is in no table has the name of its MX host, with a dot: `zonemta queue summary --by destination` shows it."
 PART = "mail"  # the kind of a part of the mail
 
 
@@ -75,107 +77,155 @@ class Suspendable(NamedTuple):
         return f"{self.kind} {self.name}" if self.part is None else f"mail of {self.part}"
 
 
-class SuspensionOperations:
-    """A part of ``Operations``. ``egress`` knows what sends; ``tenants``: those of the configuration."""
+class TenantRow(Answer, frozen=True):
+    """A tenant with mail, and its number of recipients."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        egress: EgressView | None = None,
-        tenants: Callable[[], Collection[str]] | None = None,
-    ) -> None:
-        self._queue = queue
-        self._held_mail = HeldMail(queue, Operator(queue))
-        self._egress = egress
-        self._tenants = tenants
+    tenant: str
+    queued: int
 
-    async def suspended(self, request: SuspendedRequest) -> AsyncIterator[Row]:
-        """A row for each, with its ``fields``, ``since_ms``, ``until_ms`` (0: until it is resumed) and ``reason``."""
-        for key in self._queue.suspended.names():
-            found = self._queue.suspended.get(key)
-            if found is not None:
-                row = {"since_ms": found.since_ms, "until_ms": found.until_ms, "reason": found.reason}
-                yield _of_key(key).fields | row
 
-    async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
-        """One row with ``suspended``, its name in normal form; of a domain also ``not_in``, the zones with a smarthost; of a
-        provider of which nothing is known a ``warning``.
+@operation("tenants")
+async def tenants(on: Operations, request: TenantsRequest) -> AsyncIterator[TenantRow]:
+    """Yield a row for each that has mail, most first."""
+    queued = (await census_of(on)).tenants()
+    for name, count in nlargest(request.limit, queued.items(), key=lambda item: item[1]):
+        yield TenantRow(name, count)
 
-        Raises LocalError for a name that the relay does not know.
-        """
-        what = self._known(_selected(request))
-        until_ms = request.until_ms
-        if until_ms and until_ms <= clock.now_ms():
-            raise LocalError("until_ms: that time is over")
-        if until_ms > clock.TIME_MAX_MS:
-            raise LocalError("until_ms: expected unix milliseconds, before the year 10000")
-        reason = request.reason.strip()
-        if not reason or not reason.isprintable() or len(reason) > NAME_MAX:
-            raise LocalError(f"reason: expected 1 to {NAME_MAX} printable characters")
-        before = self._queue.suspended.get(what.key)
-        event = _event(what, "suspended", before, Suspension(1, 0, reason, until_ms))
-        await self._queue.suspended.suspend(what.key, reason, until_ms, event)
-        self._changed()
-        log.warning("%s is %s: %s", what, _in_words(until_ms), reason)
-        row: Row = {"suspended": what.name or str(what)}
-        if what.kind == "domain" and self._egress is not None:
-            row["not_in"] = self._egress.smarthost_zones()
+
+class SuspendedRow(Answer, frozen=True, kw_only=True):
+    """A suspension, named by its kind; ``mail``: a part of the mail, by the names of its campaign, tenant, zone, provider or domain.
+
+    ``until_ms`` is unix ms; 0: until it is resumed.
+    """
+
+    tenant: str | Unset = UNSET
+    user: str | Unset = UNSET
+    zone: str | Unset = UNSET
+    provider: str | Unset = UNSET
+    address: str | Unset = UNSET
+    domain: str | Unset = UNSET
+    mail: dict[str, str] | Unset = UNSET
+    since_ms: int
+    until_ms: int
+    reason: str
+
+
+class SuspendRow(Answer, frozen=True):
+    """The name of what is suspended in normal form. ``not_in``: of a domain, the zones with a smarthost, where it has no effect.
+
+    ``warning``: of a provider of which nothing is known.
+    """
+
+    suspended: str
+    not_in: list[str] | Unset = UNSET
+    warning: str | Unset = UNSET
+
+
+class ResumeRow(Answer, frozen=True):
+    """The number of recipients that are released so far; the last row of each suspension has ``resumed``, its name."""
+
+    released: int
+    resumed: str | Unset = UNSET
+
+
+@operation("suspended")
+async def suspended(on: Operations, request: SuspendedRequest) -> AsyncIterator[SuspendedRow]:
+    """Yield a row for each."""
+    for key in on.queue.suspended.names():
+        found = on.queue.suspended.get(key)
+        if found is not None:
+            yield SuspendedRow(
+                **_of_key(key).fields,
+                since_ms=found.since_ms,
+                until_ms=found.until_ms,
+                reason=found.reason,
+            )
+
+
+@operation("suspend")
+async def suspend(on: Operations, request: SuspendRequest) -> AsyncIterator[SuspendRow]:
+    """Yield one row. Raises LocalError for a name that the relay does not know."""
+    what = _known(on, _selected(request))
+    until_ms = request.until_ms
+    if until_ms and until_ms <= clock.now_ms():
+        raise LocalError("until_ms: that time is over")
+    if until_ms > clock.TIME_MAX_MS:
+        raise LocalError("until_ms: expected unix milliseconds, before the year 10000")
+    reason = request.reason.strip()
+    if not reason or not reason.isprintable() or len(reason) > NAME_MAX:
+        raise LocalError(f"reason: expected 1 to {NAME_MAX} printable characters")
+    before = on.queue.suspended.get(what.key)
+    event = _event(what, "suspended", before, Suspension(1, 0, reason, until_ms))
+    await on.queue.suspended.suspend(what.key, reason, until_ms, event)
+    _changed(on)
+    log.warning("%s is %s: %s", what, _in_words(until_ms), reason)
+    egress, not_in, warning = on.relay.egress, None, ""
+    if egress is not None:
+        not_in = egress.smarthost_zones() if what.kind == "domain" else None
         provider = what.part.provider if what.part else what.name if what.kind == "provider" else ""
-        if provider and self._egress is not None and provider not in self._egress.names("provider"):
-            row["warning"] = f"no mail for a provider '{provider}' is known. {OF_NO_TABLE}"
-        yield row
+        if provider and provider not in egress.names("provider"):
+            warning = f"no mail for a provider '{provider}' is known. {OF_NO_TABLE}"
+    yield SuspendRow(
+        suspended=what.name or str(what),
+        not_in=UNSET if not_in is None else not_in,
+        warning=warning or UNSET,
+    )
 
-    async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
-        """Rows with ``released``, the number of recipients so far; the last of each has ``resumed``.
 
-        All held mail of a tenant or user is released, also what an operator held. Raises LocalError when what is named is not
-        suspended; a tenant, a user or a part may have held mail instead, of a release that was interrupted.
-        """
-        if request.all:
-            if any(getattr(request, kind) for kind in (*KINDS, "campaign")):
-                raise LocalError("all resumes everything that sends: expected no name")
-            for key in self._queue.suspended.sending():
-                yield await self._resume(_of_key(key))
-            return
-        what = _selected(request)
-        queue = self._queue
-        if what.key not in queue.suspended and not (what.holds and self._held_mail.is_any(what.key)):
-            others = ", ".join(str(_of_key(key)) for key in queue.suspended.names())
-            raise LocalError(f"{what} is not suspended; suspended: {others or 'nothing'}")
-        row = await self._resume(what)
-        if what.holds:
-            async for released in self._held_mail.release(what.key):
-                row["released"] = released
-                yield {"released": released}
-        yield row
+@operation("resume")
+async def resume(on: Operations, request: ResumeRequest) -> AsyncIterator[ResumeRow]:
+    """Yield rows while held mail is released.
 
-    async def _resume(self, what: Suspendable) -> Row:
-        event = _event(what, "resumed", self._queue.suspended.get(what.key), None)
-        await self._queue.suspended.resume(what.key, event)
-        self._changed()
-        log.warning("%s is resumed", what)
-        return {"released": 0, "resumed": what.name or str(what)}
+    All held mail of a tenant or user is released, also what an operator held. Raises LocalError when what is named is not
+    suspended; a tenant, a user or a part may have held mail instead, of a release that was interrupted.
+    """
+    if request.all:
+        if any(getattr(request, kind) for kind in (*KINDS, "campaign")):
+            raise LocalError("all resumes everything that sends: expected no name")
+        for key in on.queue.suspended.sending():
+            yield ResumeRow(0, await _resume(on, _of_key(key)))
+        return
+    what = _selected(request)
+    queue = on.queue
+    if what.key not in queue.suspended and not (what.holds and on.held_mail.is_any(what.key)):
+        others = ", ".join(str(_of_key(key)) for key in queue.suspended.names())
+        raise LocalError(f"{what} is not suspended; suspended: {others or 'nothing'}")
+    released, resumed = 0, await _resume(on, what)
+    if what.holds:
+        async for released in on.held_mail.release(what.key):
+            yield ResumeRow(released)
+    yield ResumeRow(released, resumed)
 
-    def _known(self, what: Suspendable) -> Suspendable:
-        """``what`` as the relay names it. Raises UnknownName if it does not know it."""
-        if what.part is None:
-            return Suspendable(what.kind, self._known_name(what.kind, what.name))
-        named = {
-            kind: self._known_name(kind, name) if name else ""
-            for kind, name in what.part._asdict().items()
-        }
-        return Suspendable(PART, "", MailPart(**named))
 
-    def _known_name(self, kind: str, name: str) -> str:
-        if kind == "tenant" and self._tenants is not None and name not in self._tenants():
-            raise UnknownName(no_such(kind, name, self._tenants()))
-        if self._egress is None or kind not in ("zone", "provider", "address"):
-            return name
-        return known_name(self._egress, kind, name)
+async def _resume(on: Operations, what: Suspendable) -> str:
+    event = _event(what, "resumed", on.queue.suspended.get(what.key), None)
+    await on.queue.suspended.resume(what.key, event)
+    _changed(on)
+    log.warning("%s is resumed", what)
+    return what.name or str(what)
 
-    def _changed(self) -> None:
-        if self._egress is not None:
-            self._egress.changed()
+
+def _known(on: Operations, what: Suspendable) -> Suspendable:
+    """``what`` as the relay names it. Raises UnknownName if it does not know it."""
+    if what.part is None:
+        return Suspendable(what.kind, _known_name(on, what.kind, what.name))
+    named = {
+        kind: _known_name(on, kind, name) if name else "" for kind, name in what.part._asdict().items()
+    }
+    return Suspendable(PART, "", MailPart(**named))
+
+
+def _known_name(on: Operations, kind: str, name: str) -> str:
+    if kind == "tenant" and on.relay.tenants is not None and name not in on.relay.tenants():
+        raise UnknownName(no_such(kind, name, on.relay.tenants()))
+    if on.relay.egress is None or kind not in ("zone", "provider", "address"):
+        return name
+    return known_name(on.relay.egress, kind, name)
+
+
+def _changed(on: Operations) -> None:
+    if on.relay.egress is not None:
+        on.relay.egress.changed()
 
 
 def _selected(request: SuspendRequest | ResumeRequest) -> Suspendable:
@@ -281,37 +331,43 @@ def _in_words(until_ms: int) -> str:
     return f"suspended until {clock.utc(until_ms):%Y-%m-%d %H:%M:%S} UTC" if until_ms else "suspended"
 
 
-# ---- The operations on tenants: whether their domains are verified, and what they have used of their limits.
+# ---- tenants: whether their domains are verified, and what they have used of their limits
 
 
-class TenantOperations:
-    """A part of ``Operations``. ``verify`` looks up the domains of a tenant; None when the relay is down."""
+class VerifyRow(Answer, frozen=True):
+    """A domain; when it was looked up, and found verified, the last time (unix ms; 0: never)."""
 
-    def __init__(self, queue: Queue, verify: Callable[[str], Awaitable[None]] | None = None) -> None:
-        self._queue = queue
-        self._verify = verify
+    domain: str
+    verified: bool
+    checked_ms: int
+    verified_ms: int
 
-    async def verify(self, request: VerifyRequest) -> AsyncIterator[Row]:
-        """A row for each domain, with ``verified``, ``checked_ms`` and ``verified_ms`` (0: never).
 
-        Raises LocalError for a look-up when the relay is down.
-        """
-        if request.ask:
-            if self._verify is None:
-                raise LocalError("the relay that looks up the domains is not running")
-            await self._verify(request.tenant)
-        for domain in request.domains:
-            found = self._queue.verified.get(request.tenant, domain)
-            times = (found.checked_ms, found.verified_ms) if found is not None else (0, 0)
-            is_verified = found is not None and found.is_verified
-            yield {
-                "domain": domain,
-                "verified": is_verified,
-                "checked_ms": times[0],
-                "verified_ms": times[1],
-            }
+@operation("verify")
+async def verify(on: Operations, request: VerifyRequest) -> AsyncIterator[VerifyRow]:
+    """Yield a row for each domain. Raises LocalError for a look-up when the relay is down."""
+    if request.ask:
+        if on.relay.verify is None:
+            raise LocalError("the relay that looks up the domains is not running")
+        await on.relay.verify(request.tenant)
+    for domain in request.domains:
+        found = on.queue.verified.get(request.tenant, domain)
+        times = (found.checked_ms, found.verified_ms) if found is not None else (0, 0)
+        is_verified = found is not None and found.is_verified
+        yield VerifyRow(domain, is_verified, *times)
 
-    async def usage(self, request: UsageRequest) -> AsyncIterator[Row]:
-        """A row for each limit of a tenant, with ``limit``, ``used``, ``of`` and ``per_s``."""
-        for row in self._queue.limits.used(Subject("tenant", request.tenant)):
-            yield row
+
+class UsageRow(Answer, frozen=True):
+    """A limit: ``used`` of ``of`` in ``per_s`` seconds; 0 for what is open now."""
+
+    limit: str
+    of: int
+    per_s: float
+    used: int
+
+
+@operation("usage", rows=(UsageRow,))
+async def usage(on: Operations, request: UsageRequest) -> AsyncIterator[Row]:
+    """Yield a row for each limit of a tenant."""
+    for row in on.queue.limits.used(Subject("tenant", request.tenant)):
+        yield row

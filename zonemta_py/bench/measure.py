@@ -1,4 +1,17 @@
-"""One run: source → relay → sink, each in its own process, measured from outside."""
+"""One run of a benchmark: source, relay and sink, each in a process of its own, measured from outside.
+
+Steps (``measure``): sink and relay start ─▶ warm-up is delivered ─▶ flood is submitted ─▶ run ─▶ last delivery ─▶ figures.
+
+Invariants:
+
+- Figures are valid only if each recipient arrived exactly once; otherwise ``result`` raises LocalError.
+- CPU time is that of the run, of all processes of the relay, also of those that have ended; source and sink are counted apart.
+- ``Sampler`` reads memory, files and disk from outside, in a thread of its own, so that the relay has no code for it.
+
+Callers: ``zonemta bench``, and benchmarks that need one scenario. A relay implements ``RelayUnderTest``.
+
+Example: ``measure(scenario, directory, make, on_progress)``, where ``make(directory, sink_port)`` starts the relay and returns it.
+"""
 
 import os
 import subprocess
@@ -25,7 +38,7 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.sink.counter import Deliveries
 
-# ---- Memory, files and disk of a running relay, sampled from outside, and a long run cut into twelve parts.
+# ---- Samples: memory, files and disk of a running relay, and a long run cut into twelve parts.
 
 INTERVAL_S = 0.25
 PARTS = 12
@@ -120,18 +133,18 @@ def spans(samples: Sequence[Sample], waits_ms: Sequence[float], per_second: int)
         if here and waited:
             found.append(
                 Span(
-                    round(begin_s, 1),
-                    max(sample.rss_anon_mb for sample in here),
-                    max(sample.open_files for sample in here),
-                    max(sample.queue_mb for sample in here),
-                    quantile(waited, 0.50),
-                    quantile(waited, 0.99),
+                    from_s=round(begin_s, 1),
+                    rss_anon_mb=max(sample.rss_anon_mb for sample in here),
+                    open_files=max(sample.open_files for sample in here),
+                    queue_mb=max(sample.queue_mb for sample in here),
+                    p50_ms=quantile(waited, 0.50),
+                    p99_ms=quantile(waited, 0.99),
                 )
             )
     return tuple(found)
 
 
-# ---- measure
+# ---- The run.
 
 DELIVER_TIMEOUT_S = 300.0
 WARM_UP = 200  # messages before the measurement starts

@@ -37,7 +37,7 @@ class Peer(ABC):
     @classmethod
     @abstractmethod
     def missing(cls) -> str:
-        """What the peer needs and this machine lacks; empty when it can run."""
+        """The requirements of the peer that this machine lacks; empty when it can run."""
 
     @abstractmethod
     def start(self) -> None:
@@ -48,11 +48,10 @@ class Peer(ABC):
         """Stop the relay."""
 
     def fsyncs(self) -> int:
-        """Not known for a peer."""
+        """The number of fsyncs, which is not known for a peer."""
         return -1
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file of the configuration."""
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -76,7 +75,6 @@ class Peer(ABC):
             return False
 
     def log_tail(self) -> str:
-        """The end of the log."""
         log = self.directory / "peer.log"
         return log.read_text(errors="replace")[-1000:] if log.exists() else "no log"
 
@@ -95,7 +93,6 @@ class ForegroundPeer(Peer):
         self.pid = self._process.pid
 
     def stop(self) -> None:
-        """Stop the relay."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_S)
@@ -111,7 +108,7 @@ class PeerMaker(Protocol):
         """Start the peer."""
 
     def missing(self) -> str:
-        """What the peer needs and this machine lacks; empty when it can run."""
+        """The requirements of the peer that this machine lacks; empty when it can run."""
 
 
 def find(command: str) -> str | None:
@@ -120,7 +117,7 @@ def find(command: str) -> str | None:
 
 
 def missing_command(command: str, package: str, *, root: bool = False) -> str:
-    """Why ``command`` of a Debian package cannot run here, if ``root`` as root; empty when it can."""
+    """The reason that ``command`` of a Debian package cannot run here, if ``root`` as root; empty when it can."""
     if find(command) is None:
         return f"it is not installed (Debian: apt-get install {package})"
     return "it needs root to start" if root and os.geteuid() != 0 else ""
@@ -133,7 +130,6 @@ class NoRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """It can run everywhere."""
         return ""
 
     def start(self) -> None:
@@ -154,5 +150,4 @@ class ZoneMtaRelay(ForegroundPeer):
         return "it needs a MongoDB and a Redis of its own, which this benchmark does not set up"
 
     def start(self) -> None:
-        """Raises LocalError."""
         raise LocalError(self.missing())

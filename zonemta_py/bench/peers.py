@@ -1,7 +1,16 @@
-"""Postfix: an instance of its own, on loopback only.
+"""Other relays with a configuration tuned for the workloads of the benchmark: Postfix, Exim, OpenSMTPD, python-slimta, Haraka.
 
-Tuned by its documentation for this work: no delay on input, full concurrency from the start, connection
-cache for the next hop, no name look-ups, no rate accounting.
+Each is a ``Peer`` with a directory and a port of its own, on loopback only, without name look-ups and limits of rate. What differs:
+
+- Postfix: no delay on input, full concurrency from the start, connection cache for the next hop.
+- Exim: delivers at once, without a limit of processes and without checks of its log.
+- OpenSMTPD: all limits of delivery raised, its spool in a mount namespace of its own.
+- python-slimta: its queue in memory, as its queue on disk does not sync either.
+- Haraka: a process for each core, one next hop.
+
+Invariants: nothing of an installed relay is changed; ``stop`` ends every process that ``start`` has made.
+
+Callers: ``cli.bench`` and ``bench.measure``, by PEERS at the end. Example: ``PEERS["postfix"].missing()`` is empty where Postfix can run.
 """
 
 import os
@@ -81,11 +90,9 @@ class PostfixRelay(Peer):
 
     @classmethod
     def missing(cls) -> str:
-        """Postfix and root."""
         return missing_command("postfix", "postfix", root=True)
 
     def start(self) -> None:
-        """Create the instance and start it."""
         directory = self.directory
         for name in ("spool", "data", "log"):
             (directory / name).mkdir()
@@ -107,11 +114,10 @@ class PostfixRelay(Peer):
             raise LocalError(f"postfix {verb} failed: {done.stderr.strip()[-500:]}")
 
     def stop(self) -> None:
-        """Stop the instance."""
         self._command("stop")
 
 
-# ---- Exim, set up to deliver at once, without a limit of processes, name look-ups and checks of its log.
+# ---- Exim: delivers at once, without a limit of processes and without checks of its log.
 #
 # Exim syncs spool files and directory before its 250. It takes 200 ms for the QUIT of a client and opens a
 # connection to the sink for each message; its documentation has no setting for either.
@@ -190,13 +196,11 @@ class EximRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """Exim, root and its user."""
         if missing := missing_command("exim4", "exim4-daemon-light", root=True):
             return missing
         return "" if _uid() is not None else f"it needs a user {USER}"
 
     def start(self) -> None:
-        """Start the daemon."""
         exim, uid = find("exim4"), _uid()
         assert exim is not None
         assert uid is not None
@@ -220,7 +224,7 @@ def _uid() -> int | None:
         return None
 
 
-# ---- OpenSMTPD with all limits of delivery raised and its spool in a mount namespace of its own.
+# ---- OpenSMTPD: all limits of delivery raised, its spool in a mount namespace of its own.
 #
 # OpenSMTPD does not sync accepted mail. Its backlog for new connections is 5, so that thirty clients at once
 # wait for the retries of the kernel; a connection to the sink takes few messages before it pauses.
@@ -258,7 +262,6 @@ class OpenSmtpdRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """OpenSMTPD, root, its users and directories."""
         if missing := missing_command("smtpd", "opensmtpd", root=True) or missing_command(
             "unshare", "util-linux"
         ):
@@ -281,7 +284,7 @@ class OpenSmtpdRelay(ForegroundPeer):
         self.run(["unshare", "-m", "sh", "-ec", script])
 
 
-# ---- python-slimta with its queue in memory, as its queue on disk does not sync either.
+# ---- python-slimta: its queue in memory, as its queue on disk does not sync either.
 #
 # Without the reverse look-up of clients and the list of all recipients in Received, which would dominate the
 # figures; a retry takes five seconds.
@@ -331,13 +334,11 @@ class SlimtaRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """A Python that has slimta."""
         if _python() is None:
             return "no python3 in PATH has it (pip install python-slimta gevent 'setuptools<81')"
         return ""
 
     def start(self) -> None:
-        """Start the script."""
         script = self.write("relay.py", SCRIPT)
         self.run([str(_python()), str(script), str(self.port), str(self.sink_port)])
 
@@ -354,7 +355,7 @@ def _python() -> Path | None:
     return None
 
 
-# ---- Haraka: a process for each core, no name look-ups, one next hop.
+# ---- Haraka: a process for each core, one next hop.
 #
 # Haraka syncs each message before its 250 and opens a connection to the sink for each.
 
@@ -421,18 +422,16 @@ class HarakaRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """Haraka."""
         return "" if find("haraka") else "it is not installed (npm install -g Haraka)"
 
     def start(self) -> None:
-        """Start a cluster of processes."""
         values = {"port": self.port, "sink_port": self.sink_port, "cores": os.cpu_count()}
         for name, text in FILES.items():
             self.write(name, text.format(**values))
         self.run([find("haraka") or "haraka", "-c", str(self.directory)])
 
 
-# ---- Other relays, where installed, each with a configuration tuned for these workloads.
+# ---- All of them.
 
 PEERS: dict[str, PeerMaker] = {
     "postfix": PostfixRelay,

@@ -29,9 +29,9 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an exception does, so that it stops what it started; the exit code is the shell's.
+    """End the block at SIGTERM and SIGHUP by an exception, so that it stops what it started; the exit code is the shell's.
 
-    One that is ignored, as under ``nohup``, stays so. Afterwards no child is left: the signal may have come while one
+    A signal that is ignored, as under ``nohup``, stays ignored. Afterwards no child is left: the signal may have come while one
     was being started.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -226,7 +226,7 @@ def written_bytes(pid: int) -> int:
     return total
 
 
-# ---- ``reaper COMMAND…``: run a command and adopt its orphaned processes, so that their CPU time is counted.
+# ---- The command ``reaper COMMAND…``: run a command and adopt its orphaned processes, so that their CPU time is counted.
 #
 # The processes of a relay that forks twice for each delivery would otherwise be adopted by init. Exits with the
 # code of the command; SIGTERM is passed on to it.
@@ -235,7 +235,6 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Run the command of the command line."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")

@@ -1,6 +1,6 @@
-"""What a scenario needs before its relay starts: keys, certificates, a queue with a history.
+"""Preparations of a scenario (keys, certificates, a queue with a history), the named workloads, and domains of recipients.
 
-Queues are written into the LevelDB store directly.
+Queues are written into the LevelDB store directly, before the relay starts.
 """
 
 import asyncio
@@ -98,7 +98,6 @@ def fill_dead(directory: Path, domains: int) -> None:
 
 
 def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
-    """The keys of message ``number``."""
     message = _message_id(start_ms, number)
     blocked = number % BLOCKED != 0
     zone, domain = ("blocked", "blocked.example") if blocked else ("default", f"d{number % 500}.example")
@@ -118,7 +117,10 @@ def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
 def _message_ops(message: str, start_ms: int, zone: str) -> list[Op]:
     """The keys of a message except those of its recipients."""
     mark = BodyRecord(FORMAT, start_ms, len(_BODY), 1, crc32(_BODY))
-    meta = EnvelopeRecord(FORMAT, "s@source.example", _HEADER, (zone,), False, False, "", _ORIGIN)
+    meta = EnvelopeRecord(
+        version=FORMAT, sender="s@source.example", header=_HEADER, zones=(zone,), eight_bit=False, smtputf8=False,
+        report_for="", origin=_ORIGIN,
+    )  # fmt: skip
     return [
         (keys.chunk_key(message, 1), _BODY),
         (keys.mark_key(message), pack(mark)),
@@ -180,7 +182,7 @@ class Scenario:
 
     @property
     def for_peers(self) -> bool:
-        """Whether other relays can run it without more set-up."""
+        """True if other relays can run it without more preparations."""
         return not (self.dkim or self.backlog or self.tls or self.churn or self.domains or self.auth)
 
     def scaled(self, factor: float) -> "Scenario":
@@ -323,7 +325,7 @@ def fill(address: str, port: int) -> list[socket.socket]:
 
 
 async def serve(port: int, living: int, dead: int) -> None:
-    """Until SIGTERM."""
+    """Listen until SIGTERM."""
     names = NameServer(records(living, dead))
     names_port = await names.start()
     sockets = []

@@ -1,7 +1,16 @@
 """A load generator: SMTP sessions that submit equal messages, as Postfix's smtp-source does.
 
-One command at a time, without pipelining; recipients are numbered so that the sink can count each. Run as
-``python -m zonemta_py.bench.source``, it prints one JSON line.
+States of a session: greeting ─▶ AUTH, EHLO ─▶ MAIL, RCPT, DATA, body ─▶ next message, or QUIT.
+
+Invariants:
+
+- One command at a time, without pipelining, so that the time of each reply counts.
+- Recipients are numbered, so that the sink can count each; a number is used once in all sessions (``Load.sent``).
+- The first 4xx or 5xx ends the run with ``Load.failed``: a load that is not accepted is not a measurement.
+
+Callers: ``bench.measure`` runs ``python -m zonemta_py.bench.source``, which prints one JSON line.
+
+Example: 100 messages with 50 recipients over 10 sessions have the recipients ``0@sink.example`` to ``4999@sink.example``.
 """
 
 import argparse
@@ -47,7 +56,6 @@ class Load:
     )  # by message; 0: not accepted yet
 
     def domain_of(self, number: int) -> bytes:
-        """The domain of recipient ``number``."""
         return (f"l{number % self.domains}.{self.domain}" if self.domains else self.domain).encode()
 
     def auth_command(self) -> list[bytes]:
@@ -154,7 +162,6 @@ def _trusting() -> ssl.SSLContext:
 
 
 async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) -> None:
-    """Run one connection to its end."""
     done: asyncio.Future[None] = loop.create_future()
     local = (load.client, 0) if load.client else None
     await loop.create_connection(
@@ -186,7 +193,6 @@ async def run(load: Load) -> dict[str, object]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--sessions", type=int, default=30)
@@ -205,17 +211,17 @@ def main() -> None:
     parser.add_argument("--times", type=Path, help="write when each message was accepted")
     options = parser.parse_args()
     load = Load(
-        host_port(options.target),
-        options.sessions,
-        options.messages,
-        options.recipients,
-        options.size,
-        options.keep,
-        options.domain,
-        options.first,
-        options.per_second,
-        options.client,
-        options.tls,
+        target=host_port(options.target),
+        sessions=options.sessions,
+        messages=options.messages,
+        recipients=options.recipients,
+        size=options.size,
+        keep=options.keep,
+        domain=options.domain,
+        first=options.first,
+        per_second=options.per_second,
+        client=options.client,
+        tls=options.tls,
         sender=options.sender,
         domains=options.domains,
         login=options.login,

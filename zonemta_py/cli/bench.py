@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from zonemta_py.bench.charts import bars, save_picture
@@ -22,15 +21,13 @@ from zonemta_py.bench.peers import PEERS
 from zonemta_py.bench.process import signals_end
 from zonemta_py.bench.setup import GROUPS, SCENARIOS, Scenario
 from zonemta_py.bench.zonemta import ZonemtaRelay
-from zonemta_py.cli.common import json_option, print_json, progress_bar, reports_errors
+from zonemta_py.cli.common import json_option, print_json, print_table, progress_bar, reports_errors
 from zonemta_py.cli.options import DIRECTORY, FILE
 from zonemta_py.core.clock import now_ms, utc
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.runtime import slow_build
 from zonemta_py.core.version import __version__
-
-# ---- The results of ``zonemta bench`` as a table, for a terminal.
 
 WIDTH = 160
 
@@ -45,10 +42,10 @@ def print_results(results: list[Measurement], chosen: list[Scenario], runs: int)
     table = Table(box=None, pad_edge=False)
     for column in COLUMNS:
         justify: Literal["left", "right"] = "left" if column in ("scenario", "relay") else "right"
-        table.add_column(column, justify=justify, no_wrap=True)
+        table.add_column(column, justify=justify)
     for measurement in results:
         table.add_row(titles[measurement.scenario], *_cells(measurement))
-    Console(highlight=False, width=WIDTH).print(table)
+    print_table(table, WIDTH)
     click.echo(
         "fsyncs and KB written are per message; p50 and p99 from the 250 to the receiver's final dot; "
         "in main is the CPU of the relay's first process, tools CPU of source and sink, ms per delivery\n"
@@ -96,8 +93,6 @@ def _over_time(measurement: Measurement) -> str:
     ]
     return "\n".join([head, *rows])
 
-
-# ---- bench
 
 Make = Callable[[Path, int, Scenario], RelayUnderTest]
 

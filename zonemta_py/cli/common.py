@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -33,10 +34,7 @@ from zonemta_py.core.text import ago, escaped, escaped_json, time_left
 from zonemta_py.egress.sources import BY_SYSTEM, names_in_pools
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-
-# ---- Parameter types for names that the configuration has, which a shell completes.
+    from rich.table import Column, Table
 
 
 class ConfiguredName(StringParamType):
@@ -73,8 +71,6 @@ POOL = ConfiguredName("NAME", lambda config: config.pools)
 ADDRESS = ConfiguredName("IP", _addresses)
 TENANT = ConfiguredName("NAME", lambda config: config.tenants)
 
-
-# ---- common
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -177,7 +173,10 @@ def print_json(row: Any) -> None:
 
 
 def print_table(table: "Table", width: int = PIPE_WIDTH) -> None:
-    """Print ``table``, with no control characters of strangers, as wide as the terminal, or ``width`` columns when stdout is not one."""
+    """Print ``table``, with no control characters of strangers, as wide as the terminal, or ``width`` columns when stdout is not one.
+
+    What does not fit has fewer columns, or a block for each row; see ``fitted``.
+    """
     from rich.console import Console  # a tenth of the start of a command that prints no table
 
     for column in table.columns:
@@ -187,10 +186,62 @@ def print_table(table: "Table", width: int = PIPE_WIDTH) -> None:
         column._cells = [
             escaped(cell, LINES) if isinstance(cell, str) else cell for cell in column._cells
         ]
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else width).print(table)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else width)
+    console.print(fitted(table, console.width))
 
 
-# ---- Progress indicators on stderr, shown only on a terminal.
+NAME_WIDTH = 12  # columns that a text keeps when it is folded
+
+
+def fitted(table: "Table", width: int) -> "Table | str":
+    """``table`` so that it can be read in ``width`` columns of a terminal.
+
+    Text is folded and the words of a heading stand below each other; numbers are whole. When that is not enough, columns with
+    nothing but zeros are left out; when it is not enough either, each row is a block with a line for each value.
+    """
+    columns = table.columns
+    whole = [max(len(str(each.header)), _width_of_cells(each)) for each in columns]
+    if sum(whole) + 2 * (len(whole) - 1) <= width:
+        return table
+    if _least_width(columns) > width:
+        columns = [each for each in columns if any(str(cell) not in ("", "0") for cell in each._cells)]
+        if _least_width(columns) > width:
+            blocks = _blocks(columns)
+            return f"{table.title}\n\n{blocks}" if table.title else blocks
+    table.columns, table.padding = columns, (0, 1, 0, 0)
+    for column in columns:
+        column.overflow = "fold"
+        if column.justify == "right":
+            column.no_wrap, column.header = True, "\n".join(str(column.header).split())
+    return table
+
+
+def _width_of_cells(column: "Column") -> int:
+    return max((cell_len(str(cell)) for cell in column._cells), default=0)
+
+
+def _least_width(columns: "Sequence[Column]") -> int:
+    """The columns of a terminal that a table needs: each word of a heading, each number, and NAME_WIDTH of a text."""
+    widths = []
+    for column in columns:
+        word = max((len(word) for word in str(column.header).split()), default=0)
+        cells = _width_of_cells(column)
+        widths.append(max(word, cells if column.justify == "right" else min(cells, NAME_WIDTH)))
+    return sum(widths) + len(widths) - 1
+
+
+def _blocks(columns: "Sequence[Column]") -> str:
+    titles = [str(column.header) for column in columns]
+    most = max(map(len, titles), default=0)
+    blocks = []
+    for cells in zip(*(column._cells for column in columns), strict=True):
+        shown = [
+            (title, cell)
+            for title, cell in zip(titles, cells, strict=True)
+            if str(cell) not in ("", "0")
+        ]
+        blocks.append("\n".join(f"{title:<{most}}  {cell}" for title, cell in shown))
+    return "\n\n".join(blocks)
 
 
 @contextmanager
@@ -237,9 +288,6 @@ def step_shower() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-# ---- Reasons and changes of shaping as text, as all commands print them.
-
-
 def reason_text(why: dict[str, Any]) -> str:
     """``name, for …, next in …: reason [key]``, without what is unknown, or less than a second: limits such as a rate come and go."""
     text: str = why["name"].replace("_", " ")
@@ -258,25 +306,35 @@ def shaped_text(row: dict[str, Any]) -> str:
     return f"{where}: {row['what']}: {clock.with_times(row['from'])} -> {clock.with_times(row['to'])} ({row['cause']})"
 
 
-# ---- Groups whose commands are imported when they are used: all together take more than half a second.
+Section = Mapping[
+    str, tuple[str, str]
+]  # by name the ``module:attribute`` of a command, and a line about it
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are attributes of modules: ``commands_in`` has ``module:attribute`` by name."""
+    """A group whose commands are imported when they are used; ``sections`` of its help by title."""
 
-    def __init__(self, *args: Any, commands_in: Mapping[str, str], **options: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Section], **options: Any) -> None:
         super().__init__(*args, **options)
-        self._commands_in = commands_in
+        self.sections = sections
+        self._places = {name: place for each in sections.values() for name, (place, _) in each.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return list(self._commands_in)
+        return list(self._places)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, imported now; None for an unknown name."""
-        place = self._commands_in.get(cmd_name)
+        place = self._places.get(cmd_name)
         if place is None:
             return None
         module, _, attribute = place.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command, below the title of its section; the commands are not imported for it."""
+        width = max(map(len, self._places))
+        for title, section in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in section.items()])

@@ -1,15 +1,17 @@
-"""The group ``zonemta config``."""
+"""``zonemta config``, ``check``, ``reload``, ``log-level`` and ``import-shaping``: the files of the configuration."""
 
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
 from zonemta_py.admin.control_client import ask, is_running
 from zonemta_py.admin.requests import LogLevel, LogLevelRequest, ReloadRequest, SummaryRequest
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
     EXIT_USAGE,
     config_option,
@@ -21,11 +23,15 @@ from zonemta_py.cli.common import (
     reports_errors,
     zone_option,
 )
-from zonemta_py.cli.queue.change import rows_of
+from zonemta_py.cli.options import EXISTING_FILE
+from zonemta_py.config.imports.kumomta import import_kumomta
+from zonemta_py.config.imports.model import Imported
+from zonemta_py.config.imports.powermta import import_powermta
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
 from zonemta_py.config.providers import SMARTHOST, load_providers
 from zonemta_py.config.schema import Config
+from zonemta_py.config.shaping import check_rule_providers, load_shaping
 from zonemta_py.config.zones import DELIVERY_KEYS, DestinationTable, Zone
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.core.model import STATES
@@ -36,6 +42,9 @@ from zonemta_py.relay.preflight import check_addresses, verify, warnings
 from zonemta_py.smtp.address import AddressError, normalise_domain
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.open import open_store, store_directory
+
+IMPORTS = {"kumomta": import_kumomta, "powermta": import_powermta}
+HEAD = "# Imported from {name} by `zonemta import-shaping`. Read it before you use it.\n"
 
 
 @click.group()
@@ -48,7 +57,7 @@ def config() -> None:
     """
 
 
-@config.command()
+@config.command(short_help="Print every key with its value.")
 @config_option
 @zone_option
 @click.option(
@@ -108,10 +117,10 @@ def _provider(config: Config, zone: Zone, domain: str) -> str:
     if zone.smarthost:
         return SMARTHOST
     table = load_providers(config.providers.file, shipped=config.providers.shipped)
-    return table.of_domain(domain) or "that of its MX hosts: `zonemta queue destinations` shows it"
-
-
-# ---- ``zonemta check``.
+    return (
+        table.of_domain(domain)
+        or "that of its MX hosts: `zonemta queue summary --by destination` shows it"
+    )
 
 
 @click.command()
@@ -183,9 +192,6 @@ def _zones_on_disk(config: Config) -> set[str]:
         store.close()
 
 
-# ---- ``zonemta reload``.
-
-
 @click.command()
 @config_option
 @json_option
@@ -229,14 +235,12 @@ def _files_of(value: object, key: str = "") -> Iterator[str]:
         yield key
 
 
-# ---- ``zonemta log-level``.
-
-
 @click.command("log-level")
 @click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
 @config_option
+@json_option
 @reports_errors
-def log_level(level: LogLevel, config_path: Path) -> None:
+def log_level(level: LogLevel, config_path: Path, as_json: bool) -> None:
     """Change which messages the running relay logs, until its end: those of LEVEL and above.
 
     \b
@@ -244,4 +248,77 @@ def log_level(level: LogLevel, config_path: Path) -> None:
       zonemta log-level debug -c config/zonemta.yaml
     """
     for row in rows_of(config_path, LogLevelRequest(level), relay_only=True):
-        echo(f"messages of the level {row['level']} and above are logged")
+        if as_json:
+            print_json(row)
+        else:
+            echo(f"messages of the level {row['level']} and above are logged")
+
+
+@click.command()
+@click.argument("file", type=EXISTING_FILE)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([*IMPORTS]),
+    help="What FILE is.  [default: kumomta for .toml, else powermta]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    show_default="the current directory",
+    help="Where providers.yaml and shaping.yaml are written.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@json_option
+@reports_errors
+def import_shaping(file: Path, kind: str | None, output: Path, force: bool, as_json: bool) -> None:
+    """Turn KumoMTA's shaping TOML, or PowerMTA's domains and pattern lists, into providers.yaml and shaping.yaml.
+
+    What has no counterpart is listed on standard error, with its line. A file with nothing of the format is refused. docs/shaping_import.md says what becomes of what.
+
+    \b
+    Examples:
+      zonemta import-shaping /opt/kumomta/etc/policy/shaping.toml -o /etc/zonemta
+      zonemta import-shaping /etc/pmta/config --format powermta -o /tmp
+    """
+    kind = kind or ("kumomta" if file.suffix == ".toml" else "powermta")
+    found = IMPORTS[kind](file, load_providers(None, shipped=True))
+    paths = _write(found, file, output, force=force)
+    for each in sorted(found.left):
+        click.echo(f"{file}:{each.line}: {each.text}", err=True)
+    counts = {"providers": len(found.providers), "rules": len(found.rules), "left_out": len(found.left)}
+    if as_json:
+        print_json({**counts, "files": [str(path) for path in paths]})
+    else:
+        click.echo(
+            f"{', '.join(map(str, paths))}: {counts['providers']} providers, {counts['rules']} rules; "
+            f"{counts['left_out']} remarks"
+        )
+
+
+def _write(found: Imported, source: Path, output: Path, *, force: bool) -> list[Path]:
+    """Write both files, if the relay can use them; an error names ``source``. Raises ConfigError, OSError."""
+    contents = {"providers.yaml": {"providers": found.providers}, "shaping.yaml": {"rules": found.rules}}
+    paths = [output / name for name in contents]
+    taken = [str(path) for path in paths if path.exists()]
+    if taken and not force:
+        raise ConfigError(f"{', '.join(taken)}: there already; --force replaces")
+    texts = {name: HEAD.format(name=source.name) + to_yaml(each) for name, each in contents.items()}
+    with TemporaryDirectory() as directory:
+        for name, text in texts.items():
+            Path(directory, name).write_text(text, encoding="utf-8")
+        try:
+            table = load_providers(Path(directory, "providers.yaml"), shipped=True)
+            rules = load_shaping(Path(directory, "shaping.yaml"), shipped=False)
+            check_rule_providers(rules, table)
+        except ConfigError as exc:
+            text = str(exc).removeprefix(f"{directory}/")
+            raise ConfigError(
+                f"{source}: what was made of it cannot be used, change or remove it there: {text}"
+            ) from exc
+    output.mkdir(parents=True, exist_ok=True)
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths

@@ -28,8 +28,6 @@ from zonemta_py.submit.client import ListSubmission, SubmissionSettings, Submiss
 from zonemta_py.submit.merge import Template
 from zonemta_py.submit.recipients import read_rows
 
-# ---- The result of ``zonemta demo``: what the event log and the receivers say, and whether they agree.
-
 
 def history_table(history: RecipientHistory) -> Table:
     """The counts of the event log, by zone."""
@@ -86,8 +84,6 @@ def checks(
         (f"mail left from {', '.join(sorted(used))}", used == sources),
     ]
 
-
-# ---- demo
 
 SENDER = "letters@sender.example"
 RECEIVERS = {

@@ -13,6 +13,7 @@ import click
 from rich.table import Table
 
 from zonemta_py.admin.requests import AuditRequest, HistoryRequest, Row, TailRequest, TraceRequest
+from zonemta_py.cli.ask import following, rows_of
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -32,7 +33,6 @@ from zonemta_py.cli.common import (
     zone_option,
 )
 from zonemta_py.cli.options import FILE, event_log, log_options, refuse_backwards, time_ms
-from zonemta_py.cli.queue.change import following, rows_of
 from zonemta_py.config.values import duration
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
@@ -156,8 +156,6 @@ def _value(name: str, value: Any) -> str:
         return f"{clock.utc(value):%Y-%m-%dT%H:%M:%SZ}"
     return ", ".join(value) if name == "ignored" else str(value)
 
-
-# ---- ``zonemta audit``.
 
 TOGETHER = (
     "relays that share a storage may have an event log each, and after a take-over a part of the events in each: "
@@ -291,8 +289,6 @@ def _print(rows: list[Row], history: RecipientHistory, problems: list[str]) -> N
     echo("every recipient is accounted for" if not problems else f"{len(problems)} problems")
 
 
-# ---- ``zonemta export``.
-
 MODE = 0o640  # of a new file: it has addresses
 Records = Iterable[dict[str, Any]]
 
@@ -395,8 +391,6 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
     except OSError as exc:
         raise LocalError(f"{path or 'standard output'}: {exc.strerror or exc}") from exc
 
-
-# ---- ``zonemta trace``.
 
 COLORS = {"C": None, "S": "cyan", "": "yellow"}
 

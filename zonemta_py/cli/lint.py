@@ -142,9 +142,6 @@ async def _dmarc(domain: str, config: Config | None) -> list[Finding]:
     ]
 
 
-# ---- ``zonemta classify``.
-
-
 @click.command()
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.cli.common import EXIT_USAGE, fail
+from zonemta_py.cli.common import EXIT_USAGE, TENANT, fail
 from zonemta_py.config.endpoints import host_port
 from zonemta_py.config.schema import Config
 from zonemta_py.config.values import duration, moment, positive_duration
 from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.core.model import RENAMED_STATES, STATES
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 EXISTING_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
@@ -56,6 +57,19 @@ class MailName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         return value
 
 
+class StateName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.2
+    """A state of a recipient; an earlier name of one is accepted with a warning."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The present name. Fails with a usage error."""
+        renamed = RENAMED_STATES.get(value)
+        if renamed is not None:
+            click.secho(f"warning: the state '{value}' is now called '{renamed}'", fg="yellow", err=True)
+        found: str = super().convert(renamed or value, param, ctx)
+        return found
+
+
+STATE = StateName(STATES)
 HOST_PORT = ConfigValue("HOST:PORT", host_port)
 DURATION = ConfigValue("DURATION", duration)
 POSITIVE_DURATION = ConfigValue("DURATION", positive_duration)
@@ -149,3 +163,27 @@ def read_credentials(user: str | None, password_file: Path | None) -> tuple[str,
         return user, password_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
     except OSError as exc:
         raise ConfigError(f"--password-file {password_file}: {exc.strerror}") from exc
+
+
+def label_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that select mail by what its submitter said of it."""
+    for option in reversed(
+        (
+            click.option("--tenant", type=TENANT, help="Only mail of this tenant."),
+            click.option("--user", help="Only mail of this user."),
+            click.option(
+                "--sender",
+                type=SENDER,
+                help="Only mail with this envelope sender; <> is the null sender.",
+            ),
+            click.option(
+                "--sender-domain",
+                type=DOMAIN,
+                help="Only mail whose envelope sender is in this domain.",
+            ),
+            click.option("--campaign", help="Only mail with this X-Campaign."),
+            click.option("--tag", help="Only mail with this tag among its X-Tags."),
+        )
+    ):
+        command = option(command)
+    return command

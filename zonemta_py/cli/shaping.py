@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from zonemta_py.admin.requests import ShapingEndRequest, ShapingRequest
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
     ADDRESS,
     EXIT_FAILED,
@@ -24,7 +25,6 @@ from zonemta_py.cli.common import (
     spinner,
 )
 from zonemta_py.cli.options import event_log, log_options, refuse_backwards, time_ms
-from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import DestinationTable
 from zonemta_py.core import clock
@@ -43,7 +43,7 @@ def shaping() -> None:
     """
 
 
-@shaping.command()
+@shaping.command(short_help="Show what is sent to each provider, and what is allowed.")
 @config_option
 @click.option("--provider", type=PROVIDER, default="", help="Only this provider.")
 @click.option("--address", type=ADDRESS, default="", help="Only this address of a pool, or system.")
@@ -113,14 +113,16 @@ def _used(rates: list[dict[str, Any]]) -> str:
     return ", ".join(f"{each['used']} of {each['rate']}" for each in rates)
 
 
-@shaping.command()
+@shaping.command(short_help="Forget what replies have changed at a provider.")
 @config_option
 @click.option("--provider", type=PROVIDER, required=True, help="The provider.")
 @click.option("--address", type=ADDRESS, help="The address of a pool, or system.")
 @click.option("--pool", type=POOL, help="The pool whose mail a rule lets leave from another one.")
 @json_option
 @reports_errors
-def end(config_path: Path, provider: str, address: str | None, pool: str | None, as_json: bool) -> None:
+def clear(
+    config_path: Path, provider: str, address: str | None, pool: str | None, as_json: bool
+) -> None:
     """Forget the pace of an address at a provider, and its pause: its limits are those of the configuration again.
 
     With --pool: the mail of the pool leaves from it again. What is learned from further replies begins anew. Also when the relay
@@ -128,19 +130,19 @@ def end(config_path: Path, provider: str, address: str | None, pool: str | None,
 
     \b
     Examples:
-      zonemta shaping end -c config/zonemta.yaml --provider google --address 203.0.113.7
-      zonemta shaping end -c config/zonemta.yaml --provider google --pool default
+      zonemta shaping clear -c config/zonemta.yaml --provider google --address 203.0.113.7
+      zonemta shaping clear -c config/zonemta.yaml --provider google --pool default
     """
     if (address is None) == (pool is None):
         raise click.UsageError("either --address or --pool is needed")
     for row in rows_of(config_path, ShapingEndRequest(provider, address or "", pool or "")):
         what = f"pool {row['pool']}" if "pool" in row else row["address"]
         print_json(row) if as_json else echo(
-            f"ended for {what} at {row['provider']}: {clock.with_times(row['ended'])}"
+            f"cleared for {what} at {row['provider']}: {clock.with_times(row['ended'])}"
         )
 
 
-@shaping.command()
+@shaping.command(short_help="Apply new settings to the replies of an event log.")
 @log_options
 @click.option(
     "--compare",

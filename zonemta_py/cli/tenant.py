@@ -9,18 +9,16 @@ import click
 from rich.table import Table
 
 from zonemta_py.admin.requests import (
-    ResumeRequest,
     SuspendedRequest,
-    SuspendRequest,
     UsageRequest,
     VerifyRequest,
 )
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     EXIT_USAGE,
     TENANT,
     config_option,
-    counted,
     echo,
     fail,
     json_option,
@@ -29,8 +27,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.queue.change import rows_of
-from zonemta_py.cli.suspend import end_ms, for_option, reason_option, until_text
+from zonemta_py.cli.suspend import until_text
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
 from zonemta_py.config.tenants import bases
@@ -40,11 +37,13 @@ from zonemta_py.core import clock
 
 @click.group()
 def tenant() -> None:
-    """Show the tenants of a configuration, suspend one, and resume it.
+    """Show the tenants of a configuration, and verify their domains.
+
+    `zonemta suspend --tenant NAME` suspends one.
 
     \b
     Example:
-      zonemta tenant suspend acme -c config/zonemta.yaml --reason "invoice 4711"
+      zonemta tenant show acme -c config/zonemta.yaml
     """
 
 
@@ -80,7 +79,7 @@ def _since(suspension: dict[str, Any] | None) -> str:
     return f"{since:%Y-%m-%d %H:%M} UTC{until}: {suspension['reason']}"
 
 
-@tenant.command("list")
+@tenant.command("list", short_help="List the tenants, and which are suspended.")
 @config_option
 @json_option
 @reports_errors
@@ -108,7 +107,7 @@ def list_(config_path: Path, as_json: bool) -> None:
         print_table(table)
 
 
-@tenant.command()
+@tenant.command(short_help="Show the settings of a tenant, and what it has used.")
 @click.argument("name", type=TENANT)
 @config_option
 @json_option
@@ -135,7 +134,7 @@ def show(name: str, config_path: Path, as_json: bool) -> None:
         echo(f"suspended since {_since(found)}")
 
 
-@tenant.command()
+@tenant.command(short_help="Look up whether its domains are its own.")
 @click.argument("name", type=TENANT)
 @config_option
 @json_option
@@ -172,46 +171,3 @@ def _print_domains(config_path: Path, name: str, *, ask: bool, as_json: bool = F
         )
         echo(f'{row["domain"]}: {state}{when} (_zonemta.{row["domain"]} TXT "{name}")')
     return all(row["verified"] for row in rows)
-
-
-@tenant.command()
-@click.argument("name", type=TENANT)
-@config_option
-@for_option
-@reason_option
-@reports_errors
-def suspend(name: str, config_path: Path, for_s: float | None, reason: str) -> None:
-    """Accept no mail of the tenant NAME (454 4.7.0), and hold what is in the queue, until it is resumed.
-
-    It applies at once, and over restarts. Messages in a transaction are finished; the others are held when it
-    is their turn.
-
-    \b
-    Example:
-      zonemta tenant suspend acme -c config/zonemta.yaml --reason "invoice 4711"
-    """
-    _known(config_path, name)
-    until_ms = end_ms(for_s)
-    for row in rows_of(config_path, SuspendRequest(name, reason=reason, until_ms=until_ms)):
-        echo(f"suspended {row['suspended']}{until_text(until_ms)}")
-
-
-@tenant.command()
-@click.argument("name", type=TENANT)
-@config_option
-@reports_errors
-def resume(name: str, config_path: Path) -> None:
-    """Accept mail of the tenant NAME again, and release all that is held.
-
-    Mail that an operator held is released, too. Interrupted, the command can be repeated.
-
-    \b
-    Example:
-      zonemta tenant resume acme -c config/zonemta.yaml
-    """
-    if name not in _suspensions(config_path):  # it may be suspended, and removed from the configuration
-        _known(config_path, name)
-    released = 0
-    for row in rows_of(config_path, ResumeRequest(name)):
-        released = row["released"]
-    echo(f"resumed {name}, released {counted(released, 'recipient')}")

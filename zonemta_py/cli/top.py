@@ -1,4 +1,8 @@
-"""``zonemta top``: the running relay, each second."""
+"""``zonemta top``: what the running relay attempts and what waits, each second, or once for a pipe or a program.
+
+``Screen`` holds what is shown and how keys change it, ``render`` draws it; both are pure. ``_watch`` asks the relay, draws, and
+hands the keys on. With ``--once`` or ``--json``, and where there is no terminal, the rates are printed once as a table or as rows.
+"""
 
 import os
 import re
@@ -26,9 +30,18 @@ from zonemta_py.admin.requests import (
     SummaryRequest,
     TenantsRequest,
 )
-from zonemta_py.cli.common import EXIT_USAGE, config_option, fail, reason_text, reports_errors
-from zonemta_py.cli.queue.change import rows_of
+from zonemta_py.cli.ask import rows_of
+from zonemta_py.cli.common import (
+    config_option,
+    echo,
+    json_option,
+    print_json,
+    print_table,
+    reason_text,
+    reports_errors,
+)
 from zonemta_py.cli.status import by_operator
+from zonemta_py.core import clock
 from zonemta_py.core.model import STATES
 from zonemta_py.core.text import ago, one_line
 
@@ -36,7 +49,7 @@ VIEWS = {"z": "zone", "d": "destination", "t": "tenant", "a": "source"}
 WINDOWS = {"1": 1, "5": 5, "6": 60}
 COLUMNS = {  # and their headings, short enough for a terminal of 80 columns
     "attempts": "tried", "delivered": "deliv", "deferred": "defer", "bounced": "bounc", "sessions": "sess",
-    "p50_ms": "p50ms", "p95_ms": "p95ms", "queued": "queued", "stopped": "stopped",
+    "p50_ms": "p50ms", "p95_ms": "p95ms", "queued": "queued", "suspended": "susp",
 }  # fmt: skip
 TURN_ORDERS = tuple(COLUMNS)
 HELP = "z zones  d destinations  t tenants  a addresses  1 5 6: minutes (1, 5, 60)  o order  / filter  enter open  q quit"
@@ -100,11 +113,11 @@ class Screen:
 
 
 def merged(rows: list[Row], queued: dict[str, tuple[int, int]]) -> list[Row]:
-    """``rows`` of what was attempted, and rows of what is only ``queued``: by name how much, and how much is stopped."""
+    """``rows`` of what was attempted, and rows of what is only ``queued``: by name how much, and how much is suspended."""
     found = {name: {"name": name, **dict.fromkeys(COLUMNS, 0)} for name in queued}
-    found |= {row["name"]: {"queued": 0, "stopped": 0, **row} for row in rows}
-    for name, (total, stopped) in queued.items():
-        found[name] |= {"queued": total, "stopped": stopped}
+    found |= {row["name"]: {"queued": 0, "suspended": 0, **row} for row in rows}
+    for name, (total, suspended) in queued.items():
+        found[name] |= {"queued": total, "suspended": suspended}
     return list(found.values())
 
 
@@ -115,7 +128,7 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
     head = Text(
         f"zonemta {status['version']} {status['hostname']}  for {ago(status['since_ms'])}  {ready}\n"
         f"{counts}\nsessions {status['sessions_in']} in, {status['sessions_out']} out  "
-        f"{status['suspended']} destinations suspended\n"
+        f"{status['unreachable']} destinations unreachable\n"
     )
     if names := by_operator(status):
         head.append(f"suspended by an operator: {one_line(names)}\n", style="yellow")
@@ -135,8 +148,8 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
 
 
 def _reasons(screen: Screen, status: Row) -> Iterator[str]:
-    """Why destinations are suspended: those of the opened row, or the first ones."""
-    for each in status["suspensions"]:
+    """Why destinations are unreachable: those of the opened row, or the first ones."""
+    for each in status["unreachable_destinations"]:
         name = f"{each['zone']}/{each['destination']}"
         if each["why"] and screen.opened in ("", each["destination"], each["zone"]):
             yield f"{name}: {one_line(reason_text(each['why']))}"
@@ -174,38 +187,83 @@ def _keys() -> Iterator[Callable[[float], list[str]]]:
 @click.command()
 @config_option
 @click.option(
-    "--every",
-    "every_s",
+    "--by",
+    "view",
+    type=click.Choice(list(VIEWS.values())),
+    help="Zones, destinations, tenants or source addresses.  [default: zone; with --once all of them]",
+)
+@click.option(
+    "--minutes",
+    type=click.Choice([str(each) for each in WINDOWS.values()]),
+    help="The window.  [default: 1; with --once 5]",
+)
+@click.option(
+    "--interval",
+    "interval_s",
     type=click.FloatRange(0.2, 60),
     default=1.0,
     show_default=True,
     help="Seconds between two looks.",
 )
+@click.option("--once", is_flag=True, help="Print the rates once, as without a terminal.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="The most rows of a kind with --once, the busiest first.",
+)
+@json_option
 @reports_errors
-def top(config_path: Path, every_s: float) -> None:
+def top(
+    config_path: Path, view: str | None, minutes: str | None, interval_s: float, once: bool, limit: int, as_json: bool
+) -> None:  # fmt: skip
     """Watch the running relay: what waits, what is sent, which destinations do not answer.
 
     z, d, t and a show zones, destinations, tenants and source addresses; 1, 5 and 6 the last 1, 5 or 60 minutes; o changes
     the order, / filters, the arrows and enter open a row, q ends. sess: sessions that were opened; p50 and p95: the time of an
-    attempt; queued: recipients in the queue; stopped: those that wait for the end of what an operator has suspended.
+    attempt, up to which half and 95 % of them took, as the next of 5, 10, 20, 50, 100, 200, 500 ms, 1, 2, 5, 10, 30 s, 1 and
+    5 min; queued: recipients in the queue; susp: those that wait for the end of what an operator has suspended.
 
     \b
-    Example:
+    Examples:
       zonemta top -c config/zonemta.yaml
+      zonemta top -c config/zonemta.yaml --once --by destination --minutes 60
+      zonemta top -c config/zonemta.yaml --json
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail(
-            "top needs a terminal; `zonemta status --json` and `zonemta rates --json` are for programs",
-            EXIT_USAGE,
-        )
+    if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        request = RatesRequest(int(minutes or 5), view, limit)
+        _print_once(list(rows_of(config_path, request, relay_only=True)), request, as_json=as_json)
+        return
     try:
-        _watch(config_path, every_s)
+        _watch(config_path, Screen(view or "zone", int(minutes or 1)), interval_s)
     except KeyboardInterrupt:
         pass  # the usual way to leave
 
 
+def _print_once(rows: list[Row], request: RatesRequest, *, as_json: bool) -> None:
+    """What was attempted lately, by zone, destination, source address and tenant, or by one of them."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        now = f"{clock.utc(clock.now_ms()):%H:%M} UTC"
+        echo(f"nothing was attempted in the last {request.minutes} min ({now})")
+        return
+    counts = ("attempts", "delivered", "deferred", "bounced", "expired", "sessions")
+    table = Table(box=None, pad_edge=False)
+    for title in ("kind", "name", *counts, "delivered/s", "p50 ms", "p95 ms"):
+        table.add_column(title, justify="left" if title in ("kind", "name") else "right")
+    for row in rows:
+        numbers = (str(row[name]) for name in counts)
+        rate = f"{row['delivered_per_s']:.1f}"
+        table.add_row(row["kind"], row["name"], *numbers, rate, str(row["p50_ms"]), str(row["p95_ms"]))
+    print_table(table)
+
+
 def _queued(config_path: Path, view: str) -> dict[str, tuple[int, int]]:
-    """How many recipients are queued, and how many of them are stopped, by what ``view`` shows. None of source addresses."""
+    """How many recipients are queued, and how many of them are suspended, by what ``view`` shows. None of source addresses."""
     if view == "source":
         return {}
     asked: Request = SummaryRequest()
@@ -215,12 +273,12 @@ def _queued(config_path: Path, view: str) -> dict[str, tuple[int, int]]:
     for row in rows_of(config_path, asked, relay_only=True):
         total = row["queued"] if view == "tenant" else sum(row[state] for state in STATES)
         before = found.get(row[view], (0, 0))
-        found[row[view]] = before[0] + total, before[1] + row.get("stopped", 0)
+        found[row[view]] = before[0] + total, before[1] + row.get("suspended", 0)
     return found
 
 
-def _watch(config_path: Path, every_s: float) -> None:
-    screen, console = Screen(), Console(markup=False)
+def _watch(config_path: Path, screen: Screen, interval_s: float) -> None:
+    console = Console(markup=False)
     with _keys() as read_keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.done:
             (status,) = rows_of(config_path, StatusRequest(), relay_only=True)
@@ -228,5 +286,5 @@ def _watch(config_path: Path, every_s: float) -> None:
             attempted = list(rows_of(config_path, request, relay_only=True))
             rows = screen.visible(merged(attempted, _queued(config_path, screen.view)))
             live.update(render(screen, status, rows, console.height), refresh=True)
-            for key in read_keys(every_s):
+            for key in read_keys(interval_s):
                 screen.press(key, [row["name"] for row in rows])

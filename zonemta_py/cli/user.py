@@ -1,4 +1,4 @@
-"""The group ``zonemta user``."""
+"""The group ``zonemta user``, ``zonemta dkim`` and ``zonemta password``: files of credentials."""
 
 from pathlib import Path
 from typing import Any
@@ -6,24 +6,19 @@ from typing import Any
 import click
 from rich.table import Table
 
-from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRequest
+from zonemta_py.admin.requests import SuspendedRequest
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
-    EXIT_USAGE,
     config_option,
-    counted,
     echo,
-    fail,
     json_option,
     print_json,
     print_table,
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.queue.change import rows_of
-from zonemta_py.cli.suspend import end_ms, for_option, reason_option, until_text
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.text import no_such
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.intake.users import (
     add_user,
@@ -47,7 +42,7 @@ password_option = click.password_option(help="The password; prompted for when no
 def user() -> None:
     """Show and change who may submit mail with a password: the users file of a listener.
 
-    A running relay reads the file at the next reload.
+    A running relay reads the file at the next reload. `zonemta suspend --user NAME` holds also what is queued.
 
     \b
     Example:
@@ -68,14 +63,6 @@ def _users_file(config_path: Path, path: Path | None) -> Path:
         )
         raise ConfigError(f"{config_path} has {several}; name one with --file")
     return Path(found[0])
-
-
-def _check_known(config_path: Path, name: str) -> None:
-    """Exit with a usage error for a user that no file has: a suspension that stops nothing is worse than an error."""
-    files = {each.auth.users_file for each in read_config(config_path).listeners}
-    known = {entry.name for path in files if path is not None for entry in read_entries(path)}
-    if name not in known:
-        fail(no_such("user", name, known), EXIT_USAGE)
 
 
 def _suspended(config_path: Path) -> dict[str, dict[str, Any]]:
@@ -114,7 +101,7 @@ def add(name: str, config_path: Path, path: Path | None, password: str) -> None:
     _said(f"added {name}", where)
 
 
-@user.command()
+@user.command(short_help="Change the password of a user.")
 @click.argument("name")
 @config_option
 @file_option
@@ -170,47 +157,7 @@ def enable(name: str, config_path: Path, path: Path | None) -> None:
     _switch(name, config_path, path, enabled=True)
 
 
-@user.command()
-@click.argument("name")
-@config_option
-@for_option
-@reason_option
-@reports_errors
-def suspend(name: str, config_path: Path, for_s: float | None, reason: str) -> None:
-    """Accept no mail of the user NAME (454 4.7.0), and hold what is in the queue, until the user is resumed.
-
-    It applies at once, to open sessions too, and over restarts.
-
-    \b
-    Example:
-      zonemta user suspend newsletter -c config/zonemta.yaml --reason "a stolen password"
-    """
-    _check_known(config_path, name)
-    until_ms = end_ms(for_s)
-    for row in rows_of(config_path, SuspendRequest(user=name, reason=reason, until_ms=until_ms)):
-        echo(f"suspended {row['suspended']}{until_text(until_ms)}")
-
-
-@user.command()
-@click.argument("name")
-@config_option
-@reports_errors
-def resume(name: str, config_path: Path) -> None:
-    """Accept mail of the user NAME again, and release all that is held.
-
-    Mail that an operator held is released, too. Interrupted, the command can be repeated.
-
-    \b
-    Example:
-      zonemta user resume newsletter -c config/zonemta.yaml
-    """
-    released = 0
-    for row in rows_of(config_path, ResumeRequest(user=name)):
-        released = row["released"]
-    echo(f"resumed {name}, released {counted(released, 'recipient')}")
-
-
-@user.command("list")
+@user.command("list", short_help="List the users with their tenants.")
 @config_option
 @file_option
 @json_option
@@ -237,9 +184,6 @@ def list_(config_path: Path, path: Path | None, as_json: bool) -> None:
             table.add_row(entry.name, entry.scheme, enabled, why.get("reason", ""), name)
     if not as_json:
         print_table(table)
-
-
-# ---- ``zonemta dkim`` and ``zonemta password``.
 
 
 @click.command()

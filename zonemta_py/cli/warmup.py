@@ -16,6 +16,7 @@ from zonemta_py.admin.requests import (
     WarmupPauseRequest,
     WarmupRequest,
 )
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
     ADDRESS,
     EXIT_USAGE,
@@ -29,7 +30,6 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.options import FILE
-from zonemta_py.cli.queue.change import rows_of
 from zonemta_py.config.load import read_text, to_yaml
 from zonemta_py.config.warmup import LATEST, WarmupSchedule, entry_of, with_entry
 from zonemta_py.core.files import replace_text
@@ -51,7 +51,7 @@ def warmup() -> None:
     """
 
 
-@warmup.command()
+@warmup.command(short_help="Show the progress of the warm-up of each address.")
 @config_option
 @click.option("--address", type=ADDRESS, default="", help="Only this address.")
 @json_option
@@ -69,7 +69,7 @@ def status(config_path: Path, address: str, as_json: bool) -> None:
     _print(list(rows_of(config_path, WarmupRequest(address))), as_json=as_json)
 
 
-@warmup.command()
+@warmup.command(short_help="Stay at the number of today.")
 @config_option
 @address_option
 @provider_option
@@ -138,7 +138,8 @@ def _count(number: int | None) -> str:
 @warmup.command("plan")
 @address_option
 @click.option(
-    "--begins",
+    "--start",
+    "begins",
     metavar="DAY",
     type=click.DateTime(["%Y-%m-%d"]),
     required=True,
@@ -167,20 +168,21 @@ def _count(number: int | None) -> str:
     help="Add the schedule to this file, which is created if need be, instead of printing it.",
 )
 @click.option("--force", is_flag=True, help="Replace the schedule for the same mail in the file.")
+@json_option
 @reports_errors
 def plan_(
     address: str, begins: datetime, target: int, first: int, growth: float, provider: str,
-    output: Path | None, force: bool,
+    output: Path | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a schedule: an entry for the file that `warmup.file` names. The table of the days goes to standard error.
 
-    With -o the other entries of the file stay. One for the same address and provider is only replaced with --force; without
+    With --json the days go to standard output instead of the entry. With -o the other entries of the file stay. One for the same address and provider is only replaced with --force; without
     it the command exits 2.
 
     \b
     Examples:
-      zonemta warmup plan --address 203.0.113.7 --begins 2026-12-01 --target 100000 -o warmup.yaml
-      zonemta warmup plan --address 203.0.113.7 --begins 2026-12-01 --target 20000 --provider google
+      zonemta warmup plan --address 203.0.113.7 --start 2026-12-01 --target 100000 -o warmup.yaml
+      zonemta warmup plan --address 203.0.113.7 --start 2026-12-01 --target 20000 --provider google
     """
     try:
         normal = str(ip_address(address))
@@ -192,20 +194,21 @@ def plan_(
         fail(f"--first {first} is more than --target {target}", EXIT_USAGE)
     day = begins.replace(tzinfo=UTC).date()
     if day > LATEST:
-        fail(f"--begins: found {day}, expected {LATEST} or earlier", EXIT_USAGE)
+        fail(f"--start: found {day}, expected {LATEST} or earlier", EXIT_USAGE)
     made = plan(target, day, normal, provider, first, growth)
     if output is None:
-        click.echo(to_yaml([entry_of(made)]), nl=False)
+        if not as_json:
+            click.echo(to_yaml([entry_of(made)]), nl=False)
     else:
         before = read_text(output) if output.exists() else ""
         try:
             replace_text(output, with_entry(before, output, made, replace=force))
         except OSError as exc:
             fail(f"{output}: {exc.strerror or exc}", EXIT_USAGE)
-    _print_days(made)
+    _print_days(made, as_json=as_json)
 
 
-def _print_days(schedule: WarmupSchedule) -> None:
+def _print_days(schedule: WarmupSchedule, *, as_json: bool) -> None:
     from rich.console import Console
 
     table, total = Table(box=None, pad_edge=False), 0
@@ -213,5 +216,9 @@ def _print_days(schedule: WarmupSchedule) -> None:
         table.add_column(title, justify="left" if title == "date" else "right")
     for number, (day, allowed) in enumerate(schedule.days(), 1):
         total += allowed
+        if as_json:
+            print_json({"day": number, "date": day.isoformat(), "recipients": allowed, "sum": total})
         table.add_row(str(number), day.isoformat(), f"{allowed:,}", f"{total:,}")
+    if as_json:
+        return
     Console(file=sys.stderr, highlight=False, markup=False).print(table)

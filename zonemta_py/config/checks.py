@@ -24,7 +24,7 @@ from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry
 from zonemta_py.core.text import arguments_without_secrets
 from zonemta_py.smtp.address import AddressError, is_ip, normalise_domain, strict
 
-# ---- Checks of a zone that the type of one key cannot express. Pure. See ``config.checks``.
+# ---- Checks of one zone.
 
 RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
 COMMAND_WORDS = (*RECIPIENT_WORDS, "sender", "message")
@@ -166,7 +166,7 @@ def _retry(retry: Retry, key: str, complain: Complain) -> None:
         )
 
 
-# ---- checks
+# ---- Checks of a whole configuration.
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 LOGGED = ("delivered", "deferred", "bounced", "expired", "lapsed")  # outcomes that the log may have

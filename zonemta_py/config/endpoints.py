@@ -20,7 +20,7 @@ _EXPECTED_PORT = "a port up to 65535"
 
 
 def is_url(url: str, schemes: Collection[str]) -> bool:
-    """Whether ``url`` has one of ``schemes`` and a host, or for ``unix`` a path, and nothing that no client takes."""
+    """True if ``url`` has one of ``schemes`` and a host, or for ``unix`` a path, and no part that no client accepts."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -58,7 +58,7 @@ class Smarthost(NamedTuple):
 
 
 class AdminAddress(NamedTuple):
-    """Where the admin listener accepts: ``host`` and ``port``, or the ``path`` of a Unix socket."""
+    """The address of the admin listener: ``host`` and ``port``, or the ``path`` of a Unix socket."""
 
     host: str
     port: int

@@ -1,4 +1,7 @@
-"""Functions of the program that embeds a relay; they take precedence over those that a configuration names."""
+"""Names in a configuration that refer to Python functions and to secrets in files, and the functions of an embedding program.
+
+Functions of the embedding program (``Hooks``) take precedence over those that a configuration names.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -11,7 +14,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.values import Seconds
 from zonemta_py.core.errors import ConfigError
 
-# ---- What a configuration refers to by name: Python functions (``package.module.function``) and secrets in files.
+# ---- Names in a configuration: Python functions (``package.module.function``) and secrets in files.
 
 
 def read_token(path: Path | None) -> str:
@@ -52,7 +55,7 @@ def named_function(name: "str | Callable[..., Any]") -> Callable[..., Any]:
 
 
 def plain_function(name: "str | Callable[..., Any]") -> Callable[..., Any]:
-    """See ``named_function``; classes and coroutine functions are refused: the event loop calls the function."""
+    """As ``named_function``, for a function that the event loop calls: classes and coroutine functions are refused."""
     function = named_function(name)
     if inspect.isclass(function):
         raise ConfigError(f"'{name}' is a class: name an instance of it, or a function")
@@ -61,7 +64,7 @@ def plain_function(name: "str | Callable[..., Any]") -> Callable[..., Any]:
     return function
 
 
-# ---- hooks
+# ---- Functions of the embedding program.
 
 Function = Callable[..., Any]
 

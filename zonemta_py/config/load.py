@@ -54,7 +54,7 @@ def queue_directory(path: Path) -> Path | None:
 
 
 def read_text(path: Path) -> str:
-    """Raises ConfigError."""
+    """The text of the file ``path``. Raises ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:

@@ -31,7 +31,7 @@ _MX = re.compile(r"[a-z0-9_*?-]+(?:\.[a-z0-9_*?-]+)*\Z")
 
 @dataclass(frozen=True, slots=True)
 class ProviderLimits:
-    """What a provider accepts. ``sessions`` of the relay at the same time; the other limits are for each address.
+    """Limits of a provider. ``sessions`` of the relay at the same time; the other limits are for each address.
 
     ``rate``: messages, ``connect_rate``: new sessions; of several rates all hold, in any period of their length.
     """
@@ -48,7 +48,7 @@ NO_LIMITS = ProviderLimits()
 
 @dataclass(frozen=True, slots=True)
 class ProviderSettings:
-    """One provider: patterns of the names of its hosts, and domains that belong to it whatever their hosts.
+    """One provider: patterns of the names of its hosts, and domains that are its own whatever their hosts.
 
     ``family``: over which addresses its hosts are reached.
     """
@@ -78,7 +78,7 @@ class ProviderTable:
         self._of_host = lru_cache(maxsize=10_000)(self._find)
 
     def owners(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-        """What decides which domain belongs to which provider."""
+        """The values that decide the provider of each domain."""
         return [(name, each.mx, each.domains) for name, each in self.providers.items()]
 
     def of_domain(self, domain: str) -> str:
@@ -99,9 +99,9 @@ class ProviderTable:
         return own_provider(hosts) if hosts else domain
 
     def settings(self, provider: str) -> ProviderSettings:
-        """Those of ``provider``; without limits if the table does not have it, unless it has ``default``.
+        """The settings of ``provider``; without limits if the table does not have it, unless it has ``default``.
 
-        A smarthost has none: it is no provider that judges our addresses.
+        A smarthost has no limits: it is not a provider that judges our addresses.
         """
         found = self.providers.get(provider)
         if found is not None:
@@ -109,7 +109,7 @@ class ProviderTable:
         return _OTHER if provider == SMARTHOST else self.providers.get(DEFAULT, _OTHER)
 
     def problem_of(self, provider: str) -> str:
-        """Why no mail is ever for ``provider``; empty if some may be: its name is in the table, or that of a host or domain."""
+        """The reason that no mail is ever for ``provider``; empty if its name is in the table, or that of a host or domain."""
         if provider != provider.lower():
             return f"found '{provider}', expected lower case"
         if provider == DEFAULT:
@@ -141,12 +141,12 @@ def own_provider(hosts: tuple[str, ...]) -> str:
 
 
 def is_mx_pattern(text: str) -> bool:
-    """Whether ``text`` is a pattern of hosts that does not match all of them."""
+    """True if ``text`` is a pattern of hosts that does not match all of them."""
     return _MX.match(text) is not None and bool(text.strip("*.?-_"))
 
 
 def is_domain(text: str) -> bool:
-    """Whether ``text`` is a domain in the form in which recipients have it: lower case, A-labels."""
+    """True if ``text`` is a domain in the form in which recipients have it: lower case, A-labels."""
     try:
         return normalise_domain(text) == text
     except AddressError:
@@ -232,7 +232,7 @@ def load_providers(file: Path | None, *, shipped: bool) -> ProviderTable:
 
 
 def is_limited(limits: ProviderLimits) -> bool:
-    """Whether ``limits`` limit anything that the queue's process counts."""
+    """True if ``limits`` limit anything that the queue's process counts."""
     return any(
         getattr(limits, each.name) for each in fields(limits) if each.name != "messages_per_session"
     )

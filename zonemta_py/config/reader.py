@@ -1,7 +1,15 @@
 """YAML nodes to the typed values of ``config.schema``, with the line of each key for errors.
 
-A mapping becomes a dataclass, a list a tuple, a scalar what ``read_scalar`` returns. No tag
-of a file is executed and no key is ignored. Old keys (``RENAMED`` of a class) are accepted with a warning.
+A mapping becomes a dataclass, a list a tuple, a scalar what ``read_scalar`` returns.
+
+Invariants:
+
+- No tag of a file is executed, and no key is ignored: an unknown one is an error with a suggestion.
+- A value that a file lacks is the default of the schema, or that of ``base``, such as the zone of an item of ``destinations``.
+- The line of every key that was read is known, also for the checks that run later (``complain``).
+- Old keys (``RENAMED`` of a class) are accepted with a warning.
+
+Callers: ``config.load`` for all files of a configuration. Example: ``Reader(path).read(node, Zone, "zones.bulk", base)``.
 """
 
 import difflib
@@ -37,11 +45,10 @@ class Reader:
         self._others: dict[str, Reader] = {}  # of included files, by the keys that come from there
 
     def adopt(self, other: "Reader", keys: Iterable[str]) -> None:
-        """``keys`` come from the file of ``other``."""
+        """Note that ``keys`` come from the file of ``other``."""
         self._others |= dict.fromkeys(keys, other)
 
     def file_of(self, key: str) -> Path:
-        """The file that has ``key``."""
         return self._others[key].path if key in self._others else self.path
 
     def line_of(self, key: str) -> int:

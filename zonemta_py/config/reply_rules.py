@@ -93,14 +93,14 @@ def _rule(entry: RuleEntry, words: Mapping[str, str], key: str, reader: Reader) 
     if unless and not patterns:
         reader.complain(f"{key}.unless", "it needs a pattern beside it")
     return ReplyRule(
-        ReplyClass(entry.class_),
-        patterns,
-        tuple(entry.code),
-        tuple(entry.status),
-        tuple(entry.phase),
-        unless,
-        str(reader.path),
-        reader.line_of(key),
+        reply_class=ReplyClass(entry.class_),
+        patterns=patterns,
+        codes=tuple(entry.code),
+        statuses=tuple(entry.status),
+        phases=tuple(entry.phase),
+        unless=unless,
+        source=str(reader.path),
+        line=reader.line_of(key),
     )
 
 

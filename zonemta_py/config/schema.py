@@ -28,12 +28,10 @@ from zonemta_py.config.values import (
 )
 from zonemta_py.config.zones import Zone
 
-# ---- Scanning of messages at intake. Values are frozen.
-
 
 @dataclass(frozen=True, slots=True)
 class ScanSettings:
-    """An rspamd that is asked about each message before it is accepted; None: none is."""
+    """An rspamd that scans each message before it is accepted; None: no scan."""
 
     rspamd: str | None = None  # URL
     timeout: Seconds = Seconds(5)
@@ -41,8 +39,6 @@ class ScanSettings:
     suspicious: str = choice("header", "hold")
     max_size: Size = Size(2 << 20)
 
-
-# ---- schema
 
 HTTP_CONNECTIONS_MAX = 100  # of the admin listener
 
@@ -68,7 +64,7 @@ class ListenerAuth:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionKey:
-    """Where a client puts the submission key that identifies a repeated submission."""
+    """The places of the submission key, by which a client identifies a repeated submission."""
 
     envid_prefix: str | None = "submission-key-"
     headers: tuple[tuple[str, ...], ...] = (
@@ -81,9 +77,9 @@ class SubmissionKey:
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
-    """Header fields in which a submitter says what a message is, and when to send it. They are removed from it.
+    """Header fields with options of a message (names, times, priority). They are removed from it.
 
-    ``hold_max``: how long it may be held. ``unusable``: what becomes of a message with a value that cannot be used.
+    ``hold_max``: how long it may be held. ``unusable``: the treatment of a message with a value that cannot be used.
     """
 
     campaign: str | None = "X-Campaign"
@@ -124,7 +120,7 @@ class ListenerSettings:
 
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
-    """What all listeners have in common."""
+    """Settings that all listeners share."""
 
     scan: ScanSettings = ScanSettings()
 
@@ -160,7 +156,7 @@ class SharedStorageSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Where accepted mail is stored, and how durably."""
+    """The store of accepted mail, and its durability."""
 
     directory: Path = Path("var/queue")
     store: str = choice("leveldb", "memory", "filesystem", "redis", "s3")
@@ -228,7 +224,7 @@ class Resolver:
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """When a segment of the event log is sealed."""
+    """Limits of a segment of the event log; it is sealed when it reaches one."""
 
     size: Size = Size(64 << 20)
     age: Seconds = Seconds(MINUTE)
@@ -236,7 +232,7 @@ class Rotate:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Where the event log is written."""
+    """The directory of the event log, and how long its segments are kept."""
 
     directory: Path = Path("var/events")
     rotate: Rotate = Rotate()
@@ -279,20 +275,20 @@ class LogSettings:
     outcomes: tuple[str, ...] = ("bounced", "deferred")
 
     def target(self, level: str | None = None) -> str:
-        """What ``core.logs`` needs, as another process gets it; ``level`` instead of the configured one."""
+        """The target of the log as a text for another process; ``level`` instead of the configured one."""
         return ",".join((level or self.level, self.format, self.destination))
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifySettings:
-    """``file``: rules that are asked before the shipped ones for the class of a reply (``config/classify.yaml``)."""
+    """``file``: rules for the class of a reply, with precedence over the shipped ones (``config/classify.yaml``)."""
 
     file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """How many processes receive and send; AUTO depends on the number of cores."""
+    """The numbers of processes that receive and send; AUTO depends on the number of cores."""
 
     receivers: ProcessCount = AUTO
     senders: ProcessCount = AUTO

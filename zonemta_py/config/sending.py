@@ -1,4 +1,4 @@
-"""From which addresses mail leaves, and what limits it beside the zones. Values are frozen."""
+"""Source addresses of outgoing mail, and their limits in addition to those of the zones. Values are frozen."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from zonemta_py.config.values import MINUTE, Percent, Rate, Seconds, number
 
 @dataclass(frozen=True, slots=True)
 class AddressLimits:
-    """What one source address may do, whatever the destination; see ``ProviderLimits``."""
+    """Limits of one source address, whatever the destination; the units are those of ``ProviderLimits``."""
 
     sessions: int | None = number(None, 1, 100_000)
     rate: tuple[Rate, ...] = ()
@@ -40,7 +40,7 @@ class ProvidersSettings:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """How far the relay goes back by itself where a provider refuses or defers the mail of an address."""
+    """The controller, which lowers the limits of an address where a provider refuses or defers its mail."""
 
     enabled: bool = True
     interval: Seconds = Seconds(5 * MINUTE)
@@ -53,7 +53,7 @@ class ControllerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShapingSettings:
-    """What replies change: by the rules of the files, and by the controller."""
+    """The rules and the controller that change limits because of replies."""
 
     file: Path | None = None
     shipped: bool = True

@@ -1,4 +1,4 @@
-"""Shaping rules: what the replies of a provider change in the way that mail is sent there. Values are frozen.
+"""Shaping rules: changes of limits and routes because of a provider's replies. Values are frozen.
 
     rules:
       - {name: google-blocked, provider: google, class: [blocked], threshold: 5/1h, action: suspend, for: 2h}
@@ -43,7 +43,7 @@ _CLASSES: tuple[str, ...] = tuple(ReplyClass)
 
 
 class ShapingTarget(NamedTuple):
-    """What a ceiling is lowered to: per cent of it, a number of sessions, or a rate. One of the three is set."""
+    """The target of a lowered ceiling: per cent of it, a number of sessions, or a rate. One of the three is set."""
 
     percent: Percent | None = None
     sessions: int | None = None
@@ -150,7 +150,7 @@ def read_shaping(path: Path) -> list[ShapingRule]:
 
 
 def check_pools(rules: ShapingRules, pools: Sequence[str]) -> None:
-    """Raises ConfigError for a rule whose pool is none of ``pools``."""
+    """Raises ConfigError for a rule whose pool is not one of ``pools``."""
     for rule in rules.rules:
         if rule.pool is not None and rule.pool not in pools:
             raise ConfigError(f"{rule.where}.pool: found '{rule.pool}'; {meant(rule.pool, pools)}")

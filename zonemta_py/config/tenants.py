@@ -11,14 +11,14 @@ from zonemta_py.config.values import DAY, ByteRate, Rate, choice, number
 from zonemta_py.core.networks import network_of
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
-# ---- Limits of what tenants, users and hosts may submit. Values are frozen.
+# ---- Limits of the mail that tenants, users and hosts submit.
 
 LONGEST_S = 31 * DAY
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """How much is accepted in a time; of several rates all hold. ``sessions``: those that send mail.
+    """The amounts that are accepted in a time; of several rates all hold. ``sessions``: those that send mail.
 
     ``open_sessions``: how many SMTP sessions may be open at the same time.
     """
@@ -30,14 +30,14 @@ class IntakeLimits:
     open_sessions: int | None = number(None, 1, 1_000_000)
 
     def rates(self) -> Iterator[tuple[str, Rate]]:
-        """What is limited, by the name of its field, and how."""
+        """The limited amounts by the names of their fields, each with a rate."""
         for name in _RATES:
             for rate in getattr(self, name):
                 yield name, rate
 
     @property
     def recipients_max(self) -> int | None:
-        """How many recipients a message may have, if it is to be accepted at any time; None: any number."""
+        """The number of recipients that a message may have to be accepted at any time; None: any number."""
         return min((rate.events for rate in self.recipients), default=None)
 
 
@@ -54,7 +54,7 @@ class ClientLimits:
 
 
 class Subject(NamedTuple):
-    """What limits apply to: ``kind`` is tenant, user or address."""
+    """A subject of limits: ``kind`` is tenant, user or address."""
 
     kind: str
     name: str
@@ -64,7 +64,7 @@ class Subject(NamedTuple):
 
 
 class LimitRules:
-    """Which limits apply to mail."""
+    """The limits of tenants, users and addresses."""
 
     def __init__(self, tenants: Mapping[str, IntakeLimits], clients: ClientLimits) -> None:
         self._tenants = {name: limits for name, limits in tenants.items() if limits != NO_LIMITS}
@@ -96,7 +96,7 @@ class LimitRules:
         return self._user if subject.kind == "user" else self._address
 
 
-# ---- tenants
+# ---- Tenants.
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 ADDRESSES_MAX = 10_000
@@ -164,7 +164,7 @@ def _zones(tenant: TenantSettings, zones: Collection[str], key: str, complain: C
 
 
 def is_domain_pattern(text: str) -> bool:
-    """Whether ``text`` is a normalised domain, or ``*.`` and one."""
+    """True if ``text`` is a normalised domain, or ``*.`` and one."""
     name = text.removeprefix("*.")
     try:
         return normalise_domain(name) == name and not name.startswith("[")
@@ -191,7 +191,7 @@ class Tenant:
         self._above = frozenset(domain[2:] for domain in settings.domains if domain[0] == "*")
 
     def has(self, domain: str) -> bool:
-        """Whether ``domain``, which is normalised, is one of the tenant's."""
+        """True if ``domain``, which is normalised, is one of the tenant's."""
         return bool(self.base_of(domain))
 
     def base_of(self, domain: str) -> str:
@@ -205,7 +205,7 @@ class Tenant:
         return ""
 
     def may_use(self, zone: str) -> bool:
-        """Whether the tenant's mail may go through ``zone``."""
+        """True if the tenant's mail may go through ``zone``."""
         return self.zones is None or zone in self.zones
 
 
@@ -231,11 +231,10 @@ class Tenants:
         return bool(self._by_name)
 
     def get(self, name: str) -> Tenant | None:
-        """The tenant called ``name``."""
         return self._by_name.get(name)
 
     def of(self, user: str, client_ip: str) -> Tenant | None:
-        """Whose mail it is: by the user, else, without AUTH, by the address of the client."""
+        """The tenant of a client: by the user, else, without AUTH, by the address."""
         return self._by_user.get(user) if user else self.of_address(client_ip)
 
     def of_address(self, client_ip: str) -> Tenant | None:
@@ -259,7 +258,7 @@ class Tenants:
         return None
 
     def signs_for(self, name: str, domain: str) -> bool:
-        """Whether mail of the tenant ``name`` may bear a signature of ``domain``.
+        """True if mail of the tenant ``name`` may bear a signature of ``domain``.
 
         That of no tenant (empty) may bear those of domains that no tenant has.
         """
@@ -270,5 +269,4 @@ class Tenants:
 
 
 def limit_rules(tenants: Mapping[str, TenantSettings], clients: ClientLimits) -> LimitRules:
-    """The limits of tenants and clients."""
     return LimitRules({name: each.limits for name, each in tenants.items()}, clients)

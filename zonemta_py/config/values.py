@@ -83,7 +83,7 @@ MessagesWithin = NewType("MessagesWithin", Rate)
 
 
 class Keep(NamedTuple):
-    """How much is kept: what is younger than ``age_s``, and at most ``size_bytes``; None: no limit."""
+    """The amount that is kept: what is younger than ``age_s``, and at most ``size_bytes``; None: no limit."""
 
     age_s: float | None = None
     size_bytes: int | None = None
@@ -266,7 +266,7 @@ def percent(value: object) -> Percent:
     return Percent(value)
 
 
-# ---- Scalars of YAML to values: those of ``config.units`` and ``config.endpoints``, texts, numbers, dates, paths and networks.
+# ---- Scalars of YAML as values: units, addresses, texts, numbers, dates, paths and networks.
 #
 # A tag of a file is never executed. What cannot be read raises ValueError, whose text says what was found and what is expected.
 
@@ -331,7 +331,6 @@ def read_scalar(node: yaml.Node, kind: Any) -> Any:
 
 
 def shown(node: yaml.Node) -> str:
-    """``node`` in the text of an error."""
     if isinstance(node, yaml.ScalarNode):
         return f"'{node.value}'" if node.value else "nothing"
     return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"

@@ -129,7 +129,7 @@ def _normal(address: str) -> str:
         return address
 
 
-# ---- A file of warm-up schedules with one more entry, or with another one in its place. Pure.
+# ---- Edits of a file of schedules: one more entry, or another one in its place.
 #
 # What else the file has stays as it is, comments too, unless it is written as one flow list (``[{...}, ...]``).
 

@@ -40,7 +40,7 @@ class PipeSettings:
 
 @dataclass(frozen=True, slots=True)
 class PythonSettings:
-    """``transport: python``."""
+    """``transport: python``: the function that delivers."""
 
     function: str | None = None
     timeout: Seconds = Seconds(5 * MINUTE)
@@ -89,7 +89,7 @@ class PriorityRetry:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a deferred recipient is tried again, and when the relay gives up.
+    """The times of retries of a deferred recipient, and the end of the attempts.
 
     ``policy`` selects which parameters apply: ``delays`` belongs to ladder, ``function`` to function and
     backoff, and every other policy has a section that is named like it.
@@ -132,7 +132,7 @@ class BounceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long the relay waits for a peer in each step. Source: RFC 5321 section 4.5.3.2."""
+    """Time limits for a peer in each step. Source: RFC 5321 section 4.5.3.2."""
 
     connect: Seconds = Seconds(30)
     command: Seconds = Seconds(5 * MINUTE)
@@ -151,7 +151,7 @@ class SmarthostAuth:
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """How mail is sent: what a zone may set for some destinations differently."""
+    """Settings of delivery that a zone may override for some destinations."""
 
     pool: str = "default"
     fallback_pool: str | None = None
@@ -178,7 +178,7 @@ class DestinationSettings(DeliverySettings):
     connections: int | None = number(None, 1, 10_000)
 
     def matches(self, domain: str) -> bool:
-        """Whether these are the settings for mail to ``domain``, which is normalised."""
+        """True if these are the settings for mail to ``domain``, which is normalised."""
         return any(
             domain == pattern or (pattern[0] == "*" and domain.endswith(pattern[1:]))
             for pattern in self.domains
@@ -206,7 +206,7 @@ class Zone(DeliverySettings):
     destinations: tuple[DestinationSettings, ...] = field(default=(), metadata={"overrides": True})
 
     def item(self) -> DestinationSettings:
-        """What an item of ``destinations`` starts from: the values of the zone."""
+        """The base of an item of ``destinations``: the values of the zone."""
         return DestinationSettings(**{key: getattr(self, key) for key in DELIVERY_KEYS})
 
     def parts(self) -> tuple[tuple[str, DeliverySettings], ...]:
@@ -215,14 +215,14 @@ class Zone(DeliverySettings):
         return (("", self), *items)
 
 
-# ---- The destinations of a zone: under which name mail for a domain waits, and the settings of each. Pure.
+# ---- The destinations of a zone: the name at which mail for a domain waits, and its settings.
 
 ALL = "*"  # the destination of all mail that the smarthosts of a zone get
 CACHE_MAX = 10_000
 
 
 class DestinationTable:
-    """What ``destinations`` of ``zone`` says about each domain; the first item that matches counts.
+    """The settings of ``zone`` for each domain, from its ``destinations``; the first item that matches counts.
 
     The name of a destination is the domain. All mail for the smarthosts of the zone waits at ``*``, that for those
     of an item at ``*:`` and the item's first domain: a name that no change of the smarthosts changes (decision 68).

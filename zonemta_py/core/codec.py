@@ -31,10 +31,13 @@ def replace(record: S, **changes: Any) -> S:
     return msgspec.structs.replace(record, **changes)
 
 
-def named(key: str, default: Any) -> Any:
+def named(key: str, default: Any = msgspec.NODEFAULT) -> Any:
     """A field of a Struct that is written as ``key``, a word that Python keeps for itself."""
     return msgspec.field(name=key, default=default)
 
+
+Unset = msgspec.UnsetType
+UNSET = msgspec.UNSET  # the default of a field that is left out where it has no value
 
 fields_of: Callable[[type], tuple[Any, ...]] = msgspec.structs.fields
 
@@ -79,7 +82,7 @@ def lines_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
 
 
 def from_query(value: object, kind: type[T]) -> T:
-    """As ``from_plain``, for values that came as text: numbers and booleans are parsed."""
+    """``value`` as ``kind``, for a value that came as text: numbers and booleans are parsed."""
     return msgspec.convert(value, kind, strict=False)
 
 

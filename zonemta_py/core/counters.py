@@ -1,4 +1,26 @@
-"""How much was used within a time, and when there is room again. Pure; times are unix ms."""
+"""Counters: the use within a sliding time with the moment of free room, and a histogram. Pure; times are unix ms.
+
+``SlidingWindow`` counts by slot, a sixtieth of its length; ``total`` is the sum of the slots in ``_slots``.
+
+Invariants:
+
+- The numbers of slots increase, oldest first, each occurs once, and ``total`` is the sum of their uses.
+- A use counts for at least the length of the window, and at most one slot longer. So at most ``limit`` uses, if the caller asks
+  ``opens_ms`` before ``add``, are in any ``length_ms``.
+- ``used`` and ``add`` remove what has left the window; no timer is needed, and memory is at most SLOTS + 2 entries.
+- When the clock is set back by more than the window, what was used later counts as used now, so a limit is not closed forever.
+
+Callers: limits of intake (``queue.submitters.limits``), of providers and addresses (``egress.paths``), thresholds of rules
+(``egress.rules``); ``restore`` loads the slots of an earlier run from the store, ``counts`` says which of them are recent enough.
+
+Example::
+
+    window = SlidingWindow(100, 60_000)
+    window.add(0, 100)
+    window.opens_ms(0, 1)  # 61_000: the slot 0 is over at 1,000, and counts for 60,000 more
+
+``Histogram`` is for distributions that are read rarely and added to often; its form is that of Prometheus.
+"""
 
 from bisect import bisect_left
 from collections import deque
@@ -23,7 +45,7 @@ class SlidingWindow:
         self.total = 0  # what is used, if nothing has left the window since the last look
 
     def used(self, now_ms: int) -> int:
-        """What is used now."""
+        """The use in the window that ends at ``now_ms``."""
         slots, newest = self._slots, now_ms // self.slot_ms
         while slots and slots[0][0] < newest - SLOTS:
             self.total -= slots.popleft()[1]
@@ -33,7 +55,7 @@ class SlidingWindow:
         return self.total
 
     def counts(self, slot: int, now_ms: int) -> bool:
-        """Whether what an earlier run used in ``slot`` counts; its clock may have been ahead."""
+        """True if a use of an earlier run in ``slot`` counts; the clock of that run may have been ahead."""
         return abs(slot - now_ms // self.slot_ms) <= SLOTS
 
     def add(self, now_ms: int, amount: int) -> tuple[int, int]:
@@ -60,7 +82,7 @@ class SlidingWindow:
         return slot, used
 
     def restore(self, slot: int, amount: int) -> None:
-        """Count what was used in ``slot``, later than those before."""
+        """Count a use of an earlier run in ``slot``, which is later than those before."""
         self._slots.append([slot, amount])
         self.total += amount
 
@@ -74,7 +96,7 @@ class SlidingWindow:
         self._slots, self.total = deque(map(list, other._slots)), other.total
 
     def opens_ms(self, now_ms: int, amount: int) -> int:
-        """When there is room for ``amount``, at most ``limit``, if nothing else is used; 0: now."""
+        """The time at which there is room for ``amount``, at most ``limit``, if nothing else is used; 0: now."""
         excess = self.used(now_ms) + amount - self.limit
         if excess <= 0:
             return 0
@@ -86,7 +108,7 @@ class SlidingWindow:
         return opens_ms
 
 
-# ---- Numbers of values by size, for distributions that are read rarely and added to often.
+# ---- A histogram.
 
 
 class Histogram:
@@ -100,7 +122,6 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

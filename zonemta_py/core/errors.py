@@ -27,11 +27,11 @@ class ConfigError(LocalError):
 
 
 class NotFound(LocalError):
-    """What an operator asked for is not there."""
+    """The object that an operator asked for does not exist."""
 
 
 class UnknownName(LocalError):
-    """The configuration does not have, or cannot have, what a request names."""
+    """A request names something that the configuration does not have, or cannot have."""
 
 
 class QueueLocked(LocalError):

@@ -52,7 +52,7 @@ def arm(text: str) -> None:
 
 
 def reach(point: str) -> None:
-    """The process has reached ``point``."""
+    """End this process if ``point`` is armed and this is the armed passage."""
     if point in armed:
         armed[point] -= 1
         if armed[point] <= 0:
@@ -60,6 +60,6 @@ def reach(point: str) -> None:
 
 
 def reach_all(kinds: Iterable[str], stage: str) -> None:
-    """The process has reached ``stage`` of batches of these kinds."""
+    """``reach`` for ``stage`` of batches of these kinds."""
     for kind in kinds:
         reach(f"{kind}.{stage}")

@@ -80,7 +80,7 @@ def _check_links(path: Path) -> None:
 
 
 def exposed_parent(path: Path) -> str:
-    """Why another user than this one and root can replace ``path``: that of the first such directory above it, or empty.
+    """The reason that another user than this one and root can replace ``path``, of the first such directory above it; or empty.
 
     It is one of the other user, or one that everyone may write and that has no sticky bit: who may write a directory may
     rename what is in it. Directories that cannot be seen are left out. The rule of OpenSSH's ``safe_path``, but for
@@ -110,7 +110,7 @@ def _user(uid: int) -> str:
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether ``path`` is a file with content that this user or root made, and others cannot write; no symbolic link."""
+    """True if ``path`` is a file with content that this user or root made, and others cannot write; no symbolic link."""
     try:
         found = path.lstat()
     except OSError:
@@ -142,8 +142,8 @@ class KnownFile:
 def replaced(path: Path, mode: int = 0o644, *, follow: bool = True) -> Iterator[TextIO]:
     """Yields a file for the new contents of ``path``, which has them when the block has ended; all or nothing.
 
-    ``mode`` is that of a new file; others keep theirs, and their owner. What is no regular file, such as a device or a pipe, is
-    written to at once. Raises OSError, which names ``path``.
+    ``mode`` is that of a new file; others keep theirs, and their owner. A path that is not a regular file, such as a device or a
+    pipe, is written to at once. Raises OSError, which names ``path``.
 
     ``follow``: false for a file of the relay itself, which is always a new one: it takes the place of a symbolic link.
     """
@@ -177,7 +177,7 @@ def no_link(name: str, flags: int) -> int:
 
 
 def replace_text(path: Path, text: str, mode: int = 0o644, *, follow: bool = True) -> None:
-    """Give ``path`` new contents, see ``replaced``. Raises OSError."""
+    """Give ``path`` new contents, all or nothing (``replaced``). Raises OSError."""
     with replaced(path, mode, follow=follow) as file:
         file.write(text)
 

@@ -1,4 +1,20 @@
-"""The log of every process of the relay: one format, one destination."""
+"""The log of every process of the relay: one format, one destination.
+
+``configure_logs`` installs one handler for a ``LogTarget``: text for people, JSON, or the form of Postfix, to stderr, journald or syslog.
+``RepeatedLines`` writes lines that may come by the thousand.
+
+Invariants:
+
+- Control characters of strangers never reach a terminal: each formatter replaces them.
+- A log that cannot be written never stops mail: journald and syslog are not waited for, and what they do not take goes to stderr.
+- Of repeated lines the first of a kind is written at once, the others are counted and written as a number after WINDOW_S.
+
+Callers: the entry of each process; ``events.outcome_log`` for repeated lines.
+
+Example: 500 lines of one kind in a minute are two: the first, and "repeated 499 more times within a minute".
+
+Source: systemd, JOURNAL_NATIVE_PROTOCOL; syslog(3).
+"""
 
 import asyncio
 import json
@@ -37,7 +53,7 @@ class LogTarget(NamedTuple):
 
 
 def set_log_level(level: str) -> None:
-    """Write log messages of ``level`` and above from now on."""
+    """Set the least level of written log messages."""
     logging.getLogger().setLevel(level.upper())
 
 
@@ -50,7 +66,6 @@ class _JsonFormatter(logging.Formatter):
     """A line of JSON for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON."""
         found: dict[str, Any] = {
             "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}",
             "level": record.levelname.lower(),
@@ -76,14 +91,13 @@ def _service(record: logging.LogRecord) -> str:
 
 
 class _PostfixFormatter(logging.Formatter):
-    """As Postfix writes to a log file: the name of the host and of the process in front; to syslog without time and host."""
+    """The format of Postfix's log file: the name of the host and of the process in front; to syslog without time and host."""
 
     def __init__(self, *, whole: bool = True) -> None:
         super().__init__()
         self._whole = whole
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and the traceback below it."""
         text = f"{_service(record)}[{record.process}]: {record.getMessage()}"
         if self._whole:
             host = socket.gethostname().partition(".")[0]
@@ -102,7 +116,6 @@ class _JournalHandler(logging.Handler):
         self._socket.setblocking(False)  # a journal that does not read must not stop the mail
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
         super().close()
 
@@ -182,7 +195,7 @@ def _syslog(path: str, ident: str) -> logging.Handler:
     return handler
 
 
-# ---- Log lines that may come by the thousand: the first of a kind is written, the others are counted for a minute.
+# ---- Repeated lines: the first of a kind is written, the others are counted for a minute.
 
 WINDOW_S = 60.0
 KINDS_MAX = 50  # in a window; the lines of others are counted together
@@ -212,7 +225,7 @@ class RepeatedLines:
             self._log.log(level, "%s", text)
 
     def flush(self) -> None:
-        """Write how often lines were repeated, and begin anew."""
+        """Write how often lines were repeated, and start the next interval."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -4,8 +4,10 @@ from enum import StrEnum
 
 from zonemta_py.core.codec import Struct
 
-# The states of a recipient in the queue, as an operator sees them.
-STATES = ("waiting", "in_flight", "suspended", "stopped", "deferred", "not_before", "held")
+# The states of a recipient in the queue, as an operator sees them. unreachable: its destination fails; suspended: an operator
+# has suspended what sends it.
+STATES = ("waiting", "in_flight", "unreachable", "suspended", "deferred", "not_before", "held")
+RENAMED_STATES = {"stopped": "suspended"}  # words that are accepted for one release
 AGES_MIN = (
     5,
     10,
@@ -21,7 +23,7 @@ AGES_MIN = (
 PathKey = tuple[str, str]  # provider and source address: a path that mail takes (KumoMTA: egress path)
 ALL_PROVIDERS = "*"  # the provider in the row of an address whose limits hold over all of them
 # From which source addresses mail may leave: the name of a pool; USUAL_POOL; or a name with PART_MARK, for some addresses of
-# a pool (``schedule.sources.PoolPart``).
+# a pool (``egress.sources.PoolPart``).
 PoolKey = str
 PART_MARK = "\x1f"  # in the name of a part of a pool, behind that of the pool
 USUAL_POOL = ""  # the pool that the settings of a destination name, or a rule of shaping instead
@@ -31,8 +33,8 @@ class Attempt(Struct, frozen=True, array_like=True):
     """The result of one delivery attempt for the recipients that it concerns.
 
     ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``text`` is
-    then ours. ``reply_class``: one of ``smtp.classification.ReplyClass``, empty before it is classified and for
-    a success. ``provider``: whose hosts these are, see ``schedule.providers``. ``uncertain``: the final dot was sent, or the message handed over, and no reply received. ``dsn``: the peer takes over the
+    then ours. ``reply_class``: one of ``smtp.reply_class.ReplyClass``, empty before it is classified and for
+    a success. ``provider``: the provider of the hosts (``egress.providers``). ``uncertain``: the final dot was sent, or the message handed over, and no reply received. ``dsn``: the peer takes over the
     duty to report (RFC 3461). ``final``: success means delivery and not relaying. ``lost_tls``: the session was in clear text because TLS failed.
     """
 

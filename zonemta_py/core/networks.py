@@ -25,7 +25,7 @@ async def accept_client(listening: socket.socket, where: str) -> tuple[socket.so
 
 @lru_cache(maxsize=10_000)
 def network_of(address: str) -> str:
-    """What is likely one client: an IPv4 address, or the /64 of an IPv6 address."""
+    """The network that is likely one client: an IPv4 address, or the /64 of an IPv6 address."""
     try:
         found = ip_address(address)
     except ValueError:

@@ -1,8 +1,27 @@
-"""Threads for work that releases the interpreter lock: disk writes, RSA.
+"""Threads, background tasks, signals and the event loop of a process.
 
-A ThreadPoolExecutor passes each item with a future, a condition and two locks. While the event loop is busy,
-each of them contends for the interpreter lock; that took a fifth of the time of small messages. Here an
-item is passed once each way, and results that are ready together are passed together.
+``Threads`` does work that releases the interpreter lock: disk writes, RSA. A ThreadPoolExecutor passes each item with a future, a
+condition and two locks; while the event loop is busy, each of them contends for the interpreter lock, a fifth of the time of small
+messages. Here an item is passed once each way, and results that are ready together are delivered together.
+
+States of an item: put ─▶ running in a thread ─▶ in ``_results`` ─▶ ``done`` called on the loop.
+
+Invariants:
+
+- Work starts in the order of ``put``; with one thread it also ends in this order.
+- ``done`` is called exactly once, on the loop, with a result or an exception; work that raises does not end its thread, and a
+  ``done`` that raises does not stop the others.
+- ``_lock`` protects ``_results`` and ``_scheduled``; at most one ``_deliver`` is scheduled at a time.
+- A task of ``BackgroundTasks`` that fails is logged, and the others continue.
+- A process of the relay starts with signals blocked, and unblocks them when its handlers are set: none ends it in between, none
+  is lost.
+
+Callers: ``queue.commit`` (one writer), ``delivery.dkim`` and ``dequeue`` have ``Threads``; the queue and the services have
+``BackgroundTasks``; ``processes.supervisor`` and the commands use signals and ``loop_factory``.
+
+Example: ``Threads(loop, "queue-writer").put(lambda: store.write(batch), done)`` calls ``done(None, None)`` on the loop.
+
+Source: proc(5) for the use of a process, pthread_sigmask(3).
 """
 
 import asyncio
@@ -74,13 +93,13 @@ class Threads:
             self._items.put(None)
 
     def close(self) -> None:
-        """See ``end``; blocks until the threads have ended."""
+        """End the threads after the work that was put, and wait for that."""
         self.end()
         for thread in self._threads:
             thread.join()
 
 
-# ---- Background tasks of a part of the program.
+# ---- Background tasks.
 
 
 class BackgroundTasks:
@@ -112,7 +131,7 @@ def _log_error(task: "asyncio.Task[object]") -> None:
         log.critical("the queue's %s task stopped: %s", task.get_name(), task.exception())
 
 
-# ---- How this Python was built, and its garbage collection.
+# ---- The build of this Python, and its garbage collection.
 
 SYSTEM_PREFIXES = ("/usr",)  # of distributions, which all build with profiles
 
@@ -171,7 +190,7 @@ def blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# ---- What a process uses, as the kernel counts it (proc(5)).
+# ---- The use of a process, as the kernel counts it (proc(5)).
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -188,7 +207,7 @@ def process_use(pid: int) -> tuple[int, float] | None:
 
 
 def open_descriptors() -> int | None:
-    """How many file descriptors this process has; None where that is not known."""
+    """The number of file descriptors of this process; None where it is not known."""
     try:
         with os.scandir("/proc/self/fd") as entries:
             return sum(1 for _ in entries)
@@ -196,7 +215,7 @@ def open_descriptors() -> int | None:
         return None
 
 
-# ---- The event loop. The only importer of uvloop.
+# ---- The event loop; the only importer of uvloop.
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:

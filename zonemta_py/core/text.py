@@ -1,8 +1,15 @@
-"""Text of strangers as a person or a program may see it. Pure.
+r"""Text of strangers as a person or a program may see it, patterns to search in it, and durations as text. Pure.
 
 A terminal obeys control characters (ESC, also U+009B, which is one character), and marks such as U+202E turn the direction
 of writing, so that an address is read as another one. Both are *not printable* for Python, as are line separators, surrogates
 and code points that have no meaning. ``escaped`` is for people, ``escaped_json`` for programs, ``one_line`` for logs.
+
+Invariants: the three leave no character that is not printable, ``without_secrets`` no secret of a URL; a ``PatternSet`` needs time in
+proportion to the text, whatever the patterns are (RE2), and changes only once, when the first search compiles it.
+
+Example: ``escaped("a\x1b[2J")`` is ``a\x1b[2J`` with the backslash written out, which clears no screen.
+
+Source: Unicode Standard Annex 9 (direction marks); the syntax of RE2.
 """
 
 import difflib
@@ -39,7 +46,7 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def on_page(value: object) -> object:
-    """``value`` as a template writes it: a text that is no markup is ``escaped``, but for line ends and tabs."""
+    """``value`` as a template writes it: a text that is not markup is ``escaped``, but for line ends and tabs."""
     return escaped(value, "\n\t") if type(value) is str else value
 
 
@@ -108,7 +115,7 @@ def arguments_without_secrets(arguments: Iterable[str]) -> tuple[str, ...]:
     return tuple(shown)
 
 
-# ---- The only importer of google-re2: regular expressions that need time in proportion to the text, whatever they are.
+# ---- Patterns in time proportional to the text, whatever they are; the only importer of google-re2.
 #
 # The syntax is RE2's: no look-around, no back references. Case does not matter.
 
@@ -125,7 +132,7 @@ def _options() -> re2.Options:
 
 
 def problem_of(pattern: str) -> str:
-    """Why ``pattern`` cannot be used; empty when it can."""
+    """The reason that ``pattern`` cannot be used; empty when it can."""
     if not pattern.strip():
         return "an empty pattern matches every text"
     try:
@@ -169,7 +176,7 @@ class PatternSet:
         ]
 
 
-# ---- What a name that does not exist may have been meant as.
+# ---- Suggestions for a name that does not exist.
 
 SHOWN = 20
 
@@ -190,23 +197,23 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is an IP address: all of them are similar."""
+    """True if ``name`` is an IP address: all of them are similar, so none is suggested."""
     with suppress(ValueError):
         ip_address(name)
         return True
     return False
 
 
-# ---- Durations as text, as commands and the page show them.
+# ---- Durations as text, for commands and the page.
 
 
 def ago(ms: int | None) -> str:
-    """How long ago a time was; empty without one."""
+    """The age of a time, as text; empty without a time."""
     return span((clock.now_ms() - ms) / 1000) if ms else ""
 
 
 def time_left(ms: int | None) -> str:
-    """How long until a time; empty without one."""
+    """The duration until a time, as text; empty without a time."""
     if not ms:
         return ""
     left_s = (ms - clock.now_ms()) / 1000

@@ -14,11 +14,12 @@ from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.model import ALL_PROVIDERS, PathKey
 from zonemta_py.core.text import no_such
 from zonemta_py.delivery.egress import Egress, read_egress
-from zonemta_py.delivery.shaper import Puts, event_of, pace_put, read_stored, reroute_put, warmup_put
+from zonemta_py.delivery.shaper import event_of, pace_put, read_stored, reroute_put, warmup_put
 from zonemta_py.egress.controller import Controller, Pace, ShapingChange
 from zonemta_py.egress.limits import ANY
 from zonemta_py.egress.paths import EgressPath, RateWindows
 from zonemta_py.egress.rules import OPERATOR, POOL, Reroute, RerouteKey
+from zonemta_py.egress.shared import Puts
 from zonemta_py.egress.sources import source_name
 from zonemta_py.egress.warmup import DAY_MS, Warming, WarmUp
 from zonemta_py.events.schema import Event, Shaped
@@ -354,7 +355,7 @@ def _paused(found: Iterable[Warming], now_ms: int, *, paused: bool) -> WriteBatc
         if paused:
             each.pause(now_ms)
         else:
-            each.go_on(now_ms)
+            each.resume(now_ms)
         words = ("continued", "paused") if paused else ("paused", "continued")
         events.append(
             Shaped(

@@ -16,8 +16,8 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.dns import MxResolver
-from zonemta_py.delivery.request import EgressOrder
 from zonemta_py.delivery.sts_policies import StsPolicies, Trust
+from zonemta_py.egress.paths import EgressOrder
 from zonemta_py.egress.sources import ranked
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best, order
 
@@ -174,7 +174,9 @@ class EndpointResolver:
         if known is None:
             known = self._terms[id(zone)] = (zone, _session_terms(zone))
         verified = peer.host if peer.tls in VERIFIED else ""  # a certificate is that of a name
-        return Endpoint(peer.host, peer.ip, peer.port, source, f"{known[1]} {verified}{name}", peer.tls)
+        return Endpoint(
+            host=peer.host, ip=peer.ip, port=peer.port, source=source, security=f"{known[1]} {verified}{name}", tls=peer.tls,
+        )  # fmt: skip
 
     def _permitted(self, domain: str, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """The (host, IP) pairs without private addresses, unless allowed. Raises DestinationFailed."""

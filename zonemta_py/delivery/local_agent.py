@@ -71,13 +71,13 @@ class LocalAgent:
         for recipient in request.recipients:
             began_s = clock.monotonic_s()
             message = LocalMessage(
-                request.message,
-                request.sender,
-                recipient,
-                request.header,
-                _body_reader(context),
-                _start_waiter(context),
-                request.size_bytes,
+                message=request.message,
+                sender=request.sender,
+                recipient=recipient,
+                header=request.header,
+                body=_body_reader(context),
+                begin=_start_waiter(context),
+                size_bytes=request.size_bytes,
             )
             attempts.append(await self._attempt(message, began_s))
         return DeliveryResult(attempts)

@@ -24,7 +24,7 @@ from zonemta_py.schedule.retry import (
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.smtp.reply_class import subject
+from zonemta_py.smtp.reply_class import ReplyClass, subject
 from zonemta_py.smtp.reports.dsn import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.verdict import NO_ADDRESS, Phase, ReplySubject, Verdict, verdict
 
@@ -88,16 +88,24 @@ def decide_outcome(
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
 
 
-def handled(outcome: Outcome, handling: Handling) -> Outcome:
+def apply_action(outcome: Outcome, action: Handling) -> Outcome:
     """``outcome`` as the rules of shaping want it."""
     kind = outcome.kind
-    if handling.holds and kind in (OutcomeKind.DEFERRED, OutcomeKind.BOUNCED):
-        return replace(outcome, kind=OutcomeKind.DEFERRED, due_ms=HELD_MS, held_by=handling.rule)
+    if action.holds and kind in (OutcomeKind.DEFERRED, OutcomeKind.BOUNCED):
+        return replace(outcome, kind=OutcomeKind.DEFERRED, due_ms=HELD_MS, held_by=action.rule)
     if kind is not OutcomeKind.DEFERRED:
         return outcome
-    if handling.bounces:
+    if action.bounces:
         return replace(outcome, kind=OutcomeKind.BOUNCED, due_ms=0)
-    return outcome if handling.is_counted else replace(outcome, counted=False)
+    return outcome if action.is_counted else replace(outcome, counted=False)
+
+
+def unsent_attempt(last: str, reason: str, reply_class: str, provider: str) -> Attempt:
+    """What is said of a recipient to which nothing may be sent for ``reason``: with its ``last`` reply, of ``reply_class``, if it has one."""
+    if not last:
+        return Attempt("", 0, "4.3.0", reason, reply_class=ReplyClass.EXPIRED, provider=provider)
+    text = f"{reason}; last: {last}"
+    return Attempt("", 0, "4.3.0", text, reply_class=reply_class, provider=provider)
 
 
 def verdict_of(attempt: Attempt) -> Verdict:
@@ -183,9 +191,10 @@ def delay_is_reported(meta: EnvelopeRecord, message: str, retry: Retry, now_ms: 
 def _note(outcome: Outcome, action: str, now_ms: int) -> Note:
     recipient, attempt = outcome.recipient, outcome.attempt
     return Note(
-        FORMAT, recipient.zone, recipient.record.recipient_index, recipient.address, recipient.record.orcpt,
-        action, outcome.kind is OutcomeKind.EXPIRED, recipient.record.attempts + outcome.attempted, now_ms,
-        attempt.phase, attempt.code, attempt.status, attempt.text, attempt.mx if attempt.code else "",
+        version=FORMAT, zone=recipient.zone, recipient_index=recipient.record.recipient_index, recipient=recipient.address,
+        orcpt=recipient.record.orcpt, action=action, expired=outcome.kind is OutcomeKind.EXPIRED,
+        attempts=recipient.record.attempts + outcome.attempted, time_ms=now_ms, phase=attempt.phase, code=attempt.code,
+        status=attempt.status, text=attempt.text, mx=attempt.mx if attempt.code else "",
     )  # fmt: skip
 
 
@@ -194,6 +203,7 @@ def delayed_note(zone: str, address: str, record: RecipientRecord) -> Note | Non
     if not record.attempts or not record.due_ms or not wants_delay(record.notify):
         return None
     return Note(
-        FORMAT, zone, record.recipient_index, address, record.orcpt, "delayed", False, record.attempts,
-        record.last_ms, "", record.code, record.status, record.text, "",
+        version=FORMAT, zone=zone, recipient_index=record.recipient_index, recipient=address, orcpt=record.orcpt,
+        action="delayed", expired=False, attempts=record.attempts, time_ms=record.last_ms, phase="", code=record.code,
+        status=record.status, text=record.text, mx="",
     )  # fmt: skip

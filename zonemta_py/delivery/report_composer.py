@@ -262,7 +262,9 @@ class ReportComposer:
         limit = self._zone.bounce.reports_per_hour
         group = group_of(to, envelope_sender)
         if limit is not None and context.pending.count(group, clock.monotonic_s()) > limit:
-            entry = DigestEntry(FORMAT, to, envelope_sender, notes[0].zone, active.id, tuple(notes))
+            entry = DigestEntry(
+                version=FORMAT, to=to, sender=envelope_sender, zone=notes[0].zone, message=active.id, notes=tuple(notes),
+            )  # fmt: skip
             self.digests.append((digest_key(group, report_id), entry))
             context.pending.add_digest(group, clock.monotonic_s())
             return
@@ -280,7 +282,9 @@ class ReportComposer:
             report = self._qsbmf(report_id, to, failures)
         else:
             report = self._rfc3464(report_id, to, found)
-        bounce = Bounce(active.id, to, failures, active.meta.header, report.header, report.body)
+        bounce = Bounce(
+            message=active.id, to=to, failures=failures, original=active.meta.header, header=report.header, body=report.body,
+        )  # fmt: skip
         changed = apply_bounce_function(
             partial(self._context.hooks.bounce_function, self._zone.bounce.function), bounce
         )
@@ -413,9 +417,14 @@ def failure_row(message: str, note: Note) -> DigestRow:
     """``note`` as a row of a digest."""
     report = _failure(note, note.time_ms)
     return DigestRow(
-        report.last_attempt, message, report.recipient, report.action, report.status,
-        report.diagnostic or note.text, report.remote_mta,
-    )  # fmt: skip
+        time=report.last_attempt,
+        message=message,
+        recipient=report.recipient,
+        action=report.action,
+        status=report.status,
+        reply=report.diagnostic or note.text,
+        host=report.remote_mta,
+    )
 
 
 def _explain(note: Note) -> str:

@@ -261,7 +261,14 @@ def _settle_effects(
         reports.add([*failed, *others])
     composed = reports.composed
     failure_report = composed[0].message if failed and composed else ""
-    return SettleEffects(composed, failure_report, kept, reports.discarded, warned, reports.digests)
+    return SettleEffects(
+        reports=composed,
+        failure_report=failure_report,
+        notes=kept,
+        events=reports.discarded,
+        warned=warned,
+        digests=reports.digests,
+    )
 
 
 class BounceReporter:
@@ -290,7 +297,12 @@ class BounceReporter:
 
     def _context(self, queue: Queue) -> DeliveryContext:
         return DeliveryContext(
-            queue, self._config, self._hostname, self._router, self._hooks, self._pending
+            queue=queue,
+            config=self._config,
+            hostname=self._hostname,
+            router=self._router,
+            hooks=self._hooks,
+            pending=self._pending,
         )
 
     async def prepare(self, queue: Queue, active: ActiveMessage) -> None:

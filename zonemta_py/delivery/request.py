@@ -8,30 +8,9 @@ from typing import Protocol
 
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt
+from zonemta_py.egress.paths import EgressOrder
 from zonemta_py.smtp.mx_order import MxAnswer
 from zonemta_py.transports.session import DsnOptions
-
-
-class EgressOrder(Struct, frozen=True, array_like=True):
-    """From which address a request goes to which provider, and what it may do there.
-
-    ``source`` None: the system chooses the address. ``connects``: how many new sessions it may open, -1: any number.
-    ``messages_max``: of one session, 0: any number. ``family``: ipv4, ipv6 or both. ``sessions_max``: how many sessions its
-    process may have, from ``source`` to the provider and from all addresses; -1: any number.
-    """
-
-    provider: str
-    source: str | None
-    ehlo: str | None
-    connects: int
-    messages_max: int
-    family: str
-    sessions_max: tuple[int, int]
-
-    @property
-    def limits_sessions(self) -> bool:
-        """Whether sessions, or new ones, are limited."""
-        return self.connects >= 0 or max(self.sessions_max) >= 0
 
 
 class DeliveryRequest(Struct, frozen=True, array_like=True):

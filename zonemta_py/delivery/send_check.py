@@ -54,7 +54,7 @@ def before_attempt(
     return []
 
 
-def no_provider(lease: Lease) -> str:
+def no_provider(destination: str) -> str:
     """The provider of mail whose peer is not known."""
     return ""
 
@@ -62,14 +62,14 @@ def no_provider(lease: Lease) -> str:
 class SendCheck:
     """Decides for leases of the queue of ``context``.
 
-    ``settings_of``: those of a destination. ``provider_of``: the provider to which a lease goes, empty while it is not known.
+    ``settings_of``: those of a destination. ``provider_of``: the provider to which its mail goes, empty while it is not known.
     """
 
     def __init__(
         self,
         context: DeliveryContext,
         settings_of: Callable[[str], Zone],
-        provider_of: Callable[[Lease], str] = no_provider,
+        provider_of: Callable[[str], str] = no_provider,
     ) -> None:
         self._context = context
         self._settings_of = settings_of
@@ -78,7 +78,7 @@ class SendCheck:
     def refusal(self, lease: Lease) -> Coroutine[Any, Any, None] | None:
         """What ends ``lease``, of which nothing may be sent now; None: it may be sent. The coroutine raises QueueUnavailable."""
         context, queue = self._context, self._context.queue
-        if queue.suspended and context.held_mail.must_hold(lease, self._provider_of(lease)):
+        if queue.suspended and context.held_mail.must_hold(lease, self._provider_of(lease.destination)):
             return self._hold(lease)
         meta = lease.active.meta
         if not meta.options.expires_ms and not meta.options.not_before_ms:
@@ -87,7 +87,7 @@ class SendCheck:
         return self._settle(lease, outcomes) if outcomes else None
 
     async def _hold(self, lease: Lease) -> None:
-        if not await self._context.held_mail.hold(lease, self._provider_of(lease)):
+        if not await self._context.held_mail.hold(lease, self._provider_of(lease.destination)):
             self._context.queue.release(lease)  # resumed a moment ago
 
     async def _settle(self, lease: Lease, outcomes: Sequence[Outcome]) -> None:

@@ -315,10 +315,16 @@ class SessionOpener:
             tls = "off"
         lost_tls = tls == "off" and peers.settings(endpoint.host, endpoint.ip).starttls
         options = SessionOptions(
-            ehlo, endpoint.source, tls, zone.timeouts, login, zone.transport == "lmtp", zone.tls_ca_file,
+            ehlo=ehlo,
+            source=endpoint.source,
+            tls=tls,
+            timeouts=zone.timeouts,
+            credentials=login,
+            lmtp=zone.transport == "lmtp",
+            ca_file=zone.tls_ca_file,
             detects_loop=not zone.smarthost,
             pipelining=peers.may_pipeline(endpoint.host, at, now_s),
-        )  # fmt: skip
+        )
         target = Target(endpoint.host, endpoint.ip, endpoint.port)
         while True:
             try:

@@ -9,7 +9,7 @@ from math import inf
 
 from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.endpoints import Endpoint
-from zonemta_py.delivery.request import EgressOrder
+from zonemta_py.egress.paths import EgressOrder
 from zonemta_py.transports.session import SmtpSession
 
 EXPIRY_S = 1.0  # sessions whose time is over are looked for no more often
@@ -235,7 +235,10 @@ class SessionPool:
         """Keep ``session`` for at most ``idle_s``, and EXPIRY_S when others end at the same time."""
         expires_s = self._loop.time() + idle_s
         number = self.together.next_number()
-        entry = _IdleSession(number, endpoint, destination, session, expires_s, path, self)
+        entry = _IdleSession(
+            number=number, endpoint=endpoint, destination=destination, session=session, expires_s=expires_s, path=path,
+            pool=self,
+        )  # fmt: skip
         self.together.add(entry)
         self._by_key.add(_key(endpoint), entry)
         self._by_destination.add(destination, entry)

@@ -5,13 +5,11 @@ Decisions are those of ``schedule.controller``. Here they become limits of the p
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderTable
-from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.core import clock
@@ -19,10 +17,11 @@ from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.counters import SlidingWindow
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import PathKey
-from zonemta_py.egress.controller import PACE_VERSION, Controller, Pace, ShapingChange, slowed_warmup
-from zonemta_py.egress.limits import Permits, Stored
-from zonemta_py.egress.rules import POOL, ProviderReply, Reroute, RerouteKey, ShapingEngine
-from zonemta_py.egress.warmup import DAY_MS, Warming, WarmUp, WarmupState
+from zonemta_py.egress.controller import PACE_VERSION, Controller, Pace, ShapingChange
+from zonemta_py.egress.limits import Stored
+from zonemta_py.egress.rules import POOL, ProviderReply, Reroute, RerouteKey
+from zonemta_py.egress.shared import Puts, SharedEgress
+from zonemta_py.egress.warmup import DAY_MS, Warming, WarmupState
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 # the change.
 
 PACE, WARMUP, POOL_STATE = "pace", "warmup", "pool"
-Puts = list[tuple[bytes, bytes]]  # an empty value deletes
 
 _use_key = lru_cache(4096)(keys.sending_key)  # the same ones for many messages
 _read_pace = unpacker(Pace)
@@ -133,53 +131,25 @@ class EgressFiles(NamedTuple):
 
 
 class Shaper:
-    """Applies what replies change. ``on_change`` is called with the providers to which other limits apply.
+    """Records what replies change; what that is, and to which limits it leads, ``egress`` says."""
 
-    Times are those of ``now_ms``; ``calendar_ms``: the unix time of the calendar then, whose days warm-up counts.
-    """
-
-    def __init__(
-        self,
-        queue: Queue,
-        permits: Permits,
-        warmup: WarmUp,
-        now_ms: Callable[[], int],
-        calendar_ms: Callable[[int], int],
-        on_change: Callable[[Collection[str]], None],
-    ) -> None:
+    def __init__(self, queue: Queue, egress: SharedEgress) -> None:
         self._queue = queue
-        self._permits = permits
-        self._warmup = warmup
-        self._now_ms = now_ms
-        self._calendar_ms = calendar_ms
-        self._on_change = on_change
-        self.engine = ShapingEngine()
+        self._egress = egress
+        self.engine = egress.engine
         self.last_classes: dict[PathKey, deque[str]] = {}
-        # When paces come up and reroutes end, a heap; some are too early.
-        self._steps: list[tuple[int, PathKey]] = []
 
     @property
     def controller(self) -> Controller:
         """The paces of addresses at providers."""
         return self.engine.controller
 
-    def configure(
-        self,
-        settings: ControllerSettings,
-        files: EgressFiles,
-        pools: Mapping[str, Collection[str]],
-    ) -> None:
-        """Use other settings; paces stay until they have come up."""
-        self.engine.configure(
-            settings, files.rules, lambda name: files.table.settings(name).limits, pools
-        )
-
-    def go_on(self, paces: Mapping[PathKey, Pace], reroutes: Mapping[RerouteKey, Reroute]) -> None:
-        """Go on with the paces of an earlier run, and with the pools that rules chose.
+    def restore(self, paces: Mapping[PathKey, Pace], reroutes: Mapping[RerouteKey, Reroute]) -> None:
+        """Use the paces of an earlier run, and the pools that rules chose.
 
         What is to end later than any rule says is over: the clock was set back since.
         """
-        now_ms = self._now_ms()
+        now_ms = self._egress.now_ms()
         latest_ms = now_ms + max(DAY_MS, self.engine.longest_ms)
         known = {key: _over(pace, latest_ms, now_ms) for key, pace in paces.items()}
         self.controller.paces |= known
@@ -196,8 +166,8 @@ class Shaper:
             if changes:
                 self.write(*self.apply(changes))
             else:
-                self._follow(key)
-        self._follow_reroutes(self.engine.reroutes)
+                self._egress.follow(key)
+        self._egress.follow_reroutes(self.engine.reroutes)
 
     def forget_old(self, now_ms: int) -> None:
         """Drop what no longer counts."""
@@ -206,17 +176,9 @@ class Shaper:
         for key in [key for key in self.last_classes if key not in counted]:
             del self.last_classes[key]
 
-    @property
-    def due_ms(self) -> int | None:
-        """When ``run_due`` has something to do."""
-        return self._steps[0][0] if self._steps else None
-
     def run_due(self, now_ms: int) -> None:
         """Let paces come up by the steps that are due, and end the reroutes whose time is over."""
-        changes = self.engine.end_reroutes(now_ms)
-        while self._steps and self._steps[0][0] <= now_ms:
-            _, key = heappop(self._steps)
-            changes += self.controller.advance(key, now_ms)
+        changes = self._egress.due_changes(now_ms)
         if changes:
             self.write(*self.apply(changes))
 
@@ -226,10 +188,11 @@ class Shaper:
         """Replies to the recipients of ``message``: the events of what they change, and what is to be stored."""
         changes: list[ShapingChange] = []
         replies = list(replies)
-        if self._warmup:
+        warmup = self._egress.warmup
+        if warmup:
             for reply in replies:
-                for each in self._warmup.of(reply.address, reply.provider):
-                    each.tried(reply.provider, self._calendar_ms(now_ms))
+                for each in warmup.of(reply.address, reply.provider):
+                    each.tried(reply.provider, self._egress.calendar_ms(now_ms))
         for reply in dict.fromkeys(replies):
             if reply.reply_class:
                 self._remember(reply.path, reply.reply_class)
@@ -243,50 +206,22 @@ class Shaper:
         known.append(reply_class)
 
     def apply(self, changes: Sequence[ShapingChange]) -> tuple[list[Event], Puts]:
-        """Let the permits follow the controller, and its changes slow down the warm-up of their addresses."""
+        """Let the limits follow ``changes``: the events, and what is to be stored."""
+        applied, reroutes = self._egress.apply(changes), self.engine.reroutes
         puts: Puts = []
-        reroutes = self.engine.reroutes
-        if any(change.what == POOL for change in changes):
+        at = {each.provider for each in changes if each.what == POOL}
+        if at:
             over = [
                 (each.provider, each.after) for each in changes if each.what == POOL and each.is_raise
             ]
             puts += [reroute_put(key, None) for key in over if key not in reroutes]
-            at = {each.provider for each in changes if each.what == POOL}
-            changed = {key: each for key, each in reroutes.items() if key[0] in at}
-            puts += [reroute_put(key, each) for key, each in changed.items()]
-            self._follow_reroutes(changed)
-        events: list[Event] = [event_of(change) for change in changes]
-        for key in dict.fromkeys(
-            (change.provider, change.address) for change in changes if change.address
-        ):
-            self._follow(key)
-            puts.append(pace_put(key, self.controller.paces.get(key)))
-        for change in changes:
+            puts += [reroute_put(key, each) for key, each in reroutes.items() if key[0] in at]
+        paths = dict.fromkeys((each.provider, each.address) for each in changes if each.address)
+        puts += [pace_put(key, self.controller.paces.get(key)) for key in paths]
+        puts += map(warmup_put, applied.warming)
+        for change in applied.changes:
             _log(change)
-            if change.is_raise or change.what == POOL:
-                continue  # another pool leaves the pace of the address as it is
-            time_ms = self._calendar_ms(change.time_ms)
-            for each in self._warmup.of(change.address, change.provider):
-                if each.depends_on(change.provider) and each.slow(time_ms):
-                    puts.append(warmup_put(each))
-                    slowed = slowed_warmup(change)
-                    events.append(event_of(slowed))
-                    _log(slowed)
-        self._on_change({change.provider for change in changes})
-        return events, puts
-
-    def _follow(self, key: PathKey) -> None:
-        pace, ceiling = self.controller.paces.get(key), self._permits.path(*key).ceiling
-        ceiling.follow(pace)
-        if pace is None:
-            return
-        due_ms = self.controller.due_ms(key)
-        assert due_ms is not None
-        heappush(self._steps, (due_ms, key))
-
-    def _follow_reroutes(self, reroutes: Mapping[RerouteKey, Reroute]) -> None:
-        for (provider, _), reroute in reroutes.items():
-            heappush(self._steps, (reroute.until_ms, (provider, "")))
+        return [event_of(change) for change in applied.changes], puts
 
     def write(self, events: Iterable[Event], puts: Puts) -> None:
         """Record what has changed apart from the settle of a message."""

@@ -174,8 +174,8 @@ async def transact(
     dsn = request.dsn if request.dsn is not None and session.offers("dsn") else None
     try:
         transaction = Transaction(
-            request.sender, recipients, request.header, form.read(), request.size_bytes,
-            eight_bit, smtputf8, dsn,
+            sender=request.sender, recipients=recipients, header=request.header, body=form.read(), size=request.size_bytes,
+            eight_bit=eight_bit, smtputf8=smtputf8, dsn=dsn,
         )  # fmt: skip
         return await session.transact(transaction, form.context.started)
     except QueueCorrupt as exc:

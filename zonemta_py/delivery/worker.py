@@ -11,23 +11,25 @@ from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.errors import AgentLost, QueueUnavailable
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.attempts import of_others, without_limited
-from zonemta_py.delivery.message_egress import MessageEgress, of_same_address
 from zonemta_py.delivery.outcome import (
     RetryRules,
+    apply_action,
     decide_outcome,
-    handled,
     is_given_up,
     requested_priority,
+    unsent_attempt,
     verdict_of,
 )
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import settle_effects
-from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult, EgressOrder
+from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult
 from zonemta_py.delivery.send_check import SendCheck
-from zonemta_py.delivery.shaper import Puts
 from zonemta_py.egress.admission import WorkerSlot
-from zonemta_py.egress.paths import Refusal
-from zonemta_py.egress.rules import Handling
+from zonemta_py.egress.limits import FREE
+from zonemta_py.egress.message import Decision, EgressEffects, LeasedMail, MessageEgress
+from zonemta_py.egress.paths import EgressOrder
+from zonemta_py.egress.rules import USUAL, Handling
+from zonemta_py.egress.shared import Puts
 from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.commit import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
@@ -71,9 +73,14 @@ class LeaseContext:
     )
 
     def __init__(
-        self, egress: MessageEgress, lease: Lease, scheduler: Scheduler, slot: WorkerSlot
+        self,
+        queue: Queue,
+        egress: MessageEgress,
+        lease: Lease,
+        scheduler: Scheduler,
+        slot: WorkerSlot,
     ) -> None:
-        self._queue = egress.queue
+        self._queue = queue
         self._egress = egress
         self._lease = lease
         self._active = lease.active
@@ -93,7 +100,8 @@ class LeaseContext:
         The message waits for its token with the final dot.
         """
         self.has_session = True
-        self._egress.begin(self._slot, opened)
+        if self._slot.permit is not FREE:
+            self._egress.begin(self._slot, opened)
         now_s, scheduler = clock.monotonic_s(), self._scheduler
         wait_s = scheduler.session_opened(self._slot, now_s)
         if scheduler.bucket is not None and scheduler.bucket.is_long:
@@ -201,51 +209,74 @@ class Worker:
         """
         queue, meta = self._context.queue, lease.active.meta
         expands = self._zone.sender_verp or verp.is_verp(meta.sender)
-        together = 1 if expands else of_same_address(lease)
-        if together < len(lease.recipients):
-            queue.narrow(lease, together)
-        order = self._egress.order(slot, lease)
-        if isinstance(order, Refusal):
-            due_ms = self._egress.again_ms(order)
-            return LeaseResult(await self.put_off(lease, order.reason, due_ms))
-        request = self._request(lease, idle_limits, slot, order, expands=expands)
-        lease_context = LeaseContext(self._egress, lease, self._scheduler, slot)
+        if len(lease.recipients) > 1:
+            together = 1 if expands else _of_same_address(lease)
+            if together < len(lease.recipients):
+                queue.narrow(lease, together)
+        decision = self._egress.decide(slot, self._mail(lease))
+        if decision.refusal is not None:
+            due_ms = self._egress.retry_at_ms(decision.refusal, clock.now_ms())
+            return LeaseResult(await self.defer_unsent(lease, decision.refusal.reason, due_ms))
+        if decision.recipients < len(lease.recipients):
+            queue.narrow(lease, decision.recipients)
+        request = self._request(lease, idle_limits, slot, decision, expands=expands)
+        lease_context = LeaseContext(queue, self._egress, lease, self._scheduler, slot)
         try:
             result = await agent.deliver(request, lease_context)
         except Exception as exc:
-            self._egress.lost(slot, lease, is_sent=lease_context.has_session)
+            self._egress.lost(slot, decision, is_sent=lease_context.has_session)
             if not isinstance(exc, AgentLost):
                 raise
             log.warning("%s: %s; its lease is released", lease.active.id, exc)
             return LeaseResult(queue.interrupt(lease) if exc.uncertain else queue.release(lease))
         finally:
             lease_context.close()
-        puts = self._egress.end(slot, lease, result)
-        sent = next((each for each in result.attempts if each is not None), None)
-        if sent is not None and not lease.recipients[0].record.source:
-            slot.note_source(sent.source_ip)
+        report = self._egress.report(slot, decision, result)
         if result.not_permitted:
-            return LeaseResult(self._release(lease, puts), not_permitted=True)
+            return LeaseResult(self._release(lease, report.puts), not_permitted=True)
         if result.sessions:
-            attempt = sent or result.failure
+            attempt = next((each for each in result.attempts if each is not None), result.failure)
             queue.traffic.opened(lease.zone, lease.destination, attempt, result.sessions)
         if result.failure is None:
             if slot.destination.dots_lost:
                 slot.destination.dots_lost = 0
-            settled = await self._settle(lease, result.attempts, puts)
+            settled = await self._settle(lease, report)
             return LeaseResult(settled, recipients_max=result.recipients_max)
-        failure = self._destination_failure(lease, slot, result)
+        failure = self._destination_failure(lease, slot, report.decision, result)
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:
-                return LeaseResult(self._release(lease, puts), at_connection_limit=True)
+                return LeaseResult(self._release(lease, report.puts), at_connection_limit=True)
             # The peer may have closed because of the message: an attempt, so that it is not repeated at once.
-            settled = await self._settle(lease, result.attempts, puts)
-            return LeaseResult(settled, at_connection_limit=True)
-        return LeaseResult(await self._settle(lease, result.attempts, puts), failure)
+            return LeaseResult(await self._settle(lease, report), at_connection_limit=True)
+        return LeaseResult(await self._settle(lease, report), failure)
+
+    def _mail(self, lease: Lease) -> LeasedMail:
+        """What egress must know of a lease."""
+        recipients, sender = lease.recipients, lease.active.meta.sender
+        first = recipients[0]
+        record = first.record
+        blocked: Sequence[int] = (record.blocked,)
+        if len(recipients) > 1:
+            blocked = [each.record.blocked for each in recipients]
+        return LeasedMail(
+            message=lease.active.id,
+            destination=lease.destination,
+            domain=record.domain,
+            blocked=blocked,
+            pool_key=self._context.queue.windows.pool_key(lease.zone, lease.destination, record),
+            sender="" if sender == first.address else sender,
+            last_source=record.source,
+            last_class=self._last_class(record) if record.source else "",
+        )
+
+    def _last_class(self, record: RecipientRecord) -> str:
+        """The class of the last reply; records of earlier versions do not have it, nor the phase that it depends on."""
+        classify = self._context.queue.classifier.classify
+        return record.reply_class or classify("", record.code, record.status, record.text)
 
     def _destination_failure(
-        self, lease: Lease, slot: WorkerSlot, result: DeliveryResult
+        self, lease: Lease, slot: WorkerSlot, decision: Decision, result: DeliveryResult
     ) -> Attempt | None:
         """The failure that suspends the destination; None if only this message, or this source address, failed."""
         if result.permanent or result.failure is None:
@@ -254,9 +285,10 @@ class Worker:
             return None
         if lease.active.meta.origin.tenant in self._own_pools and not slot.destination.failing:
             return None  # it may be the tenant's addresses that are refused: others' mail is tried
-        [named] = self._egress.named(lease, [result.failure])
-        if named is not None and (
-            verdict_of(named) is Verdict.FAILED or self._egress.may_use_other_address(lease, named)
+        [failure] = self._egress.classified(decision, [result.failure])
+        if failure is not None and (
+            verdict_of(failure) is Verdict.FAILED
+            or self._egress.may_use_other_address(decision, failure)
         ):
             return None
         return result.failure
@@ -266,7 +298,7 @@ class Worker:
         self._egress.store(puts)
         return self._context.queue.release(lease)
 
-    async def put_off(self, lease: Lease, reason: str, due_ms: int) -> CommitFuture:
+    async def defer_unsent(self, lease: Lease, reason: str, due_ms: int) -> CommitFuture:
         """Nothing may be sent now: defer a message without an attempt, so that others at its destination are sent.
 
         If its time is over, it expires.
@@ -276,9 +308,10 @@ class Worker:
         kind = OutcomeKind.DEFERRED
         if is_given_up(active.meta, active.id, settings.retry, clock.now_ms()):
             kind, due_ms = OutcomeKind.EXPIRED, 0
-        outcomes = []
+        provider, outcomes = self._egress.undecided(self._mail(lease)).provider, []
         for each in lease.recipients:
-            attempt = self._egress.not_sent(lease, each, reason)
+            about = self._last_class(each.record) if each.record.text else ""
+            attempt = unsent_attempt(each.record.text, reason, about, provider)
             outcomes.append(Outcome(each, kind, attempt, due_ms, attempted=False))
         effects = await settle_effects(context, settings, active, outcomes)
         return context.queue.settle(lease, outcomes, effects)
@@ -288,36 +321,42 @@ class Worker:
         lease: Lease,
         idle_limits: tuple[int, int],
         slot: WorkerSlot,
-        order: EgressOrder | None,
+        decision: Decision,
         *,
         expands: bool,
     ) -> DeliveryRequest:
         active, meta, record = lease.active, lease.active.meta, lease.recipients[0].record
+        order = decision.order
         recipients = [recipient.address for recipient in lease.recipients]
         return DeliveryRequest(
-            lease.destination,
-            active.id,
-            record.domain,
-            verp.expand(meta.sender, recipients[0]) if expands else meta.sender,
-            recipients,
-            meta.header,
-            len(meta.header) + 2 + active.mark.size,
-            meta.eight_bit,
-            meta.smtputf8,
-            _dsn_options(lease),
-            idle_limits,
-            meta.body_hash,
-            slot.session_within_s,
-            meta.origin.tenant,
-            order,
-            self._egress.asks_hosts(lease.destination),
-            record.source or ("" if slot.redraw_source else slot.source),
-            _turn(record, order) if record.attempts and order is not None else 0,
+            destination=lease.destination,
+            message=active.id,
+            domain=record.domain,
+            sender=verp.expand(meta.sender, recipients[0]) if expands else meta.sender,
+            recipients=recipients,
+            header=meta.header,
+            size_bytes=len(meta.header) + 2 + active.mark.size,
+            eight_bit=meta.eight_bit,
+            smtputf8=meta.smtputf8,
+            dsn=_dsn_options(lease),
+            idle_limits=idle_limits,
+            body_hash=meta.body_hash,
+            session_within_s=slot.session_within_s,
+            tenant=meta.origin.tenant,
+            order=order,
+            asks_hosts=decision.asks_hosts,
+            prefers=decision.prefers,
+            turn=_turn(record, order) if record.attempts and order is not None else 0,
         )
 
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:
         """Settle ``lease`` with a failure that another lease of its destination met."""
-        return await self._settle(lease, [of_others(failure)] * len(lease.recipients))
+        decision = self._egress.undecided(self._mail(lease))
+        attempts = [of_others(failure)] * len(lease.recipients)
+        known = self._egress.classified(decision, attempts)
+        return await self._settle(
+            lease, EgressEffects(decision, known, self._egress.actions(decision, known), [])
+        )
 
     async def defer_after_defect(self, lease: Lease) -> CommitFuture:
         """Defer the recipients of ``lease``: a defect of the relay prevented the attempt."""
@@ -325,50 +364,58 @@ class Worker:
         return await self.fail(lease, Attempt(Phase.CONNECT.value, 0, "4.3.0", text))
 
     def first_delay_s(self, destination: str) -> float:
-        """The delay after a message's first failure: also how long a destination that fails is suspended."""
+        """The delay after a message's first failure: also how long a destination that fails is unreachable."""
         now_ms, rules = clock.now_ms(), self._rules[self._table.number(destination)]
         end_ms = now_ms + int(rules.settings.give_up_after * 1000)
         due_ms = next_attempt(rules.policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
         return (due_ms - now_ms) / 1000 if due_ms is not None else SUSPEND_S
 
-    async def _settle(
-        self, lease: Lease, attempts: Sequence[Attempt | None], puts: Puts | None = None
-    ) -> CommitFuture:
+    async def _settle(self, lease: Lease, report: EgressEffects) -> CommitFuture:
         context, active, number = self._context, lease.active, self._table.number(lease.destination)
-        rules = self._rules[number]
+        rules, known = self._rules[number], report.attempts
         now_ms, priority = clock.now_ms(), requested_priority(active.meta, rules.settings.policy)
-        known = self._egress.named(lease, attempts)
         if len(known) > 1:
             known, most = without_limited(known)
             state = self._scheduler.state(lease.destination) if most else None
             if state is not None:
                 state.learn_recipients_max(most, clock.monotonic_s())
-        handling = self._egress.handling(lease, known)
-        outcomes = [
-            handled(
-                decide_outcome(
-                    active.meta, priority, recipient, attempt, _as_handled(rules, how), now_ms,
-                    context.rng.random(),
-                ),
-                how,
-            )
-            for recipient, attempt, how in zip(lease.recipients, known, handling, strict=False)
-            if attempt is not None
-        ]  # fmt: skip
+        outcomes, held = [], False
+        for recipient, attempt, action in zip(lease.recipients, known, report.actions, strict=False):
+            if attempt is None:
+                continue
+            own = rules if action is USUAL else _with_action(rules, action)
+            spread = context.rng.random()
+            outcome = decide_outcome(active.meta, priority, recipient, attempt, own, now_ms, spread)
+            if action is not USUAL:
+                outcome = apply_action(outcome, action)
+                held = held or bool(outcome.held_by)
+            outcomes.append(outcome)
         effects = await settle_effects(context, self._table.zones[number], active, outcomes)
         now_ms = context.queue.now()  # the time of the events: their replay has the same effects
-        events, shaped = self._egress.replies(lease, [each.attempt for each in outcomes], now_ms)
-        events += _held_events(active.meta, outcomes, now_ms)
-        if events or shaped or puts:
-            effects = replace(effects, events=[*effects.events, *events], puts=[*(puts or ()), *shaped])
+        attempts = [each.attempt for each in outcomes]
+        events, shaped = self._egress.settled(report.decision, attempts, now_ms)
+        if held:
+            events += _held_events(active.meta, outcomes, now_ms)
+        if events or shaped or report.puts:
+            puts = [*report.puts, *shaped]
+            effects = replace(effects, events=[*effects.events, *events], puts=puts)
         return context.queue.settle(lease, outcomes, effects, now_ms)
 
 
-def _as_handled(rules: RetryRules, handling: Handling) -> RetryRules:
+def _of_same_address(lease: Lease) -> int:
+    """How many recipients, from the first on, have had their last attempt from the same source address."""
+    first = lease.recipients[0].record.source
+    for number, recipient in enumerate(lease.recipients):
+        if recipient.record.source != first:
+            return number
+    return len(lease.recipients)
+
+
+def _with_action(rules: RetryRules, action: Handling) -> RetryRules:
     """The rules of a zone, with the retry ladder that a rule of shaping gives, and what it defers."""
-    if handling.delays_s:
-        rules = rules._replace(policy=ladder(handling.delays_s))
-    return rules._replace(defers=True) if handling.defers else rules
+    if action.delays_s:
+        rules = rules._replace(policy=ladder(action.delays_s))
+    return rules._replace(defers=True) if action.defers else rules
 
 
 def _held_events(meta: EnvelopeRecord, outcomes: Sequence[Outcome], now_ms: int) -> list[Event]:
@@ -396,8 +443,12 @@ def _dsn_options(lease: Lease) -> DsnOptions | None:
     meta = lease.active.meta
     mail = f" RET={meta.ret}" if meta.ret else ""
     mail += f" ENVID={meta.envid}" if meta.envid else ""
-    if not mail and not any(r.record.notify or r.record.orcpt for r in lease.recipients):
-        return None
+    for recipient in lease.recipients:
+        if recipient.record.notify or recipient.record.orcpt:
+            break
+    else:
+        if not mail:
+            return None
     rcpts = []
     for recipient in lease.recipients:
         record = recipient.record

@@ -11,7 +11,6 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import RepeatedLines
 from zonemta_py.core.model import USUAL_POOL, Attempt, PoolKey
 from zonemta_py.delivery.attempts import reason_of
-from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.outcome import (
     NO_ADDRESS_MS,
     delay_is_reported,
@@ -23,10 +22,11 @@ from zonemta_py.delivery.outcome import (
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next, next_token_in_s
-from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.limits import FREE
+from zonemta_py.egress.message import MessageEgress
 from zonemta_py.egress.paths import Constraint, constraint_of
+from zonemta_py.egress.zone import ZoneEgress
 from zonemta_py.queue.commit import CommitFuture
 from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.messages import Lease
@@ -87,7 +87,7 @@ async def expire_waiting(
             if warned > WARNED_MAX or not _is_to_be_warned(lease, settings, now_ms):
                 queue.release(lease)
                 return
-        await (await worker.put_off(lease, reason, now_ms + 1))
+        await (await worker.defer_unsent(lease, reason, now_ms + 1))
 
 
 def _leases(queue: Queue, place: Place, settings: Zone, pool_key: PoolKey) -> Iterator[Lease]:
@@ -112,7 +112,7 @@ def _is_to_be_warned(lease: Lease, settings: Zone, now_ms: int) -> bool:
     return delay_is_reported(meta, message, settings.retry, now_ms)
 
 
-# ---- The destinations of one zone at which no session could be opened: suspended, then tried again.
+# ---- The destinations of one zone at which no session could be opened: *unreachable*, and tried again.
 #
 # Their mail stays on disk without an attempt, except recipients that expire, and those whose senders get a delay warning.
 
@@ -133,7 +133,7 @@ class FailingDestinations:
         self._lines = RepeatedLines(log)
 
     def describe(self, destination: str) -> str:
-        """Why mail for ``destination`` is suspended; empty when it is not."""
+        """Why ``destination`` is unreachable; empty when it is not."""
         state = self._scheduler.state(destination)
         if state is None or not state.failing:
             return ""
@@ -141,7 +141,7 @@ class FailingDestinations:
         return f"next try in {wait_s} s: {state.reason}"
 
     async def suspend(self, slot: WorkerSlot, failure: Attempt, worker: Worker) -> None:
-        """No session could be opened: suspend the destination of ``slot``, and free its part of the window.
+        """No session could be opened: the destination of ``slot`` is unreachable; free its part of the window.
 
         One that had little time for a session, because others waited, has a second try soon.
         """
@@ -152,7 +152,7 @@ class FailingDestinations:
         if slot.session_within_s and not destination.failing and not failure.code:
             delay_s = min(delay_s, SECOND_TRY_S)
         if not destination.failing:
-            self._log(destination, f"is suspended: {reason_of(failure)}")
+            self._log(destination, f"is unreachable: {reason_of(failure)}")
         scheduler.failed(destination, delay_s, now_s, reason_of(failure))
         queue.windows.suspend(self._zone, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._try_when_due, destination)
@@ -160,7 +160,7 @@ class FailingDestinations:
             queue.windows.suspend(self._zone, destination.name)
 
     def _try_when_due(self, destination: Destination) -> None:
-        """Schedule a suspended destination; later, if its suspension was extended or the timer was early."""
+        """Schedule an unreachable destination; later, if its time was extended or the timer was early."""
         wait_s = destination.down_until_s - clock.monotonic_s()
         if wait_s > 0:
             self._loop.call_later(wait_s + 0.001, self._try_when_due, destination)
@@ -168,7 +168,7 @@ class FailingDestinations:
             self._ready(destination.name)
 
     def resume(self, destination: Destination) -> None:
-        """A session was opened: the destination is not suspended any more."""
+        """A session was opened: the destination is reachable."""
         suspended_s = clock.monotonic_s() - destination.failing_since_s
         self._log(destination, f"answers again, after {suspended_s:.0f} s")
         destination.answered()
@@ -276,7 +276,7 @@ class ZoneWorkers:
         self.ready_all()
 
     def describe(self, destination: str) -> str:
-        """Why mail for ``destination`` is suspended; empty when it is not."""
+        """Why ``destination`` is unreachable; empty when it is not."""
         return self._failing.describe(destination)
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
@@ -293,11 +293,10 @@ class ZoneWorkers:
 
     def provider(self, destination: str) -> str:
         """Whose limits the mail for ``destination`` has; empty while that is not known, and where there is none."""
-        route = self._egress.routes.of(destination)
-        return route.provider if route is not None else ""
+        return self._messages.provider(destination)
 
     def probe(self, destination: str | None) -> None:
-        """Try a suspended destination now, or all of them (None)."""
+        """Try an unreachable destination now, or all of them (None)."""
         for name in self.scheduler.resume(destination):
             self.ready(name)
 
@@ -323,9 +322,11 @@ class ZoneWorkers:
             now_s = clock.monotonic_s()
             slot = self.scheduler.next(now_s)
             if slot is None:
-                wait_s = self.scheduler.rate_wait_s(now_s)
-                if wait_s > 0 and self._timer is None:
-                    self._timer = self._loop.call_later(wait_s, self._on_timer)
+                bucket = self.scheduler.bucket
+                if bucket is not None and self._timer is None:
+                    wait_s = bucket.wait_s(now_s)
+                    if wait_s > 0:
+                        self._timer = self._loop.call_later(wait_s, self._on_timer)
                 return
             task = self._loop.create_task(self._work(slot))
             self._tasks.add(task)
@@ -414,7 +415,7 @@ class ZoneWorkers:
         now_s = clock.monotonic_s()
         if not scheduler.next_lease(slot, now_s):
             return NoLease.NOT_NOW
-        settings = scheduler.table.settings(destination.name)
+        settings = slot.route.settings if slot.route else scheduler.table.settings(destination.name)
         recipients = destination.recipients(settings.recipients_per_transaction, now_s)
         try:
             lease = queue.lease(self.name, destination.name, recipients, slot.pool_key)

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 from zonemta_py.dequeue.channel import Channel
 from zonemta_py.dequeue.disposition import Disposition, RecipientVerdict, checked
-from zonemta_py.dequeue.envelope import Info, Recipient
-from zonemta_py.dequeue.errors import NotInMessage, WrongOrder, WrongThread
+from zonemta_py.dequeue.envelope import Info, NotInMessage, Recipient, WrongOrder, WrongThread
 from zonemta_py.dequeue.outgoing import AsyncOutgoing, Bridge, Outgoing
 from zonemta_py.queue.format.records import born
 from zonemta_py.queue.messages import Lease
@@ -92,9 +91,9 @@ class _Message:
         self.sender = active.meta.sender
         origin = active.meta.origin
         self._info = Info(
-            active.id, lease.zone, active.meta.sender, active.meta.envid, active.meta.ret,
-            len(active.meta.header) + 2 + active.mark.size, born(active.meta, active.id),
-            origin.user, origin.client_ip, origin.protocol, origin.tenant,
+            id=active.id, zone=lease.zone, sender=active.meta.sender, envid=active.meta.envid, ret=active.meta.ret,
+            size_bytes=len(active.meta.header) + 2 + active.mark.size, accepted_ms=born(active.meta, active.id),
+            user=origin.user, client_ip=origin.client_ip, protocol=origin.protocol, tenant=origin.tenant,
         )  # fmt: skip
 
     # ---- reading

@@ -1,6 +1,12 @@
-"""One destination of a zone: its workers, whether it answers, and how many sessions it accepts. Pure.
+"""One destination of a zone and its workers, and what the scheduler of a zone asks before one starts. Pure.
 
-Times are monotonic seconds.
+``Destination``: whether it answers, how many sessions it accepts, how many recipients in a transaction. ``WorkerSlot``: a worker that
+serves it, with the permit that it has. ``Admission``: the limits that are not those of the zone; ``ZoneEgress`` has those of
+providers and of our addresses, ``Unlimited`` none.
+
+States of a slot: it starts without a lease (``first_lease``) and without a session (not ``established``); with each lease it
+needs a token until it has a session; ``permit`` is FREE, or counts in the limits until ``SharedEgress.release``. The scheduler makes
+slots in ``next`` and takes them back in ``ended``. Times are monotonic seconds.
 """
 
 from enum import IntEnum
@@ -9,10 +15,11 @@ from typing import NamedTuple, Protocol
 from zonemta_py.core.model import PoolKey
 from zonemta_py.egress.limits import FREE, Permit
 from zonemta_py.egress.paths import Binding, Limit
+from zonemta_py.egress.sources import EgressRoute
 
 LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
 SUSPENDED_MAX_S = 300.0
-DOTS_LOST = 2  # in a row, after which a destination is suspended
+DOTS_LOST = 2  # in a row, after which a destination is unreachable
 RECIPIENTS_LIMIT_S = 600.0  # how long a learned limit of recipients applies
 
 
@@ -24,7 +31,7 @@ class Destination:
     number doubles with every round of sessions. They start one after the other, each when the one before has
     taken a lease (``has_newcomer``): a single message wakes a single worker.
 
-    After a failure to connect the destination is suspended until ``down_until_s``; then one worker at a
+    After a failure to connect the destination is unreachable until ``down_until_s``; then one worker at a
     time probes it until a session opens. A failure while other workers hold sessions reveals the peer's
     connection limit; after LIMIT_S one session more is tried at a time.
     """
@@ -95,7 +102,7 @@ class Destination:
     def binding(self, now_s: float) -> Binding | None:
         """Why no further worker may start, if so; of one that does not answer, in any case."""
         if self.failing and now_s < self.down_until_s:
-            return Binding(Limit.SUSPENSION, self.failing_since_s, self.down_until_s, self.reason)
+            return Binding(Limit.UNREACHABLE, self.failing_since_s, self.down_until_s, self.reason)
         if self.failing and self.active:
             return Binding(Limit.PROBE, self.failing_since_s, 0.0, self.reason)
         if self.may_start(now_s):
@@ -146,16 +153,13 @@ class Destination:
         self.reason = reason
 
     def answered(self) -> None:
-        """A session was opened: the destination is not suspended any more."""
+        """A session was opened: the destination is reachable."""
         self.failing = False
         self.reason = ""
 
 
-# ---- What a zone's scheduler asks before a worker starts: the limits that are not those of the zone. Pure.
-
-SOURCE_RUN = (
-    10  # messages: fewer follow the weights closely, more displace fewer sessions of other addresses
-)
+# Messages: fewer follow the weights closely, more displace fewer sessions of other addresses.
+SOURCE_RUN = 10
 
 
 class TurnQueue(IntEnum):
@@ -172,8 +176,10 @@ class WorkerSlot:
     """One worker of a zone: its destination, and what it counts for.
 
     ``established``: it has had a session. ``first_lease``: it has had no lease. ``needs_token``: it has no token yet for
-    its current lease. ``turn_queue``: where its destination was when it started. ``session_within_s``: see ``TurnQueues``. ``permit``: what it may send, and from where; ``pool_key``: whose mail, see ``Admitted``.
+    its current lease. ``turn_queue``: where its destination was when it started. ``session_within_s``: see ``TurnQueues``.
+    ``permit``: what it may send, and from where; ``pool_key``: whose mail, see ``Admitted``.
     ``source``: the source address that was drawn for messages without an attempt; ``source_run`` of them have left from it.
+    ``route``: where the mail of its destination goes, as it was when it was asked whether it may continue.
     ``yields``: it ends because others wait for what it uses.
     """
 
@@ -184,6 +190,8 @@ class WorkerSlot:
         "needs_token",
         "permit",
         "pool_key",
+        "route",
+        "route_version",
         "session_within_s",
         "source",
         "source_run",
@@ -211,6 +219,8 @@ class WorkerSlot:
         self.source = ""
         self.source_run = 0
         self.yields = False
+        self.route: EgressRoute | None = None
+        self.route_version = -1  # of the settings that ``route`` is made of
 
     def note_source(self, source: str) -> None:
         """A message without an attempt has left from ``source``: retries must not draw new mail to their address."""
@@ -234,7 +244,7 @@ ANY_MAIL = Admitted(FREE)
 
 
 class Admission(Protocol):
-    """Whether the limits of providers and of our addresses allow a worker, see ``delivery.zone_egress``."""
+    """The limits of providers and of our addresses. A destination that may not be served waits there, until ``ready`` is called for it."""
 
     def looks_up(self, destination: str) -> bool:
         """Whether the hosts of a destination that has not answered lately are looked up first; ``ready`` will be called for it."""
@@ -242,13 +252,13 @@ class Admission(Protocol):
     def admit(self, destination: str) -> Admitted | None:
         """What a worker for ``destination`` may send; None: ``ready`` will be called for it when it may."""
 
-    def passed(self, destination: str) -> None:
+    def skipped(self, destination: str) -> None:
         """The destination cannot be served now for another reason: the next one gets its turn."""
 
     def no_worker_starts(self) -> None:
         """No other worker can start now: capacity that is offered to the zone goes to others."""
 
-    def empty(self, destination: str) -> None:
+    def no_mail(self, destination: str) -> None:
         """It has no mail."""
 
     def may_continue(self, slot: WorkerSlot) -> bool:
@@ -275,13 +285,13 @@ class Unlimited:
         """Everything is allowed."""
         return ANY_MAIL
 
-    def passed(self, destination: str) -> None:
+    def skipped(self, destination: str) -> None:
         """There are no turns."""
 
     def no_worker_starts(self) -> None:
         """Nothing is offered."""
 
-    def empty(self, destination: str) -> None:
+    def no_mail(self, destination: str) -> None:
         """Nothing waits."""
 
     def may_continue(self, slot: WorkerSlot) -> bool:

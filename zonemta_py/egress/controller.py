@@ -2,8 +2,16 @@
 
 Multiplicative decrease: of the sessions and the rate, at a reply of the class ``blocked`` and when more than a share of
 the attempts of an interval was deferred for reasons of ours. Additive increase: a step of the ceiling for each quiet
-interval. The state depends on nothing but the settings, the limits and the attempts with their times, so that the event
-log gives it again (``zonemta shaping replay``).
+interval.
+
+States of a path (provider and address): full, without a ``Pace``; lowered, with one; and paused, with one that sends nothing before
+``paused_ms``. A reply lowers it (``attempt``), a rule lowers, holds or pauses it (``lower``, ``pause``), time raises it
+(``advance``), until it is full and its pace is dropped; an operator may drop it (``end``). Each returns the ``ShapingChange`` that it
+made, which ``SharedEgress.apply`` carries out.
+
+Invariant: the state depends on nothing but the settings, the limits and the attempts with their times, in their order, so that
+the event log gives it again (``zonemta shaping replay``). For example, a path with 100 messages a minute that is blocked at 12:00
+may have 50, and with an interval of 5 minutes and steps of a tenth it has 60 at 12:05 and 100 at 12:25.
 """
 
 from collections.abc import Callable, Iterator
@@ -63,6 +71,17 @@ class ShapingChange(NamedTuple):
     after: str
     cause: str
     is_raise: bool = False  # more is allowed than before
+
+
+def _change(
+    key: PathKey, time_ms: int, *, what: str, before: str, after: str, cause: str, is_raise: bool = False
+) -> ShapingChange:
+    """The change of one path."""
+    provider, address = key
+    return ShapingChange(
+        time_ms=time_ms, provider=provider, address=address, what=what, before=before, after=after, cause=cause,
+        is_raise=is_raise,
+    )  # fmt: skip
 
 
 def slowed_warmup(change: ShapingChange) -> ShapingChange:
@@ -135,7 +154,10 @@ class Controller:
         rate = max(1, round(min(limited, default=observed)))
         given = filter(None, (limits.sessions_per_address, limits.sessions))
         sessions = min(given, default=self._settings.sessions)
-        return Pace(PACE_VERSION, sessions, rate, sessions, rate, now_ms, 0, "")
+        return Pace(
+            version=PACE_VERSION, sessions=sessions, rate=rate, top_sessions=sessions, top_rate=rate, changed_ms=now_ms,
+            paused_ms=0, cause="",
+        )  # fmt: skip
 
     def _observed(self, key: PathKey, now_ms: int) -> float:
         """How many messages a minute were sent lately."""
@@ -159,7 +181,9 @@ class Controller:
     def _set(self, key: PathKey, pace: Pace, time_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         self.paces[key] = pace
-        return ShapingChange(time_ms, *key, PACE, str(before) if before else FULL, str(pace), cause)
+        return _change(
+            key, time_ms, what=PACE, before=str(before) if before else FULL, after=str(pace), cause=cause
+        )
 
     def lower(
         self, key: PathKey, until_ms: int, now_ms: int, to: tuple[int | None, int | None, str]
@@ -197,7 +221,9 @@ class Controller:
             sessions=1, rate=max(1, pace.top_rate * self._settings.step // 100),
             changed_ms=until_ms, paused_ms=until_ms, lowered_ms=until_ms, cause=cause,
         )  # fmt: skip
-        return ShapingChange(now_ms, *key, PAUSE, before, f"paused until {until_ms}", cause)
+        return _change(
+            key, now_ms, what=PAUSE, before=before, after=f"paused until {until_ms}", cause=cause
+        )
 
     def end(self, key: PathKey, now_ms: int, cause: str) -> ShapingChange | None:
         """Forget the pace, as an operator asks for it; None: there is none, and counts go on, as in a replay."""
@@ -205,7 +231,7 @@ class Controller:
         if pace is None:
             return None
         self._seen.pop(key, None)
-        return ShapingChange(now_ms, *key, PACE, str(pace), FULL, cause, is_raise=True)
+        return _change(key, now_ms, what=PACE, before=str(pace), after=FULL, cause=cause, is_raise=True)
 
     def due_ms(self, key: PathKey) -> int | None:
         """When the pace comes up by a step."""
@@ -226,7 +252,11 @@ class Controller:
             cause = f"quiet for {self._settings.interval:g} s"
             if (raised.sessions, raised.rate) == (pace.top_sessions, pace.top_rate):
                 del self.paces[key]
-                changes.append(ShapingChange(due_ms, *key, PACE, str(pace), FULL, cause, is_raise=True))
+                changes.append(
+                    _change(
+                        key, due_ms, what=PACE, before=str(pace), after=FULL, cause=cause, is_raise=True
+                    )
+                )
             else:
                 changes.append(self._set(key, raised, due_ms, cause)._replace(is_raise=True))
         return changes

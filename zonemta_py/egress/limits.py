@@ -1,7 +1,22 @@
-"""Whether a session may open and a message be sent now, from one of our addresses to a provider. Pure; times are ms.
+"""Whether a session may open and a message be sent now, from one of our addresses to a provider. Pure; times are unix ms.
 
-``Permits.take`` grants one message in a session or says which limit refuses it, and until when. What is granted is
-counted from then on, so the limits hold over all zones and processes. Waiting for a limit is the work of ``wait_lists``.
+``Permits`` counts what is under way on each ``EgressPath``: of a pair of provider and address, of all addresses with a provider,
+and of an address with all providers. ``EgressLimits`` adds what is not counted by sessions and rates: the schedules of new
+addresses, and addresses that an operator has suspended. Both answer with a ``Permit``, or the ``Refusal`` that says which limit
+refuses, and until when; waiting is the work of ``waiting``.
+
+States of a permit, which is the right to one session and to a message in it:
+
+- granted (``take``, ``renew``): a message counts from then on, so the limits hold over all zones and processes;
+- begun (``begin``): it is sent, in a new session or in one that was idle; places for a session that was not opened are given back;
+- ended (``finish``): the message has its answer, or was never sent; the session is still the worker's;
+- released (``release``): the worker has left the session, which may stay open without one.
+
+Invariants: ``EgressPath.sessions`` are the permits that are not released; ``open`` is never less. ``FREE`` is the permit of a worker
+that nothing limits: it counts nowhere. What ends calls ``on_room``, which wakes what waits.
+
+    permit = limits.take("google", [PoolAddress("192.0.2.1")], now_ms)
+    if isinstance(permit, Refusal): ...  # permit.limit, permit.until_ms
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -297,12 +312,7 @@ def _named(kind: str, path: EgressPath, windows: Sequence[tuple[int, int, int]])
     return [(kind, path.provider, path.address, *each) for each in windows]
 
 
-# ---- Whether a source address may send to a provider now: permits, and warm-up schedules. Pure.
-#
-# Times are unix ms. The relay asks this in the queue's process (``delivery.egress``), the simulator on a virtual clock.
-
-
-class Allowance:
+class EgressLimits:
     """Decides which source address may send to a provider now; all zones share one. ``on_room``: see ``Permits``."""
 
     def __init__(self, on_room: Callable[[str, str], None]) -> None:
@@ -365,7 +375,7 @@ class Allowance:
             refusals.append(permit)
         if not refusals:
             return Refusal(Limit.NO_SOURCE, UNTIL_EVENT, "every address of the pool is disabled")
-        return together(refusals, now_ms)
+        return merge_refusals(refusals, now_ms)
 
     def take_wanted(
         self,
@@ -430,7 +440,7 @@ def _count_warming(permit: Permit, warming: Sequence[Warming]) -> None:
         each.underway += 1
 
 
-def together(refusals: Sequence[Refusal], now_ms: int) -> Refusal:
+def merge_refusals(refusals: Sequence[Refusal], now_ms: int) -> Refusal:
     """The refusal of mail that may leave from several addresses; each of them has refused it.
 
     Its limit and reason are those of the address that may be used first.

@@ -12,14 +12,14 @@ from zonemta_py.core.codec import Struct
 from zonemta_py.core.counters import SlidingWindow
 from zonemta_py.egress.controller import Pace, rate_of
 
-# ---- Which limit of a zone keeps the mail of a destination waiting. Pure; times are monotonic seconds.
+# ---- why mail waits
 
 
 class Limit(StrEnum):
     """What may keep the mail of a destination waiting."""
 
-    SUSPENSION = "suspension"  # it did not answer
-    PROBE = "probe"  # it is suspended, and one worker tries it now
+    UNREACHABLE = "unreachable"  # it did not answer
+    PROBE = "probe"  # it is unreachable, and one worker tries it now
     RATE = "rate"  # of the zone
     CONNECTIONS = "connections"  # of the zone
     CONNECTIONS_PER_DOMAIN = "connections_per_domain"
@@ -72,7 +72,7 @@ def constraint_of(binding: Binding, zone: str, now_s: float, now_ms: int) -> Con
 
 
 _KEYS = {
-    Limit.SUSPENSION: "retry",
+    Limit.UNREACHABLE: "retry",
     Limit.PROBE: "retry",
     Limit.RATE: "rate",
     Limit.CONNECTIONS: "connections",
@@ -94,7 +94,7 @@ _OTHER_KEYS = {
 }
 
 
-# ---- How many messages, or sessions, may begin now: several rates that all hold. Pure; times are ms.
+# ---- rates
 #
 # A rate holds exactly at the receiver, in any period of its length (decision 97): what was granted counts as used from
 # the grant on, and leaves the window its length after it was answered. An answer that takes longer than half a second
@@ -293,6 +293,28 @@ class Refusal(NamedTuple):
         if self.until_ms == UNTIL_EVENT:
             return self.limit is Limit.OPERATOR
         return self.until_ms > now_ms + KEPT_MS
+
+
+class EgressOrder(Struct, frozen=True, array_like=True):
+    """From which address a request goes to which provider, and what it may do there.
+
+    ``source`` None: the system chooses the address. ``connects``: how many new sessions it may open, -1: any number.
+    ``messages_max``: of one session, 0: any number. ``family``: ipv4, ipv6 or both. ``sessions_max``: how many sessions its
+    process may have, from ``source`` to the provider and from all addresses; -1: any number.
+    """
+
+    provider: str
+    source: str | None
+    ehlo: str | None
+    connects: int
+    messages_max: int
+    family: str
+    sessions_max: tuple[int, int]
+
+    @property
+    def limits_sessions(self) -> bool:
+        """Whether sessions, or new ones, are limited."""
+        return self.connects >= 0 or max(self.sessions_max) >= 0
 
 
 class Ceiling:

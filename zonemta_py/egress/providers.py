@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderTable
+from zonemta_py.egress.sources import BOTH, IPV4, IPV6
 from zonemta_py.smtp.mx_order import MxAnswer
 
 FRESH_S = 3600.0
@@ -18,7 +19,6 @@ PARTIAL_S = (
 )
 DOMAINS_MAX = 500_000
 NAMES_MAX = 2 * DOMAINS_MAX  # also those of domains that are not known any more
-IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"
 
 
 class _Known(NamedTuple):

@@ -135,8 +135,9 @@ class ShapingReplay:
     def _about(self, record: Record) -> ProviderReply:
         pool = self._setup.pool_of(record["zone"], record["domain"])
         return ProviderReply(
-            record.get("provider") or SMARTHOST, record.get("source_ip") or BY_SYSTEM, pool, record["domain"],
-            record.get("class", ""), record["code"], record["status"], record["reply"],
+            provider=record.get("provider") or SMARTHOST, address=record.get("source_ip") or BY_SYSTEM, pool=pool,
+            domain=record["domain"], reply_class=record.get("class", ""), code=record["code"], status=record["status"],
+            text=record["reply"],
         )  # fmt: skip
 
     def _recorded(self, engine: ShapingEngine, record: Record) -> None:

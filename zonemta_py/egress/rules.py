@@ -215,8 +215,9 @@ class ShapingEngine:
         self.reroutes[reply.provider, reply.pool] = Reroute(1, rule.pool, until_ms)
         after = f"{rule.pool} until {until_ms}"
         return ShapingChange(
-            now_ms, reply.provider, reply.address, POOL, before, after, rule_cause(rule)
-        )
+            time_ms=now_ms, provider=reply.provider, address=reply.address, what=POOL, before=before, after=after,
+            cause=rule_cause(rule),
+        )  # fmt: skip
 
     def end_reroutes(self, now_ms: int) -> list[ShapingChange]:
         """Forget the reroutes whose time is over; returns these changes, at the time of each."""
@@ -224,9 +225,12 @@ class ShapingEngine:
         for key, _ in over:
             del self.reroutes[key]
         return [
-            ShapingChange(each.until_ms, provider, "", POOL, each.pool, pool, OVER, is_raise=True)
+            ShapingChange(
+                time_ms=each.until_ms, provider=provider, address="", what=POOL, before=each.pool, after=pool, cause=OVER,
+                is_raise=True,
+            )
             for (provider, pool), each in over
-        ]
+        ]  # fmt: skip
 
     def forget_old(self, now_ms: int) -> None:
         """Drop what no longer counts."""

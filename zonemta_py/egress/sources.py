@@ -18,6 +18,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core.model import PART_MARK, USUAL_POOL, PoolKey
 from zonemta_py.smtp.reply_class import ReplyClass
 
+IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"  # families of addresses
 BY_SYSTEM = "system"  # the name of the address that the system chooses
 _FROM, _NOT_FROM = f"{PART_MARK}=", f"{PART_MARK}!"
 _OF_ADDRESS = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)  # the next attempt depends on our address
@@ -28,12 +29,12 @@ def source_name(entry: PoolAddress) -> str:
     return entry.address or BY_SYSTEM
 
 
-def fallback_pool(settings: Zone, attempts: int, reply_class: str) -> str:
-    """The pool that a message leaves from after ``attempts``, the last with ``reply_class``, or USUAL_POOL."""
-    if settings.fallback_pool is None:
-        return USUAL_POOL
-    is_moved = attempts >= settings.fallback_after or reply_class == ReplyClass.BLOCKED
-    return settings.fallback_pool if is_moved else USUAL_POOL
+class LastAttempt(NamedTuple):
+    """Of a recipient: how many attempts count; of the last one our address and the class of the reply."""
+
+    attempts: int
+    source: str
+    reply_class: str
 
 
 class PoolPart(NamedTuple):
@@ -69,6 +70,33 @@ def parse_pool_key(key: PoolKey) -> PoolPart:
     return PoolPart(key)
 
 
+class EgressRoute(NamedTuple):
+    """Where the mail of a destination goes, and from which pool, by its ``settings``.
+
+    ``pool``: that of the settings, or another one by a rule of shaping. ``part``: of ``pool``, whose name it need not have.
+    ``families``: over which its MX hosts can be reached.
+    """
+
+    provider: str
+    pool: str
+    settings: Zone
+    part: PoolPart = PoolPart("")
+    families: str = BOTH
+
+    def with_pool(self, pool_key: PoolKey) -> "EgressRoute":
+        """The route of mail that leaves from a part of a pool, or a pool; USUAL_POOL: from that of the destination."""
+        if not pool_key:
+            return self
+        found = parse_pool_key(pool_key)
+        return self._replace(pool=found.pool or self.pool, part=found)
+
+    @property
+    def wait_list(self) -> str:
+        """What waits for the same addresses has the same one."""
+        name = self.part._replace(pool=self.pool).key
+        return name if self.families == BOTH else f"{name} {self.families}"
+
+
 def addresses_of(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, set[str]]:
     """The addresses of the pools that have several; under USUAL_POOL all: a rule of shaping may send mail from any pool."""
     usable = {
@@ -77,6 +105,16 @@ def addresses_of(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, set[st
     }
     several = {name: found for name, found in usable.items() if len(found) > 1}
     return {**several, USUAL_POOL: set[str]().union(*several.values())} if several else {}
+
+
+def pool_key_after(
+    settings: Zone, addresses: Mapping[str, Collection[str]], last: LastAttempt, pool: str = USUAL_POOL
+) -> PoolKey:
+    """From which addresses a recipient leaves after its last attempt. ``pool``: that of its tenant; ``addresses``: see ``addresses_of``."""
+    if pool == USUAL_POOL and settings.fallback_pool is not None:
+        is_moved = last.attempts >= settings.fallback_after or last.reply_class == ReplyClass.BLOCKED
+        pool = settings.fallback_pool if is_moved else USUAL_POOL
+    return part_after(pool, addresses.get(pool, ()), last.source, last.reply_class).key
 
 
 def part_after(pool: str, addresses: Collection[str], source: str, reply_class: str) -> PoolPart:

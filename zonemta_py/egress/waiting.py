@@ -1,13 +1,26 @@
-"""Destinations that wait for a limit of their provider or of a source address. Pure; times are ms.
+"""Destinations that wait for a limit of their provider or of a source address, and whose turn it is. Pure; times are ms.
 
-All destinations of a zone at one provider whose mail leaves from the same addresses wait at one wait list, in the order in
-which they came. Capacity at the provider, or the end of the limit, gives the turn to one of them; each that gets a permit
-passes it to the next. Gates that wait for a source address form a line: capacity at the address gives the first one its
-turn, then the next, until the address has none left. A wait list whose zone cannot serve it now keeps its turn, and the capacity
-passes to the next wait list. So the work is bounded by permits and events, whatever waits.
+All destinations of a zone at one provider whose mail leaves from the same addresses wait at one ``WaitList``, in the order in
+which they came. States of a wait list:
 
-Destinations that wait for something that ends for all of them, such as a suspension by an operator, have no turns: all leave
-when it ends.
+- nothing has happened: all its destinations wait, for its ``refusal``;
+- ``on_turn``: one of them was woken and tries now; ``wait`` (refused again), ``granted`` or ``emptied`` (without mail) end its
+  turn, and ``granted`` wakes the next one;
+- empty: it is dropped.
+
+Capacity at the provider, or the end of the limit, gives the turn to one destination. The wait lists that wait for a source address
+form an ``AddressQueue``: capacity at the address gives the first list its turn, then the next, until the address has none left. A
+wait list whose zone cannot serve it now keeps its turn, and passes the capacity to the next one (``pass_capacity_of``).
+
+Invariants: a destination is at most once at a wait list; at most one has the turn there; a wait list that has the turn for an
+address is in ``with_turn`` of its queue and not in the order. So the work is bounded by permits and events, whatever waits.
+
+A wait list with a ``cause`` has no turns: its destinations wait for something that ends for all of them, such as a suspension by
+an operator, and all leave then.
+
+Callers: ``ZoneEgress`` through the ``ZoneWaits`` of its zone; ``Permits`` when something has ended (``capacity_on_path``); the timer
+(``run_due``). For example, of two destinations at a provider with one session the second waits; when the session ends it has the
+turn, takes the permit in ``admit``, and ``granted`` wakes a third.
 """
 
 from collections import OrderedDict
@@ -19,8 +32,6 @@ from typing import NamedTuple, Protocol
 from zonemta_py.egress.admission import Admitted
 from zonemta_py.egress.limits import Permit
 from zonemta_py.egress.paths import UNTIL_EVENT, Refusal
-
-# ---- A wait list, where the destinations of a zone wait for a provider, and the line of wait lists that wait for a source address. Pure.
 
 
 class WaitKey(NamedTuple):
@@ -47,13 +58,13 @@ class Waiter(Protocol):
 class WaitList:
     """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
 
-    ``for_address``: the source address whose capacity it may use, while it is awake for that reason.
+    ``for_address``: the source address whose capacity it may use, while it is on_turn for that reason.
     """
 
     __slots__ = (
-        "awake",
         "for_address",
         "key",
+        "on_turn",
         "refusal",
         "since_ms",
         "timer_ms",
@@ -67,8 +78,8 @@ class WaitList:
         self.key = key
         self.waiter = waiter
         self.waiting: OrderedDict[str, None] = OrderedDict()
-        self.awake = ""
-        self.woken_by_grant = False  # it is awake because another one got a permit
+        self.on_turn = ""
+        self.woken_by_grant = False  # it is on_turn because another one got a permit
         self.turns = 0  # permits in a row, before other wait lists of the provider
         self.refusal: Refusal | None = None
         self.for_address = ""
@@ -82,7 +93,7 @@ class WaitList:
 
     def end_turn(self) -> str:
         """End the turn. Returns the address whose capacity it could use."""
-        address, self.awake, self.for_address = self.for_address, "", ""
+        address, self.on_turn, self.for_address = self.for_address, "", ""
         return address
 
 
@@ -98,12 +109,12 @@ class AddressQueue:
         self.timer_ms = 0
 
     def join(self, wait_list: WaitList) -> None:
-        """Append ``wait_list``, unless it is in the line already."""
+        """Append ``wait_list``, unless it is there."""
         self.with_turn.discard(wait_list)
         self.wait_lists.setdefault(wait_list)
 
     def put_first(self, wait_list: WaitList) -> None:
-        """Move ``wait_list`` to the front, if it is in the line."""
+        """Move ``wait_list`` to the front, if it is there."""
         if wait_list in self.wait_lists:
             self.wait_lists.move_to_end(wait_list, last=False)
 
@@ -112,9 +123,9 @@ class AddressQueue:
 
 # Permits that a wait list gets before the other wait lists of its provider, which may have another pool: each change may cost the
 # session of another address.
-GATE_TURNS = 8
+LIST_TURNS = 8
 TIMERS_MIN = 1000  # timers that are kept, whatever waits
-LINE_FRONT = 8  # wait lists of a line that are looked at
+QUEUE_FRONT = 8  # wait lists of a queue that are looked at
 RELEASED_AT_ONCE = 1000  # destinations
 
 
@@ -127,7 +138,7 @@ class WaitLists:
         self._without_turns: dict[
             str, OrderedDict[WaitKey, WaitList]
         ] = {}  # those with a cause, by provider
-        self._lines: dict[str, AddressQueue] = {}
+        self._queues: dict[str, AddressQueue] = {}
         self._timers: list[tuple[int, int, WaitList | AddressQueue]] = []
         self._numbers = count()
         self._on_timer = on_timer
@@ -166,40 +177,40 @@ class WaitLists:
             self._index(key).setdefault(wait_list.provider, OrderedDict())[key] = wait_list
         address = ""
         wait_list.waiting.setdefault(destination)
-        is_first = wait_list.awake == destination and wait_list.woken_by_grant
-        if wait_list.awake == destination:
+        is_first = wait_list.on_turn == destination and wait_list.woken_by_grant
+        if wait_list.on_turn == destination:
             address = wait_list.end_turn()
-        self._stand_in_line(wait_list, refusal)
+        self._join_queues(wait_list, refusal)
         if is_first:  # it has its turn at the next room; one that was refused at a room has had it
             wait_list.waiting.move_to_end(destination, last=False)
-            if address in self._lines:
-                self._lines[address].put_first(wait_list)
+            if address in self._queues:
+                self._queues[address].put_first(wait_list)
         if refusal.timer_ms != UNTIL_EVENT:
             self._set_timer(wait_list, refusal.timer_ms)
         if address and all(each != address for each, _ in refusal.at):
             self.capacity_at_address(address)  # it has not used the room
 
-    def _stand_in_line(self, wait_list: WaitList, refusal: Refusal) -> None:
+    def _join_queues(self, wait_list: WaitList, refusal: Refusal) -> None:
         left = (
             {address for address, _ in wait_list.refusal.at} if wait_list.refusal is not None else set()
         )
         wait_list.refusal = refusal
         for address, until_ms in refusal.at:
-            line = self._lines.setdefault(address, AddressQueue(address))
-            line.join(wait_list)
+            queue = self._queues.setdefault(address, AddressQueue(address))
+            queue.join(wait_list)
             if until_ms != UNTIL_EVENT:
-                self._set_timer(line, until_ms)
+                self._set_timer(queue, until_ms)
             left.discard(address)
         for address in left:
             self._leave(wait_list, address)
 
     def _leave(self, wait_list: WaitList, address: str) -> None:
-        line = self._lines.get(address)
-        if line is not None:
-            line.wait_lists.pop(wait_list, None)
-            line.with_turn.discard(wait_list)
-            if not line.wait_lists and not line.with_turn:
-                del self._lines[address]
+        queue = self._queues.get(address)
+        if queue is not None:
+            queue.wait_lists.pop(wait_list, None)
+            queue.with_turn.discard(wait_list)
+            if not queue.wait_lists and not queue.with_turn:
+                del self._queues[address]
 
     def _set_timer(self, waiting: WaitList | AddressQueue, until_ms: int) -> None:
         if waiting.timer_ms and waiting.timer_ms <= until_ms:
@@ -207,14 +218,14 @@ class WaitLists:
         waiting.timer_ms = until_ms
         first = self._timers[0][0] if self._timers else None
         heappush(self._timers, (until_ms, next(self._numbers), waiting))
-        if len(self._timers) > 2 * (len(self._wait_lists) + len(self._lines)) + TIMERS_MIN:
+        if len(self._timers) > 2 * (len(self._wait_lists) + len(self._queues)) + TIMERS_MIN:
             self._drop_old_timers()
         if first is None or until_ms < first:
             self._on_timer()
 
     def _drop_old_timers(self) -> None:
         """Rebuild the heap without timers of removed wait lists, and without those that an earlier one replaces."""
-        alive: list[WaitList | AddressQueue] = [*self._wait_lists.values(), *self._lines.values()]
+        alive: list[WaitList | AddressQueue] = [*self._wait_lists.values(), *self._queues.values()]
         self._timers = [(each.timer_ms, next(self._numbers), each) for each in alive if each.timer_ms]
         heapify(self._timers)
 
@@ -228,17 +239,17 @@ class WaitLists:
             self._drop_if_empty(wait_list)
             return
         wait_list.turns += 1
-        if wait_list.turns >= GATE_TURNS:
+        if wait_list.turns >= LIST_TURNS:
             wait_list.turns = 0
             self._by_provider[wait_list.provider].move_to_end(key)
-        if wait_list.awake not in ("", destination):
+        if wait_list.on_turn not in ("", destination):
             return
         address = wait_list.end_turn()
         if not address:
             self._wake(wait_list, woken_by_grant=True)
             return
         for each, _ in wait_list.refusal.at if wait_list.refusal is not None else ():
-            self._lines[each].join(wait_list)
+            self._queues[each].join(wait_list)
         self._drop_if_empty(wait_list)
         self.capacity_at_address(address, woken_by_grant=True)
 
@@ -248,14 +259,14 @@ class WaitLists:
         if wait_list is None:
             return
         wait_list.waiting.pop(destination, None)
-        if wait_list.awake == destination:
+        if wait_list.on_turn == destination:
             address = wait_list.end_turn()
             if not self._wake(wait_list, address) and address:
                 self.capacity_at_address(address)
         self._drop_if_empty(wait_list)
 
     def _drop_if_empty(self, wait_list: WaitList) -> None:
-        if not wait_list.waiting and not wait_list.awake:
+        if not wait_list.waiting and not wait_list.on_turn:
             self._wait_lists.pop(wait_list.key, None)
             for address, _ in wait_list.refusal.at if wait_list.refusal is not None else ():
                 self._leave(wait_list, address)
@@ -266,7 +277,7 @@ class WaitLists:
                 if not wait_lists:
                     del index[wait_list.provider]
 
-    def put_off(self, wait_list: WaitList, refusal: Refusal) -> None:
+    def set_refusal(self, wait_list: WaitList, refusal: Refusal) -> None:
         """The cause of ``wait_list`` ends at another time."""
         wait_list.refusal = refusal
         if refusal.until_ms != UNTIL_EVENT:
@@ -299,11 +310,11 @@ class WaitLists:
             self._wake(wait_list)
 
     def capacity_at_address(self, address: str, *, woken_by_grant: bool = False) -> None:
-        """A session or message from ``address`` has ended: the next wait list in its line may try."""
-        line = self._lines.get(address)
-        while line is not None and line.wait_lists:
-            wait_list, _ = line.wait_lists.popitem(last=False)
-            line.with_turn.add(wait_list)
+        """A session or message from ``address`` has ended: the next wait list in its queue may try."""
+        queue = self._queues.get(address)
+        while queue is not None and queue.wait_lists:
+            wait_list, _ = queue.wait_lists.popitem(last=False)
+            queue.with_turn.add(wait_list)
             if self._wake(wait_list, address, woken_by_grant=woken_by_grant):
                 return
 
@@ -315,9 +326,9 @@ class WaitLists:
             self.capacity_at_address(address, woken_by_grant=wait_list.woken_by_grant)
 
     def wait_for_session(self, provider: str, address: str) -> bool:
-        """Whether something waits for a session to end, at any wait list of ``provider`` or first in line for ``address``."""
-        line = self._lines.get(address)
-        first = islice(line.wait_lists, LINE_FRONT) if line is not None else ()
+        """Whether something waits for a session to end, at any wait list of ``provider`` or among the first in the queue for ``address``."""
+        queue = self._queues.get(address)
+        first = islice(queue.wait_lists, QUEUE_FRONT) if queue is not None else ()
         return any(
             wait_list.waiting and wait_list.refusal is not None and wait_list.refusal.for_session
             for wait_list in chain(self._by_provider.get(provider, {}).values(), first)
@@ -325,8 +336,8 @@ class WaitLists:
 
     def waiting_for(self, address: str) -> int:
         """How many destinations wait for a source address, at all wait lists."""
-        line = self._lines.get(address)
-        wait_lists = chain(line.wait_lists, line.with_turn) if line is not None else ()
+        queue = self._queues.get(address)
+        wait_lists = chain(queue.wait_lists, queue.with_turn) if queue is not None else ()
         return sum(len(wait_list.waiting) for wait_list in wait_lists)
 
     def all(self) -> list[WaitList]:
@@ -351,12 +362,12 @@ class WaitLists:
 
     def _wake(self, wait_list: WaitList, address: str = "", *, woken_by_grant: bool = False) -> bool:
         """Give the turn to the first that has mail; returns whether there was one. ``woken_by_grant``: another one got a permit."""
-        if wait_list.awake:
+        if wait_list.on_turn:
             return False
         wait_list.woken_by_grant = woken_by_grant
         while wait_list.waiting:
             destination, _ = wait_list.waiting.popitem(last=False)
-            wait_list.awake, wait_list.for_address = destination, address
+            wait_list.on_turn, wait_list.for_address = destination, address
             if wait_list.waiter.wake(destination, wait_list.key):
                 return True
             wait_list.end_turn()
@@ -364,9 +375,7 @@ class WaitLists:
         return False
 
 
-# ---- At which wait lists the destinations of a zone wait. Pure; times are ms.
-#
-# A destination whose mail leaves from several pools waits for the addresses of each at a wait list of its own (decision 103).
+# ---- the wait lists of a zone
 
 
 def ignore_change(provider: str, change: int) -> None:
@@ -374,7 +383,9 @@ def ignore_change(provider: str, change: int) -> None:
 
 
 class ZoneWaits:
-    """The wait lists of one zone's destinations. ``ready``: a destination may be served; returns whether it has mail.
+    """The wait lists at which the destinations of one zone wait.
+
+    A destination whose mail leaves from several pools waits for the addresses of each (decision 103). ``ready``: a destination may be served; returns whether it has mail.
 
     ``on_change`` is called with a provider and by how many more (or, negative, fewer) destinations wait there.
     """
@@ -414,10 +425,10 @@ class ZoneWaits:
 
     def may_try(self, destination: str, key: WaitKey) -> bool:
         """Whether it is its turn at ``key``; if others wait there, it waits behind them."""
-        if self.is_at_own_gate(destination, key):
+        if self.is_at_own_list(destination, key):
             return False
         wait_list = self._wait_lists.get(key)
-        if wait_list is None or wait_list.awake == destination:
+        if wait_list is None or wait_list.on_turn == destination:
             return True
         if key in self._of.get(destination, ()):
             return False
@@ -439,7 +450,7 @@ class ZoneWaits:
 
     def wait(self, destination: str, key: WaitKey, refusal: Refusal, now_ms: int) -> None:
         """Wait at ``key`` until ``refusal`` may end; at a wait list of its own if ``refusal.is_alone``: it does not concern the others."""
-        at = _own_gate(destination, key) if refusal.is_alone else key
+        at = _own_list(destination, key) if refusal.is_alone else key
         self._add(destination, at)
         self._offered.discard(at)
         self._wait_lists.wait(at, destination, self, refusal, now_ms)
@@ -449,13 +460,13 @@ class ZoneWaits:
     def leave_own_list(self, destination: str) -> None:
         """What refused ``destination`` alone has ended."""
         for key in self._of.get(destination, ()):
-            if key == _own_gate(destination, key) and self._remove(destination, key):
+            if key == _own_list(destination, key) and self._remove(destination, key):
                 self._wait_lists.emptied(key, destination)
 
-    def is_at_own_gate(self, destination: str, key: WaitKey) -> bool:
+    def is_at_own_list(self, destination: str, key: WaitKey) -> bool:
         """Whether it waits at a wait list of its own instead of at ``key``."""
         known = self._of.get(destination)
-        return known is not None and _own_gate(destination, key) in known
+        return known is not None and _own_list(destination, key) in known
 
     def release(self, destination: str, key: WaitKey) -> None:
         """See ``Waiter``."""
@@ -501,13 +512,14 @@ class ZoneWaits:
         """Leave the wait lists at which it has its turn; the next destinations get it."""
         for key in self._of.get(destination, ()):
             wait_list = self._wait_lists.get(key)
-            if wait_list is None or wait_list.awake == destination:
+            if wait_list is None or wait_list.on_turn == destination:
                 self._remove(destination, key)
                 self._wait_lists.emptied(key, destination)
 
     def leave(self, destination: str) -> None:
         """It waits nowhere."""
-        self.keep(destination, ())
+        if destination in self._of:  # each message asks
+            self.keep(destination, ())
 
     def leave_all(self) -> list[str]:
         """No destination waits. Returns those that did."""
@@ -521,7 +533,7 @@ class ZoneWaits:
         known = self._of.get(destination)
         if known is None:
             return None
-        return self._wait_lists.get(key if key in known else _own_gate(destination, key))
+        return self._wait_lists.get(key if key in known else _own_list(destination, key))
 
     def waiting(self) -> Iterator[tuple[str, WaitKey, Refusal]]:
         """Each destination that waits, where, and why."""
@@ -532,6 +544,6 @@ class ZoneWaits:
                     yield destination, key, wait_list.refusal
 
 
-def _own_gate(destination: str, key: WaitKey) -> WaitKey:
+def _own_list(destination: str, key: WaitKey) -> WaitKey:
     """The wait list at which ``destination`` waits alone."""
     return key._replace(cause=f"session:{destination}")

@@ -127,7 +127,10 @@ class Warming:
         day, state = now_ms // DAY_MS, self.state
         version, delay_days, slowed_day, paused_day, last_day, sent, begins = state
         sent = recipients + (sent if last_day == day else 0)
-        self.state = WarmupState(version, delay_days, slowed_day, paused_day, day, sent, begins)
+        self.state = WarmupState(
+            version=version, delay_days=delay_days, slowed_day=slowed_day, paused_day=paused_day, day=day, sent=sent,
+            begins=begins,
+        )  # fmt: skip
 
     def depends_on(self, provider: str) -> bool:
         """Whether what ``provider`` refuses says something of the schedule: of all mail a notable part must go there."""
@@ -154,7 +157,7 @@ class Warming:
         if not state.paused_day:  # a day that was slowed is late tomorrow anyway
             self._set(state._replace(paused_day=day + (state.slowed_day == day)))
 
-    def go_on(self, now_ms: int) -> None:
+    def resume(self, now_ms: int) -> None:
         """End a pause. A schedule that was paused before its first day begins now, or on that day."""
         paused_day, day = self.state.paused_day, now_ms // DAY_MS
         if paused_day:

@@ -1,6 +1,13 @@
-"""One fold of the event log: what happened to every recipient.
+"""A fold of the event log: the state of every recipient. Accounting, audit and repair are queries of it.
 
-Accounting, audit and repair are queries of it. A record that occurs twice, after a crash, is counted once.
+States of a recipient here: accepted ─▶ held or open ─▶ one of FINAL; ``moved`` changes its zone.
+
+Invariants:
+
+- A record is counted once, also if it occurs twice after a crash: (node, seq, position) identifies it.
+- Each accepted recipient has exactly one outcome or one place in the queue; ``Audit.problems`` lists the others.
+
+Callers: ``zonemta audit`` and ``queue repair``. Example: ``Audit()``, ``add_place`` for each recipient of the queue, ``add`` for each record, ``problems()``.
 """
 
 from collections import Counter, defaultdict
@@ -95,7 +102,7 @@ class RecipientHistory:
     # ---- queries
 
     def queued(self, zone: str) -> int:
-        """How many recipients of ``zone`` must still be in the queue."""
+        """The number of recipients of ``zone`` that must still be in the queue."""
         counts = self.counts[zone]
         return counts["accepted"] - sum(counts[name] for name in FINAL)
 
@@ -137,7 +144,7 @@ class Audit:
         self._two_places: list[RecipientId] = []
 
     def add_place(self, message: str, index: int, zone: str) -> None:
-        """The recipient is in the queue."""
+        """Note that the recipient is in the queue."""
         recipient_id = (message, index)
         if recipient_id in self._places:
             self._two_places.append(recipient_id)

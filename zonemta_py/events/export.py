@@ -1,7 +1,7 @@
 """Events as the accounting of other relays has them, for programs that read those. Pure.
 
 PowerMTA's accounting file: CSV with the columns of its default header; KumoMTA's log: JSON lines. What the event log does
-not have is empty. Sources: the user guides of both; the classes of replies are those of ``smtp.classification``.
+not have is empty. Sources: the user guides of both; the classes of replies are those of ``smtp.reply_class``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -175,7 +175,7 @@ def _local_time(time_ms: int) -> str:
 
 
 def _created_ms(record: Record) -> int:
-    """When the message was received: the time in its id, the same in all of its records."""
+    """The time of the message's receipt, from its id: the same in all of its records."""
     return int(record["message"][:12], 16)
 
 

@@ -1,8 +1,26 @@
 """The events of a message, an address or a Message-ID in the event log: sealed and open segments.
 
-``python -m zonemta_py.events.history DIRECTORY KEY SINCE_MS LIMIT NODE EXPORTED [TENANT]`` prints them as JSON lines, and a line with
-``problem`` for each place where the log is damaged or has a gap: a search takes CPU time that a relay would not have for mail,
-so it runs in a process of its own.
+``python -m zonemta_py.events.history DIRECTORY KEY SINCE_MS LIMIT NODE EXPORTED [TENANT]`` prints them as JSON lines, and a line
+with ``problem`` for each place where the log is damaged or has a gap.
+
+Steps of a search::
+
+    text ─▶ queries, the likeliest first ─▶ candidate segments by the index ─▶ lines with the key ─▶ parsed, compared ─▶ sorted
+
+For an address or a Message-ID there are two searches: the messages that were accepted with it, then the events of these.
+
+Invariants:
+
+- A search takes CPU time that a relay would not have for mail, so it runs in a process of its own.
+- The unsealed segments are opened before the sealed ones are listed: one that is sealed meanwhile is found in both, never in none.
+  Records are unique by ``node``, ``seq`` and ``position``.
+- Only lines with the bytes of the key are parsed; the comparison of the parsed record decides.
+- Damage does not end a search; it is added to ``problems``.
+- A message may have been accepted up to QUEUED_MS before its events; the clock of a seal may be behind by CLOCK_MS.
+
+Callers: ``admin.events`` starts the process; tests call ``events_of``.
+
+Example: ``events_of(directory, "a@b.example", 0, 100)`` returns the last 100 events of mail for this address, the oldest first.
 """
 
 import json
@@ -24,7 +42,7 @@ from zonemta_py.smtp.address import AddressError, normalise
 
 MESSAGE = re.compile(r"[0-9a-f]{24}\Z")
 HOUR_MS = 3_600_000
-QUEUED_MS = 7 * 24 * HOUR_MS  # a message may have been accepted so long before its events
+QUEUED_MS = 7 * 24 * HOUR_MS  # a message may have been accepted this long before its events
 MESSAGES_MAX = 200  # of an address: the last ones
 CLOCK_MS = HOUR_MS  # by which the clock of a seal may be behind that of an event
 
@@ -32,7 +50,7 @@ Record = dict[str, Any]
 
 
 class Query(NamedTuple):
-    """What is asked for. ``field`` is message, recipient or message_id; ``since_ms``: nothing older.
+    """A search. ``field`` is message, recipient or message_id; ``since_ms``: the earliest time of an event.
 
     ``value`` is in lower case: addresses are found however they are written.
     """
@@ -47,7 +65,7 @@ class Query(NamedTuple):
         return to_json(self.value)[1:-1].lower()
 
     def matches(self, record: Record) -> bool:
-        """Whether a record is about it."""
+        """True if a record is about the value."""
         if record["time_ms"] < self.since_ms:
             return False
         if lower(record.get(self.field)) == self.value:
@@ -73,7 +91,7 @@ def lower(text: object) -> str:
 
 
 def make_queries(text: str, since_ms: int) -> list[Query]:
-    """What an operator may mean by ``text``, the likeliest first: a queue id, an address, a Message-ID.
+    """The queries that ``text`` may mean, the likeliest first: a queue id, an address, a Message-ID.
 
     Raises LocalError for an empty text.
     """

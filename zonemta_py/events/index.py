@@ -1,4 +1,4 @@
-"""Which sealed segments may have events of a message, or the acceptance of mail for an address: Bloom filters.
+"""Bloom filters over sealed segments: those that may have events of a message, or the acceptance of mail for an address.
 
     DIRECTORY/date=2026-11-21/hour=09/.index        an entry for each segment that was sealed in this hour
 
@@ -9,9 +9,19 @@ An entry, little-endian:
 
 The numbers are ``previous``, ``first`` and ``last`` of the trailer. Those of earlier versions begin with b"zmbf" and have no numbers.
 
-A segment without an entry is read as a whole, so that a lost or torn index costs time and nothing else. A filter has 12
-bits for each key and 4 probes: one in 150 segments is read in vain. One of a few keys has 512 bits all the same, or more
-would be.
+Invariants:
+
+- The filter has every key of its segment: a search that skips a segment misses nothing. The opposite is only likely: one in 150
+  segments is read in vain (12 bits for each key, 4 probes). A filter of a few keys has 512 bits all the same.
+- A segment without an entry is read as a whole. So a lost or torn index costs time and nothing else, and entries are not synced.
+- Entries are only appended; the first damaged one ends the reading.
+
+Callers: ``Segment.append`` and ``seal`` (``hashes_in``, ``add_to_index``); ``history`` and ``log`` (``read_index``, ``may_have``).
+
+Example: ``may_have(entry.bits, hash_of(b"a@b.example"))`` is False for a segment without mail for this address.
+
+Source: Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970; Kirsch and Mitzenmacher, "Less hashing, same
+performance", 2006, for probes from two hashes.
 """
 
 import re
@@ -64,12 +74,11 @@ def keys_in(lines: bytes) -> set[bytes]:
 
 
 def hashes_in(lines: bytes) -> "array[int]":
-    """The hashes of ``keys_in``."""
+    """The hashes of the keys in ``lines``, one for each."""
     return array("Q", map(hash_of, keys_in(lines)))
 
 
 def make_filter(hashes: Iterable[int], count: int) -> bytes:
-    """The filter of ``count`` keys."""
     bits = bytearray(max(FILTER_MIN_BYTES, (count * BITS_PER_KEY + 7) // 8))
     size = len(bits) * 8
     for value in hashes:
@@ -81,7 +90,7 @@ def make_filter(hashes: Iterable[int], count: int) -> bytes:
 
 
 def may_have(bits: memoryview, value: int) -> bool:
-    """Whether the key with this hash may be among those of a filter."""
+    """True if the key with this hash may be among those of a filter."""
     size = len(bits) * 8
     low, high = value & 0xFFFFFFFF, value >> 32
     for probe in range(PROBES):
@@ -111,7 +120,6 @@ def add_to_index(segment: Path, hashes: "array[int]", numbers: Numbers) -> None:
 
 
 def index_entry(name: bytes, bits: bytes, numbers: Numbers) -> bytes:
-    """The entry of the segment ``name`` with the filter ``bits``."""
     content = _NUMBERS.pack(*numbers) + bits
     checksum = crc32(content, crc32(name))
     return _HEAD.pack(_MAGIC, len(name), len(content), checksum) + name + content

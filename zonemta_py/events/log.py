@@ -1,8 +1,27 @@
-"""The whole event log, with what is damaged or missing in it.
+"""The whole event log of a directory: its extent, the removal of old segments, and what is damaged or missing in it.
 
-The sequence numbers of a node in its segments form a chain: each segment names the number before its first.
-A segment of an earlier version has no trailer; its first number follows the last one of the same boot. ``number_before`` is
-the rule for all.
+The sequence numbers of a node in its segments form a chain: each segment names the number before its first. A segment of an
+earlier version has no trailer; its first number follows the last one of the same boot. ``schema.number_before`` is the only rule.
+
+What a log must have is written in ``DIRECTORY/.NODE.range``: AFTER LAST CRC-32, each in hex. The log has every number behind
+AFTER, up to LAST at least.
+
+Life of a segment here: sealed ─▶ old by ``events.keep``, and not needed by the audit ─▶ extent moved ─▶ removed.
+
+Invariants:
+
+- The extent is written before segments are removed, and after each that is sealed. So a number that is missing at either end was
+  removed by another program, not by the relay.
+- Segments are removed in the order of their numbers, and the newest stays: it has the last number.
+- None is removed by age while the clock is not trusted: the log must have a segment younger than ``keep`` from which a day has
+  passed, or half of ``keep`` if that is less.
+- Reads never change the log. A segment that is sealed during a read may be read twice, never missed.
+
+Callers: the outbox (``remove_old``, ``write_extent``), the commands that audit and repair a queue (``read_log``, ``gaps``),
+``history`` (``gaps`` by the numbers in the index), and the pipeline (``missing_of``).
+
+Example: of the numbers of one boot a node has the segments 1-40 and 57-90. ``gaps`` yields one text: 41 to 56 are missing in front
+of the second segment.
 """
 
 from collections import defaultdict
@@ -33,16 +52,10 @@ from zonemta_py.events.segment_reading import (
 )
 from zonemta_py.events.segments import Trailer, opened_data, read_name, write_synced
 
-# ---- What the log of a node must have, and which sealed segments are removed by ``events.keep``.
+# ---- The extent of the log of a node, and the removal of sealed segments by ``events.keep``.
 #
-#     DIRECTORY/.NODE.range          AFTER LAST CRC-32, each in hex: the log has every number behind AFTER, up to LAST at least
-#
-# It is written before segments are removed, and after each that is sealed; so what is missing at either end was removed by
-# another program. A log of an earlier version has none until a relay starts on it, which takes the log as it is.
-#
-# Segments are removed in the order of their numbers. A clock that is wrong would make every segment old. So none is removed by
-# age before the log has another one, younger than ``keep``, from which a day has passed, or half of ``keep`` if that is less: a
-# wrong clock has to stay so long.
+# A log of an earlier version has no ``.range`` until a relay starts on it, which takes the log as it is. A clock that is wrong would
+# make every segment old, so it has to stay wrong for TRUST_S, or half of ``keep``, before anything is removed by age.
 
 TRUST_S = 86_400.0  # a clock that is wrong for a shorter time removes nothing
 SUFFIX = ".range"
@@ -56,13 +69,13 @@ class Extent(NamedTuple):
 
 
 def extents(directory: Path) -> dict[str, Extent]:
-    """What the log of each node must have, where that is known."""
+    """The extent of each node's log, where it is known."""
     found = {path: _read_extent(path) for path in directory.glob(f".*{SUFFIX}")}
     return {path.name[1 : -len(SUFFIX)]: extent for path, extent in found.items() if extent is not None}
 
 
 def read_extent(directory: Path, node: str) -> Extent | None:
-    """What the log of ``node`` must have; None where it is not known."""
+    """The extent of the log of ``node``; None where it is not known."""
     return _read_extent(directory / f".{node}{SUFFIX}")
 
 
@@ -75,7 +88,7 @@ def _read_extent(path: Path) -> Extent | None:
 
 
 def write_extent(directory: Path, node: str, extent: Extent) -> None:
-    """Write what the log of ``node`` must have. Raises OSError."""
+    """Write the extent of the log of ``node``. Raises OSError."""
     numbers = " ".join(f"{number:016x}" for number in extent)
     line = f"{numbers} {crc32(numbers.encode()):08x}\n"
     private_directory(directory)
@@ -117,13 +130,13 @@ def removable(segments: Sequence[Sealed], keep: Keep, now_s: float) -> list[Path
 
 
 def is_trusted(segments: Sequence[Sealed], age_s: float, now_s: float) -> bool:
-    """Whether the log shows that the clock says the time for a while."""
+    """True if the log shows that the clock has been right for a while."""
     trust_s = min(TRUST_S, age_s / 2)
     return any(trust_s <= now_s - each.sealed_s <= age_s for each in segments)
 
 
 class Needed(NamedTuple):
-    """What the audit of the queue needs: all that was sealed at ``since_s`` or later, and from the acceptance of ``message`` on."""
+    """The part of the log that the audit of the queue needs: all that was sealed at ``since_s`` or later, and from the acceptance of ``message`` on."""
 
     since_s: float
     message: str
@@ -155,7 +168,7 @@ def _last_of(path: Path) -> int:
 
 
 def _may_have(path: Path, message: str) -> bool:
-    """Whether the segment may have an event of ``message``."""
+    """True if the segment may have an event of ``message``."""
     key = message.encode()
     for entry in read_index(path.parent):
         if entry.name == path.name:
@@ -174,7 +187,7 @@ def _remove(path: Path) -> None:
         parent.rmdir()
 
 
-# ---- log
+# ---- Reading, and gaps.
 
 UNKNOWN = -1  # where a log begins
 IMPORTED = "; none is missing if an earlier version imported the queue of this node: see docs/operations.md, Back up"
@@ -217,7 +230,7 @@ def gaps(
     """A text for each place where events are missing: between segments, and at both ends of the log.
 
     ``exported``: the highest sequence number that was written, by node, as the queue knows it. What was removed by
-    ``events.keep`` is not missing, nor what was removed before the log had a ``.range`` (see ``retention``). ``first_hour``
+    ``events.keep`` is not missing, nor what was removed before the log had a ``.range``. ``first_hour``
     (``date=…/hour=…``) leaves out what is older. ``parts_of`` returns the trailers of a segment. ``others``: directories
     with other parts of the log.
     """

@@ -1,4 +1,4 @@
-"""A line in the log for outcomes that an operator wants to see there: bounces and deferrals as a rule.
+"""A line in the log for outcomes that an operator selects: bounces and deferrals as a rule.
 
 Lines with the same zone, domain, outcome and reply are counted for a minute after the first; but not in the words of Postfix,
 whose log analysers count lines.
@@ -26,7 +26,7 @@ class OutcomeLog:
         self._lines = None if as_postfix else RepeatedLines(log)
 
     def publish(self, lines: bytes) -> None:
-        """These JSON lines are in the event log."""
+        """Write lines for events, given as JSON lines, that are in the event log."""
         if not log.isEnabledFor(_LEVEL) or not any(mark in lines for mark in self._marks):
             return
         for line in lines.splitlines():

@@ -1,7 +1,24 @@
 """Recovery of unsealed segments after a crash, and where the event log ends.
 
-A start makes nothing valid that was not: what can be read of a damaged segment becomes a segment for each run of whole frames,
-whose trailers say which numbers are missing between them. Files are read frame by frame.
+Steps of a start::
+
+    hidden files ─ recover ─▶ complete, with trailers ─ outbox deletes what they have ─ seal_recovered ─▶ sealed
+
+Invariants:
+
+- A start makes nothing valid that was not: of a damaged segment each run of whole frames becomes a segment, and the trailers say
+  which numbers are missing between them. The damaged file is kept as ``.damaged``.
+- A torn end is cut off without a notice only if the queue does not know of events in it (``exported``): a crash tears only what was
+  not yet acknowledged to the queue.
+- Segments stay open until the outbox has deleted their events: a crash in between repeats the recovery, and no event is lost.
+- Every step can be repeated; a file that was published when the crash came only loses its hidden name.
+- Files are read frame by frame: memory does not depend on their size.
+
+Callers: the outbox at its start (``recover``, ``seal_recovered``, ``last_seq``, ``sealed_seqs``); ``log`` for the ends of a log;
+the opening of a queue for ``newest_message``, so that no message id is used twice.
+
+Example: a power cut leaves ``.a1-…07-…06.open`` with the whole frames 7 to 9 and half of frame 10. ``recover`` cuts the half off,
+writes the trailer 7-9, and returns {7, 8, 9}; group 10 is still in the outbox, and is exported again.
 """
 
 import logging

@@ -119,7 +119,7 @@ class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
     """The fields of an attempt: the peer, the connection and the reply.
 
     ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``reply`` then
-    names the local error. ``class``: what the failure is about, see ``smtp.classification``; empty for a success.
+    names the local error. ``class``: what the failure is about, see ``smtp.reply_class``; empty for a success.
     ``provider``: whose hosts receive the mail of the domain; empty where it is not looked up.
     """
 
@@ -264,7 +264,7 @@ class Moved(Struct, frozen=True, kw_only=True):
 
 
 class Shaped(Struct, frozen=True, kw_only=True):
-    """What is sent from an address to a provider has changed, and why: by replies, a rule, a schedule or an operator.
+    """A change of what is sent from an address to a provider, and its cause: replies, a rule, a schedule or an operator.
 
     ``what``: pace, pause, pool, warmup, suspended or resumed. ``from`` and ``to`` as text. A zone or domain that is suspended is
     in ``cause``.

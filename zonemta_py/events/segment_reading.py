@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 def runs_of(data: Data, path: Path | str, name: SegmentName) -> Iterator[Run]:
-    """What can be read of a segment, a run for each part in which no number is missing.
+    """The readable parts of a segment, a run for each part in which no number is missing.
 
     ``previous`` of a run is higher than the last number of the one before it: so the gap stays known when they are segments.
     """
@@ -59,7 +59,7 @@ def runs_of(data: Data, path: Path | str, name: SegmentName) -> Iterator[Run]:
 
 
 class _Place(Struct, frozen=True):
-    """What every event has: it is enough to know that a line is one."""
+    """The fields that every event has: enough to know that a line is an event."""
 
     seq: int
     position: int
@@ -139,7 +139,7 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_gap(last: int, seq: int) -> bool:
-    """Whether events are missing between two numbers in one segment; not if ``last`` is negative: nothing was before.
+    """True if events are missing between two numbers in one segment; not if ``last`` is negative: nothing was before.
 
     Starts of earlier versions sealed what they could read of a damaged segment as one.
     """
@@ -175,7 +175,7 @@ def verify_segment(content: bytes, path: Path | str) -> Trailer:
 
 
 def _numbers_in(frame: Frame, path: Path | str, *, has_position: bool) -> set[int]:
-    """The sequence numbers in a frame. Raises SegmentDamaged for a line that is no event."""
+    """The sequence numbers in a frame. Raises SegmentDamaged for a line that is not an event."""
     if not has_position:
         return {_record(line, path, frame.start)["seq"] for line in frame.lines.splitlines()}
     try:
@@ -190,7 +190,7 @@ def _numbers_in(frame: Frame, path: Path | str, *, has_position: bool) -> set[in
 
 
 def _check_end(data: Data, path: Path | str) -> None:
-    """A segment without a trailer is of an earlier version, or was cut behind a frame: what followed is not known."""
+    """Raises SegmentDamaged unless a segment without a trailer ends as those of earlier versions do."""
     if has_checksum(data):
         raise SegmentDamaged(f"{path}: its end is missing", len(data))
 
@@ -233,7 +233,7 @@ def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
-    """The records of every frame that can be read, also behind damage; a line that is no record is left out."""
+    """The records of every frame that can be read, also behind damage; a line that is not a record is left out."""
     for frame in whole_frames(data, path):
         for line in frame.lines.splitlines():
             with suppress(SegmentDamaged):
@@ -241,7 +241,7 @@ def readable_records(data: Data, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def whole_frames(data: Data, path: Path | str, *, torn: bool = False) -> Iterator[Frame]:
-    """Every frame of a file that can be read, also behind damage; with ``torn`` also those with lines that are no events."""
+    """Every frame of a file that can be read, also behind damage; with ``torn`` also those with lines that are not events."""
     at, (size_bytes, _) = 0, split_trailer(data)
     while True:
         try:
@@ -271,7 +271,7 @@ def by_number(paths: list[Path]) -> list[Path]:
 
 
 def has_segments(directory: Path) -> bool:
-    """Whether ``directory`` is an event log that has, or had, any record."""
+    """True if ``directory`` is an event log that has, or had, any record."""
     return any(directory.glob("date=*")) or any(directory.glob(".*.open"))
 
 

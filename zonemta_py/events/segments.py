@@ -4,12 +4,29 @@
     DIRECTORY/date=2026-11-21/hour=09/NODE-SEQ.jsonl.zst       sealed; date and hour of sealing (UTC)
     DIRECTORY/.NODE-SEQ.damaged                                what recovery could not read as a whole
 
-SEQ is the first group commit in the file, BEFORE the one that the log has in front of it (0: unknown). Each frame has zstd's checksum. The trailer is a skippable frame,
-which every zstd reader passes over (RFC 8878, 3.1.2), little-endian:
+SEQ is the first group commit in the file, BEFORE the one that the log has in front of it (0: unknown). Each frame has zstd's
+checksum. The trailer is a skippable frame, which every zstd reader passes over, little-endian:
 
     4  magic 0x184D2A5A        4  72, the size of the rest      8  b"zmtaseg1"
     8  number of records       8  SEQ of the record before the first of this segment; 0: unknown
     8  SEQ of the first        8  SEQ of the last               32 SHA-256 of all bytes in front of it
+
+States of a segment: open ─▶ complete (it has its trailer) ─▶ linked (both names) ─▶ sealed (the hidden name is gone).
+
+Invariants:
+
+- An open file has whole frames, each synced; a torn frame can only be the last one, and recovery cuts it off.
+- A sealed file is never changed. Its digest covers the data and the numbers in the trailer.
+- ``publish`` makes a hard link and then removes the hidden name: at every moment the segment has a name, and after a crash the
+  next start removes the hidden one.
+- A final name is never reused: a second file with the same first number gets a suffix.
+- Methods of ``Segment`` block; after an error of ``append`` the file has its previous length and gets no more.
+
+Callers: the outbox writes and seals; ``recovery`` completes what a crash left; ``segment_reading`` reads.
+
+Example: ``Segment(directory, "a1", 7)`` appends the groups 7 to 9 as three frames; ``seal`` returns ``…/hour=09/a1-…07.jsonl.zst``.
+
+Source: RFC 8878 sections 3.1.1 (frames) and 3.1.2 (skippable frames).
 """
 
 import hashlib
@@ -35,7 +52,7 @@ from zonemta_py.events.index import add_to_index, hashes_in
 log = logging.getLogger(__name__)
 
 
-# ---- zstd frames of JSON lines, each with zstd's checksum. The only importer of zstandard.
+# ---- Frames: zstd with its checksum over JSON lines; the only importer of zstandard.
 
 LEVEL = 3
 BLOCK_BYTES = 1 << 16
@@ -51,7 +68,7 @@ class Data(Protocol):
     def __getitem__(self, part: slice, /) -> bytes: ...
 
     def find(self, wanted: bytes, start: int = 0, /) -> int:
-        """As ``bytes.find``."""
+        """The offset of ``wanted`` from ``start`` on; -1 without it."""
         ...
 
 
@@ -70,7 +87,6 @@ class FileData:
         return os.pread(self._handle, max(0, stop - start), start)
 
     def find(self, wanted: bytes, start: int = 0, /) -> int:
-        """As ``bytes.find``."""
         while start < self._size:
             block = self[start : start + BLOCK_BYTES]
             if (at := block.find(wanted)) >= 0:
@@ -108,12 +124,12 @@ class Frame(NamedTuple):
 
 
 def make_compressor() -> zstandard.ZstdCompressor:
-    """Its ``compress`` makes one frame."""
+    """A compressor, whose ``compress`` makes one frame."""
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
 
 
 def has_checksum(data: Data) -> bool:
-    """Whether the first frame has zstd's checksum. Those of versions that wrote no trailers have none."""
+    """True if the first frame has zstd's checksum. Those of versions that wrote no trailers have none."""
     try:
         return bool(zstandard.get_frame_parameters(data[:HEADER_BYTES]).has_checksum)
     except zstandard.ZstdError:
@@ -136,7 +152,7 @@ def read_frames(data: Data, path: Path | str, start: int, size_bytes: int) -> It
 
 
 def read_torn_frame(data: Data, start: int, size_bytes: int) -> Frame | None:
-    """The frame at ``start`` whose first or last line is no event: ``first`` or ``last`` is -1 then. None if it is no whole frame."""
+    """The frame at ``start`` whose first or last line is not an event: ``first`` or ``last`` is -1 then. None if it is not a whole frame."""
     try:
         lines, end = _decompress(data, start, size_bytes)
     except (zstandard.ZstdError, ValueError):
@@ -172,7 +188,7 @@ def _last(lines: bytes) -> bytes:
     return lines.rstrip(b"\n").rpartition(b"\n")[2]
 
 
-# ---- segments
+# ---- Trailers, names, and the writer.
 
 _TRAILER = struct.Struct("<II8sQQQQ32s")
 TRAILER_BYTES = _TRAILER.size
@@ -181,7 +197,7 @@ _NAME = re.compile(r"\.?([^-.]+)-([0-9a-f]{16})(?:-([0-9a-f]{16})(?=\.open))?[-.
 
 
 class Trailer(NamedTuple):
-    """What the end of a sealed segment says about it. ``previous``: 0 when it is unknown."""
+    """The trailer at the end of a sealed segment. ``previous``: 0 when it is unknown."""
 
     records: int
     previous: int
@@ -217,14 +233,13 @@ def digest_of(data: Data, start: int, end: int) -> "hashlib._Hash":
 
 
 class SegmentName(NamedTuple):
-    """What the name of a segment says. ``previous``: as in ``Trailer``; only an open one has it."""
+    """The parts of a segment's name. ``previous``: as in ``Trailer``; only an open one has it."""
 
     node: str
     first: int
     previous: int = 0
 
     def hidden(self) -> str:
-        """The name of the open file."""
         return f".{self.node}-{self.first:016x}-{self.previous:016x}.open"
 
     def sealed(self, number: int = 1) -> str:
@@ -233,7 +248,7 @@ class SegmentName(NamedTuple):
 
 
 def read_name(path: Path) -> SegmentName:
-    """What the name of a segment says; number 0 for a name that is no segment's."""
+    """The parts of the name of a segment; number 0 for a name of another kind."""
     match = _NAME.match(path.name)
     if match is None:
         return SegmentName(path.name.lstrip(".").partition("-")[0], 0)
@@ -296,7 +311,7 @@ class Segment:
         return sealed
 
     def is_removed(self) -> bool:
-        """Whether the hidden file is gone, so that there is nothing to seal."""
+        """True if the hidden file is gone, so that there is nothing to seal."""
         return not self._path.exists()
 
     def leave(self) -> None:

@@ -1,10 +1,32 @@
 """The connection of an SMTP session: bytes to lines, lines to commands, replies in few writes.
 
-Everything happens in plain calls from the event loop. While a command waits, for the disk or for a
-password hash, the session is paused: what the client sends stays unread until ``resume``. No task and
-no future is created between a command and its reply (decision 2).
+States of a session (``State``, ``TRANSITIONS``); each may be followed by CLOSED::
 
-Replies to pipelined commands leave in one write, just before the session would wait.
+    connected ─▶ PROXY ─▶ COMMAND ◀──▶ AUTH    a challenge of AUTH, until it is answered
+        └────────────────▶    ◀──▶ DATA        after 354, until the final dot
+                              ◀──▶ TLS         after the 220 of STARTTLS, until the handshake ends
+
+Pauses (``Pause``) are independent of the state: while there is one, bytes of the client stay in ``_unread``, and beyond
+UNREAD_MAX in the kernel.
+
+Invariants:
+
+- All steps are plain calls on the event loop. No task and no future is created between a command and its reply (decision 2);
+  a command that needs the disk or a password hash pauses the session until ``resume``.
+- Commands are handled in the order of their bytes, one at a time, and none during a pause. So replies have the order of the
+  commands (RFC 2920), and a pipelined command never overtakes one that waits.
+- Replies are collected, and leave in one write just before the session would wait.
+- Every way into CLOSED calls ``_abandon``; what is in progress is aborted, and nothing is handled afterwards.
+- The time limit starts again with each whole line or block of data, not with each byte of a command, and is off while the relay
+  works on a command.
+
+Callers: asyncio calls the methods of ``asyncio.Protocol``; ``session.Session`` defines the commands; the listener calls
+``close_if_idle``, the limits of sessions ``give_up``.
+
+Example: MAIL, RCPT and DATA arrive in one block, and MAIL has a submission key. MAIL pauses for the look-up; RCPT and DATA stay
+unread. ``resume`` adds the 250 to MAIL, handles the other two, and the three replies leave in one write.
+
+Source: RFC 5321 sections 4.1.1 and 4.5.3.2 (time limits), RFC 2920 (pipelining).
 """
 
 import asyncio
@@ -27,19 +49,11 @@ from zonemta_py.transports.tracing import TRACER, SessionTrace
 log = logging.getLogger(__name__)
 
 
-# ---- The states of an SMTP session, and the reasons to read nothing from its client.
-#
-# ::
-#
-#     connected ─▶ PROXY ─▶ COMMAND ◀──▶ AUTH    a challenge of AUTH, until it is answered
-#         └────────────────▶    ◀──▶ DATA        after 354, until the final dot
-#                               ◀──▶ TLS         after the 220 of STARTTLS, until the handshake ends
-#
-# Every state may be followed by CLOSED.
+# ---- States and pauses.
 
 
 class State(StrEnum):
-    """What the next bytes from the client are."""
+    """The meaning of the next bytes from the client."""
 
     PROXY = "a header of the PROXY protocol"
     COMMAND = "a command"
@@ -63,14 +77,14 @@ TRANSITIONS = {
 
 
 class Pause(StrEnum):
-    """Why bytes from the client stay unread."""
+    """A reason to leave bytes from the client unread."""
 
     RESULT = "a write, a password check or a TLS handshake is under way"
     WRITING = "the client does not read its replies"
     TURN = "sessions have computed enough in this turn of the event loop"
 
 
-# ---- The transport of an SMTP session: replies that leave in few writes, reading that stops and continues, traces.
+# ---- The transport: replies that leave in few writes, reading that stops and continues, traces.
 
 
 class ClientTransport(asyncio.Protocol):
@@ -117,7 +131,7 @@ class ClientTransport(asyncio.Protocol):
         self._replies.clear()
 
     def _trace(self) -> SessionTrace:
-        """The trace of this session, made anew when nothing was traced for a while."""
+        """The trace of this session; a new one after a time without traces."""
         trace = self._last_trace
         if trace is None or trace.activation != TRACER.activation:
             # The rest of a line that is not complete may be the end of a secret.
@@ -127,7 +141,7 @@ class ClientTransport(asyncio.Protocol):
         return trace
 
 
-# ---- Command lines from the bytes of a client, and the end of a session that sends none.
+# ---- Lines of commands, and the end of a session that sends none.
 
 UNREAD_MAX = 65_536  # bytes buffered during a pause; then the transport stops reading, too
 COMMAND_MAX = 4096  # bytes: RFC 5321 asks for 512, parameters and UTF-8 need more
@@ -167,7 +181,7 @@ def take_line(unread: bytearray) -> str | None:
 
 
 def unknown_command(line: str) -> Exception:
-    """What to raise for a line whose verb is not known.
+    """The exception for a line whose verb is not known.
 
     A web browser can be made to send the verbs of HTTP, with SMTP commands after them.
     """
@@ -176,7 +190,7 @@ def unknown_command(line: str) -> Exception:
     return Refused("500 5.5.2 Command not recognized")
 
 
-# ---- connection
+# ---- The connection.
 
 LINGER_S = 5.0  # for the last replies to reach the client of a closing connection
 
@@ -205,7 +219,7 @@ class Connection(ClientTransport, ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether a mail transaction is open."""
+        """True if a mail transaction is open."""
         return False
 
     @abstractmethod
@@ -292,7 +306,7 @@ class Connection(ClientTransport, ABC):
             self._run()
 
     def eof_received(self) -> bool:
-        """The client sends no more; what it sent is still answered. TLS has no half-closed state."""
+        """Note that the client sends no more; what it sent is still answered. TLS has no half-closed state."""
         self._eof = True
         if self._state is CLOSED:
             return False
@@ -301,11 +315,11 @@ class Connection(ClientTransport, ABC):
         return not self._encrypted
 
     def pause_writing(self) -> None:
-        """The client does not read its replies: it gets no more until it does."""
+        """Pause: the client does not read its replies."""
         self._pauses.add(Pause.WRITING)
 
     def resume_writing(self) -> None:
-        """The client reads its replies again."""
+        """End the pause: the client reads its replies again."""
         self._pauses.discard(Pause.WRITING)
         if not self._pauses:
             self.resume()
@@ -313,7 +327,7 @@ class Connection(ClientTransport, ABC):
     # ---- the end of a session
 
     def close_if_idle(self) -> None:
-        """The relay is stopping: end the session unless a transaction is open."""
+        """End the session unless a transaction is open: the relay is stopping."""
         if self._state is TLS or (self._state is CLOSED and self.transport is not None):
             self.abort()
         elif not self.busy:
@@ -369,7 +383,7 @@ class Connection(ClientTransport, ABC):
         self._state = state
 
     def pause(self) -> None:
-        """Leave unread what the client sends, until ``resume``; meanwhile it is not the client that is slow."""
+        """Leave unread what the client sends, without a time limit for it, until ``resume``."""
         self._pauses.add(Pause.RESULT)
         self._deadline.clear()
 

@@ -1,4 +1,30 @@
-"""What the sessions of one listener share: settings, users, queue, and the number of sessions."""
+"""The state that the sessions of one listener share: settings, users, queue, places, refusals, turns.
+
+``ListenerContext`` is what a session sees, and the first class to read; it has the present settings and three helpers:
+
+- ``SessionLimits``: the places of the listener. A session is *unnamed* (of a proxy that has not named its client, without a
+  place), a *stranger*, or *known* (trusted or authenticated)::
+
+      unnamed ─▶ stranger ─▶ known ─▶ ended       each may end, or lose its place
+
+- ``Rejections``: refused commands, of which at most two events in a minute are recorded for each client, command and code.
+- ``IntakeTurns``: a budget of computing time for each turn of the event loop, so that intake does not delay deliveries.
+
+Invariants:
+
+- A session is in at most one of the three tables; ``_owned`` and ``_by_network`` count the entries of two of them.
+- Known sessions and strangers together are at most ``max_sessions``; after a reload with a lower number none is ended for it.
+- Every decision is a plain function: no other session runs between the question for a place and its answer.
+- ``apply`` replaces all settings at once, so that a command sees one configuration.
+
+Callers: ``Listener`` makes a context and applies reloads; ``Connection`` calls ``admit``, ``claim``, ``authenticated`` and
+``ended``; ``Session`` uses the settings, the queue and the rejections.
+
+Example: with 8 places strangers have at most 7, and 2 from one network. A known client that finds all 8 taken gets the place of
+a stranger, of the network that has most; that session ends with 421.
+
+Source: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998; Postfix, STRESS_README.
+"""
 
 import asyncio
 import ssl
@@ -24,7 +50,7 @@ from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.routing import Router, matching_networks
 from zonemta_py.storage.open import DiskSpace
 
-# ---- Who may relay, and how many sessions a client may have. Pure: the time is an argument.
+# ---- Places: the clients that may relay, and their number of sessions. Pure: the time is an argument.
 #
 # A listener has a number of places. A session is *known* when its client is trusted or has authenticated; it has owners,
 # the tenant and then the user, or without AUTH the address. All others are *strangers*, who hold a place only as long as
@@ -32,8 +58,8 @@ from zonemta_py.storage.open import DiskSpace
 #
 # - A known client gets the place of a stranger when none is free.
 # - A stranger gets the place of one whose network has at least two more, or who is there for STRESS_S, as Postfix gives
-#   clients ten seconds when its processes are all in use (smtpd_timeout under stress). A network in which someone logged in
-#   lately comes before others.
+#   clients ten seconds when its processes are all in use (smtpd_timeout under stress). A network in which a user logged in
+#   recently comes before others.
 # - An owner may have SHARE times the places that are left, so that one alone leaves an eighth, and k of them an equal
 #   share each and one to k + 1 (the dynamic thresholds of Choudhury and Hahne, "Dynamic queue length thresholds for
 #   shared-memory packet switches", 1998). When nothing is left, a client whose owner has less gets the place of an idle
@@ -59,7 +85,7 @@ class OpenSession(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a transaction is open."""
+        """True if a transaction is open."""
 
     def close_if_idle(self) -> None:
         """End it, unless a transaction is open."""
@@ -72,7 +98,7 @@ class OpenSession(Protocol):
 
 
 class Stranger(NamedTuple):
-    """Since when a client that is not known has a session; ``is_familiar``: someone logged in from its network lately."""
+    """A client that is not known, and the start of its session; ``is_familiar``: a user logged in from its network recently."""
 
     network: str
     is_familiar: bool
@@ -80,7 +106,7 @@ class Stranger(NamedTuple):
 
 
 def is_trusted(client_ip: str, networks: Sequence[Network]) -> bool:
-    """Whether ``client_ip`` is in one of ``networks``; an empty address is not."""
+    """True if ``client_ip`` is in one of ``networks``; an empty address is not."""
     return bool(client_ip) and matching_networks(client_ip.removeprefix("::ffff:"), networks)
 
 
@@ -104,7 +130,6 @@ class SessionLimits:
         return [*self._known, *self._strangers, *self._unnamed]
 
     def __len__(self) -> int:
-        """Return how many places are taken."""
         return len(self._known) + len(self._strangers)
 
     def __contains__(self, session: OpenSession) -> bool:
@@ -129,7 +154,7 @@ class SessionLimits:
         return ""
 
     def admit_stranger(self, session: OpenSession, client: Stranger, places: int) -> str:
-        """The same for a client that is not known."""
+        """Give a place to a client that is not known; the result is that of ``admit_known``."""
         if session in self._strangers or session in self._known:
             return ""
         count = self._by_network.get(client.network, 0)
@@ -152,7 +177,7 @@ class SessionLimits:
         self._unnamed[session] = None
 
     def know(self, session: OpenSession, owners: Owners, places: int) -> str:
-        """The client of ``session`` has authenticated; returns why it may not stay, as a reply, or an empty text."""
+        """Note that the client of ``session`` has authenticated; returns why it may not stay, as a reply, or an empty text."""
         refusal = self._excess(owners, places)
         if session in self and not refusal:
             self.remove(session)
@@ -160,7 +185,7 @@ class SessionLimits:
         return refusal
 
     def remove(self, session: OpenSession) -> None:
-        """The session has ended, or was none."""
+        """Free the place of a session that has ended, if it has one."""
         owners = self._known.pop(session, None)
         if owners is not None:
             for owner in owners:
@@ -173,7 +198,7 @@ class SessionLimits:
         self._unnamed.pop(session, None)
 
     def _excess(self, owners: Owners, places: int) -> str:
-        """Why an owner may have no further session, as a reply; empty if it may."""
+        """The refusal of a further session of an owner, as a reply; empty if it may have one."""
         free = places - len(self._known)
         for owner, share in zip(owners, SHARES, strict=False):
             count = self._owned.get(owner, 0)
@@ -192,7 +217,7 @@ class SessionLimits:
         return max(ranks, key=lambda each: ranks[each], default=None)
 
     def _weaker_than(self, client: Stranger, count: int) -> OpenSession | None:
-        """Whose place a stranger gets whose network has ``count``: as ``_first_stranger``, of those that it may take."""
+        """The session whose place a stranger of a network with ``count`` gets: as ``_first_stranger``, of those that it may take."""
         ranks = {
             each: self._rank(other)
             for each, other in self._strangers.items()
@@ -227,15 +252,15 @@ def _decrement(counts: dict[K, int], key: K) -> None:
         del counts[key]
 
 
-# ---- Records refused commands, at most two events in a minute for each client, command and code, so that no client can fill the
-# event log: the first refusal at once, the number of the others at the end of the minute.
+# ---- Refusals: the first of a client, command and code is recorded at once, the number of the others at the end of the minute, so
+# that no client can fill the event log.
 
 INTERVAL_S = 60.0
 KINDS_MAX = 1000  # of strangers, and of others, counted by themselves; the others of a minute are counted together
 
 
 class _Kind(NamedTuple):
-    """What is counted by itself. ``owner``: a user, or the network of a client; empty: of all beyond KINDS_MAX."""
+    """A kind of refusal that is counted by itself. ``owner``: a user, or the network of a client; empty: of all beyond KINDS_MAX."""
 
     is_known: bool
     owner: str
@@ -305,7 +330,7 @@ class Rejections:
         self.flush()
 
 
-# ---- How long sessions compute in one turn of the event loop (decision 119).
+# ---- Turns: the computing time of sessions in one turn of the event loop (decision 119).
 #
 # A loop that serves all that has come computes for many milliseconds while clients submit, and mail that could leave
 # waits for each of these turns. Beyond a budget sessions wait for the next turn, in the order in which they came.
@@ -326,7 +351,7 @@ class IntakeTurns:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def is_over(self) -> bool:
-        """Whether a session must ``wait`` before its next step."""
+        """True if a session must ``wait`` before its next step."""
         if self._granted:
             self._granted = False
             return False
@@ -337,7 +362,7 @@ class IntakeTurns:
         return False
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` in one of the next turns; ``is_over`` was true."""
+        """Call ``go_on`` in one of the next turns; ``is_over`` has returned True."""
         self._waiting.append(go_on)
 
     def _next_turn(self) -> None:
@@ -348,7 +373,7 @@ class IntakeTurns:
             self._granted = False
 
 
-# ---- context
+# ---- The context.
 
 TRUSTED_MAX = 10_000  # addresses that are remembered
 
@@ -399,7 +424,7 @@ class ListenerContext:
         self.apply(settings)
 
     def apply(self, settings: SessionSettings) -> None:
-        """Use ``settings`` from now on: at the start, and after a reload."""
+        """Use ``settings``: at the start, and after a reload."""
         self.settings = settings.listener
         self.name = str(settings.listener.address)
         self.users = settings.users
@@ -414,7 +439,6 @@ class ListenerContext:
 
     @property
     def sessions(self) -> Collection[OpenSession]:
-        """The sessions that are open."""
         return self._limits.sessions
 
     def admit(self, session: OpenSession, client_ip: str, *, is_named: bool = False) -> str:
@@ -447,11 +471,10 @@ class ListenerContext:
         self._trusted[client_ip] = owners
 
     def authenticated(self, session: OpenSession, user: str, client_ip: str) -> str:
-        """The client of ``session`` is ``user``; returns why it may not stay, as a reply, or an empty text."""
+        """Note that the client of ``session`` is ``user``; returns why it may not stay, as a reply, or an empty text."""
         return self._limits.know(session, self._owners(user, client_ip), self.settings.max_sessions)
 
     def _owners(self, user: str, client_ip: str) -> Owners:
-        """Who has the session of a known client."""
         member = ("user", user) if user else ("address", network_of(client_ip))
         if self._tenants is None or (tenant := self._tenants.of(user, client_ip)) is None:
             return (member,)
@@ -472,7 +495,7 @@ class ListenerContext:
             session.give_up()
 
     def login_of(self, user: str) -> str:
-        """What changes with the password of a user: its stored hash, empty for one that is removed or disabled."""
+        """A value that changes with the password of a user: its stored hash, empty for one that is removed or disabled."""
         return self.users.hash_of(user) if self.users is not None else ""
 
     def ended(self, session: OpenSession) -> None:
@@ -480,7 +503,7 @@ class ListenerContext:
         self._limits.remove(session)
 
     def trusts(self, client_ip: str) -> bool:
-        """Whether this client may relay without AUTH."""
+        """True if this client may relay without AUTH."""
         if is_trusted(client_ip, self.settings.trusted_networks):
             return True
         return self.rules.senders.trusts(client_ip)
@@ -494,14 +517,15 @@ class ListenerContext:
             self.rules.senders.check_sender(tenant, user or client_ip, sender, verified, trusted=trusted)
 
     def is_proxy(self, peer_ip: str) -> bool:
-        """Whether this peer names its clients by the PROXY protocol."""
+        """True if this peer names its clients by the PROXY protocol."""
         networks = self.settings.proxies
         return bool(networks) and is_trusted(peer_ip, networks)
 
 
 def check_suspended(queue: QueueClient, tenant: str, user: str) -> None:
     """Raises NotAccepted for a tenant or user that is suspended."""
-    who = suspended_part(queue.suspended, tenant, user)
+    suspended = queue.suspended
+    who = suspended_part(suspended, tenant, user) if suspended else ""
     if who:
         raise NotAccepted(f"454 4.7.0 {who} is suspended")
 

@@ -91,7 +91,9 @@ class MailEndpoint:
         ]
         helo = fields.get(EHLO_FIELD, "").encode("ascii", "replace")[:HELO_MAX].decode()
         client = request.remote or PROGRAM_IP
-        origin = Origin(f"http:{self._where}", client, helo, "", PROTOCOL, tenant)
+        origin = Origin(
+            listener=f"http:{self._where}", client_ip=client, helo=helo, user="", protocol=PROTOCOL, tenant=tenant,
+        )  # fmt: skip
         owner = f"token:{token}" if token else ""  # several programs have one address
         key = NamedKey(fields.get(KEY_FIELD, ""), owner)
         if not key.value and (idempotent := fields.get(IDEMPOTENCY_FIELD, "").strip(' "')):

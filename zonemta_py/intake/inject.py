@@ -1,4 +1,17 @@
-"""Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP."""
+r"""Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP.
+
+States of an ``Injector``, which is for one message: new ─ begin ─▶ receiving ─ write … ─ finish ─▶ ended; ``abort`` ends it at any time.
+
+Invariants:
+
+- The steps are those of a session: suspension, sender, limits, space, key, then ``MessageReceiver``; a refusal has the same reply.
+- ``finish`` returns an id only when the message is on disk, or a repetition has that of the first one.
+- A message that is not finished is aborted: callers call ``abort`` in the end, which does nothing after ``finish``.
+
+Callers: ``intake.http``, the library's ``enqueue``, and ``dequeue`` for what a program sends.
+
+Example: ``await enqueue(injector, "a@a.example", ["b@b.example"], b"Subject: Hello\n\nText")`` returns the queue id.
+"""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypedDict, Unpack
@@ -106,7 +119,9 @@ class Injector:
             raise NotAccepted(f"501 5.5.4 ENVID={envid} is not xtext (RFC 3461 section 4)")
         unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
         self._check_room(len(unique))
-        envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
+        envelope = MessageEnvelope(
+            sender=sender, recipients=unique, origin=origin, smtputf8=True, ret=ret, envid=envid
+        )
         named = NamedKey(key) if isinstance(key, str) else key
         owner = "" if origin.tenant else named.owner
         claim = SubmissionKeyClaim(self._queue.submission_keys, origin, self._key_window_s, owner)
@@ -119,8 +134,10 @@ class Injector:
         self._receiver = MessageReceiver(self._queue, self._rules, envelope, claim, self._scanner)
 
     def program_origin(self, user: str = "", tenant: str = "") -> Origin:
-        """The origin of mail that this program sends for a user, or goes on sending for ``tenant``."""
-        return Origin("", PROGRAM_IP, self._rules.hostname, user, PROTOCOL, tenant)
+        """The origin of mail that this program sends for a user, or continues to send for ``tenant``."""
+        return Origin(
+            listener="", client_ip=PROGRAM_IP, helo=self._rules.hostname, user=user, protocol=PROTOCOL, tenant=tenant,
+        )  # fmt: skip
 
     def _check_room(self, recipients: int) -> None:
         """Raises NotAccepted, as SMTP refuses MAIL or RCPT."""

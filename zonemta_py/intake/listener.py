@@ -5,7 +5,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,17 +17,18 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.networks import accept_client
 from zonemta_py.intake.context import IntakeTurns, ListenerContext, SessionSettings, load_settings
 from zonemta_py.intake.queue_client import QueueClient
-from zonemta_py.intake.scan import MessageScanner
+from zonemta_py.intake.scan import MessageScanner, ScanClient
 from zonemta_py.intake.session import HANDSHAKE_S, Session
 from zonemta_py.intake.users import PasswordChecks
 from zonemta_py.routing import Router
 from zonemta_py.smtp.auth import InvalidProxyHeader, missing_bytes, read_proxy_header
+from zonemta_py.storage.interface import Space
 from zonemta_py.storage.open import DiskSpace
 
 log = logging.getLogger(__name__)
 
 
-# ---- Listening sockets, for one process or for several that share an address.
+# ---- Sockets, for one process or for several that share an address.
 #
 # Processes share an address by SO_REUSEPORT: the kernel distributes connections over sockets, each with
 # its own backlog. With one socket in several processes, most connections go to the process that wakes up
@@ -63,7 +64,6 @@ async def listening_sockets(address: HostPort, copies: int) -> list[list[socket.
 
 
 def bound_address(address: HostPort, sockets: Sequence[socket.socket]) -> HostPort:
-    """``address`` with the port that its sockets have."""
     return HostPort(address.host, sockets[0].getsockname()[1])
 
 
@@ -96,7 +96,7 @@ def _bound(family: int, host: str | int, port: int, *, shared: bool) -> socket.s
     return sock
 
 
-# ---- listener
+# ---- Listeners.
 
 DRAIN_POLL_S = 0.05
 
@@ -111,7 +111,6 @@ class Listener:
         self._acceptors: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Accept connections."""
         context = self.context
         for sock in self._sockets:
             sock.listen(BACKLOG)  # one of a process before, which could not start, does not
@@ -158,7 +157,7 @@ class Listener:
             log.info("TLS handshake failed: %s", exc)
 
     def _shook_hands(self, session: Session, accepted: socket.socket, task: asyncio.Task[None]) -> None:
-        """The handshake has ended, or was cancelled, perhaps before it began."""
+        """Note that the handshake has ended, or was cancelled, perhaps before it began."""
         del self.context.handshakes[session]
         if session.transport is None:
             self.context.ended(session)
@@ -235,7 +234,6 @@ class Intake:
 
     @property
     def sessions(self) -> int:
-        """The open sessions."""
         return sum(len(listener.context.sessions) for listener in self.listeners)
 
     def prepare(self, config: Config, hostname: str, router: Router) -> list[SessionSettings]:
@@ -252,7 +250,6 @@ class Intake:
         return prepared
 
     async def start(self, prepared: Sequence[SessionSettings]) -> None:
-        """Accept connections."""
         turns = IntakeTurns(asyncio.get_running_loop())
         for settings, sockets in zip(prepared, self._sockets, strict=True):
             context = ListenerContext(
@@ -273,3 +270,82 @@ class Intake:
             listener.close()
         await asyncio.gather(*(listener.drain(grace_s) for listener in self.listeners))
         self._passwords.close()
+
+
+# ---- The intake of one process, put together: listeners, the scanner of messages, the free space that is asked before each.
+#
+# The relay makes one for the listeners in its process, and for mail of programs and by HTTP; each receiver process makes one.
+
+
+def rspamd_client() -> ScanClient:
+    """The connections to an rspamd."""
+    # Imported where it is used: loading aiohttp takes a quarter of a second.
+    from zonemta_py.intake.rspamd import RspamdClient
+
+    return RspamdClient()
+
+
+class AssembledIntake:
+    """The intake of ``queue`` in this process. ``space``: that of a store with a limit of its own, else None."""
+
+    def __init__(
+        self,
+        queue: QueueClient,
+        config: Config,
+        space: Callable[[], Space | None],
+        hooks: Hooks = NO_HOOKS,
+    ) -> None:
+        self._queue = queue
+        self._hooks = hooks
+        self.disk_space = DiskSpace(config.queue.directory, config.queue.min_free_disk, space)
+        self.scanner = MessageScanner(config, rspamd_client)
+        self._listeners: Intake | None = None
+
+    def add_listeners(
+        self, sockets: Sequence[Sequence[socket.socket]], process: int = 0, processes: int = 1
+    ) -> None:
+        """Listen with ``sockets``, those of each listener; this is the ``process``-th of ``processes`` that do."""
+        self._listeners = Intake(
+            self._queue,
+            sockets,
+            process,
+            processes,
+            hooks=self._hooks,
+            disk_space=self.disk_space,
+            scanner=self.scanner,
+        )
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether there are any in this process."""
+        return self._listeners is not None
+
+    @property
+    def sessions(self) -> int:
+        """The open sessions of clients."""
+        return self._listeners.sessions if self._listeners is not None else 0
+
+    def prepare(self, config: Config, hostname: str, router: Router) -> Sequence[SessionSettings]:
+        """The settings of the listeners under ``config``. Raises ConfigError."""
+        listeners = self._listeners
+        return listeners.prepare(config, hostname, router) if listeners is not None else ()
+
+    async def start(self, prepared: Sequence[SessionSettings]) -> None:
+        """Accept connections, under what ``prepare`` returned."""
+        if self._listeners is not None:
+            await self._listeners.start(prepared)
+
+    def configure(self, config: Config, prepared: Sequence[SessionSettings]) -> None:
+        """Use ``config``; ``prepared`` is what ``prepare`` returned for it."""
+        self.scanner.configure(config)
+        if self._listeners is not None:
+            self._listeners.apply(prepared)
+
+    async def drain(self, grace_s: float) -> None:
+        """Accept no more connections; open transactions have ``grace_s`` to end."""
+        if self._listeners is not None:
+            await self._listeners.drain(grace_s)
+
+    async def close(self) -> None:
+        """Close idle connections to the scanner."""
+        await self.scanner.close()

@@ -1,4 +1,34 @@
-"""Receiving one message: its data, then its key, the scanner's verdict, the limits, and the queue."""
+r"""Receipt of one message: its data, then its key, the scanner's verdict, the limits, and the queue.
+
+Steps::
+
+    feed … feed ─▶ finish ─▶ key ─▶ scan ─▶ limits ─▶ queue ─▶ result
+       └─────────── a refusal at any step ───────────────▶ abort
+
+``MessageData`` takes the data: it checks lines, splits header and body, hashes, scans and writes. ``MessageReceiver`` does the
+steps after the end of the data. Each step starts when the future of the step before is done.
+
+Invariants:
+
+- Memory does not depend on the size of a message: the body goes to its writers block by block.
+- After the first defect ``refusal`` is set, and the remaining data are read and discarded. The reply to the final dot names the
+  defect: after an earlier reply the data of the client would be taken for commands.
+- The writers of bodies and the submission key end exactly once: by ``abort``, or by ``_hand_over`` to the queue (``_ended``).
+- A message that was handed over is stored even when the client disconnects; a repetition finds it under its key.
+- There is a ``result`` only when every message that policies made is on disk.
+- A defect of a step refuses this message only (``_call``); the future of ``finish`` is done all the same. After ``abort`` by a
+  client that disconnected no step continues.
+
+Callers: ``session.Session`` between DATA and its reply, and ``inject.Injector`` for mail by HTTP and of programs.
+
+Example::
+
+    receiver = MessageReceiver(queue, rules, envelope, claim)
+    receiver.feed(b"Subject: Hello\r\n\r\nText\r\n")
+    receiver.finish().add_done_callback(lambda _: send(receiver.refusal or receiver.result.reply()))
+
+Source: RFC 5321 sections 4.1.1.4 (DATA) and 6.1 (responsibility after the 250).
+"""
 
 import logging
 from collections.abc import Callable
@@ -36,14 +66,14 @@ from zonemta_py.smtp.transparency import LineCheck, LineNormaliser
 log = logging.getLogger(__name__)
 
 
-# ---- How the receipt of a message ends: what was accepted, or that nothing could be now.
+# ---- The result of a receipt.
 
 UNDER_WAY = "450 4.3.0 This submission is under way, try again later"
 UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
 
 
 class AcceptResult(NamedTuple):
-    """What was accepted.
+    """The messages that were accepted.
 
     ``stored``: id of the message that was stored; empty for a repetition without new recipients.
     ``first``: id of the message accepted first under the submission key; empty without a repetition.
@@ -71,11 +101,232 @@ class AcceptResult(NamedTuple):
         return reply
 
 
+# ---- The steps after the data.
+
+DEFECT = "451 4.3.0 Internal error"
+
+
+class MessageReceiver:
+    """Receives the data of one message and hands it to the queue.
+
+    ``claim``: its submission key, acquired when the client named one at MAIL. In the end there is a
+    ``refusal``, an SMTP reply, or a ``result``.
+    """
+
+    def __init__(
+        self,
+        queue: QueueClient,
+        rules: MessageRules,
+        envelope: MessageEnvelope,
+        claim: SubmissionKeyClaim,
+        scanner: MessageScanner | None = None,
+    ) -> None:
+        self._queue = queue
+        self._rules = rules
+        self._envelope = envelope
+        self._claim = claim
+        self._new = envelope.recipients
+        self._data = MessageData(queue, rules, envelope, claim.acquired, scanner)
+        self._stored: tuple[str, ...] = ()
+        self._verdict = ACCEPT
+        self._unwritten = 0  # messages handed to the queue and not yet on disk
+        self._failure: QueueUnavailable | None = None
+        self._ended = False  # aborted, or handed to the queue
+        self._finished = CommitFuture()
+        self.result: AcceptResult | None = None
+
+    @property
+    def refusal(self) -> str:
+        """An SMTP reply, or empty."""
+        return self._data.refusal
+
+    @property
+    def over_hard_limit(self) -> bool:
+        """True if the size is so far over the limit that the remaining data should not be read."""
+        return self._data.over_hard_limit
+
+    def feed(self, data: bytes) -> CommitFuture | None:
+        """Take the next bytes of the message; the future, if any, must be done before the next call."""
+        wait_for = self._data.feed(data)
+        if self._data.refusal and not self._ended:
+            self.abort()
+        return wait_for
+
+    def refuse(self, refusal: str) -> None:
+        """Refuse the message by an SMTP reply, unless it is refused already; more of its data may follow."""
+        if not self._data.refusal:
+            self._data.refusal = refusal
+            self.abort()
+
+    # ---- the end of the data
+
+    def finish(self) -> CommitFuture:
+        """End the data; when the future is done, there is a ``refusal`` or a ``result``."""
+        self._call(self._finish)
+        return self._finished
+
+    def _call(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Call a step after the end of the data; a defect in it refuses this message, and no callback is lost."""
+        try:
+            step(*arguments)
+        except Exception:
+            log.exception("a message from %s failed", self._envelope.origin.client_ip)
+            self._data.refusal = DEFECT
+            self.abort()
+            if not self._finished.done:
+                self._finished.set_result()
+
+    def _finish(self) -> None:
+        self._data.finish()
+        if self.refusal or not (self._data.key or self._claim.acquired):
+            self._await_scan()
+        else:
+            self._look_up(self._data.key)
+
+    def _look_up(self, key: str) -> None:
+        """Ask which recipients have this message under its key; ``key``: of its header."""
+        claim, content = self._claim, self._data.content_digest()
+        addresses = tuple(rcpt.address for rcpt in self._envelope.recipients)
+        if claim.acquired:
+            lookup = claim.compare(content, addresses)
+        else:
+            refuses_other = key_source(key) in self._rules.refused_keys
+            lookup = claim.acquire(key, content, addresses, refuses_other=refuses_other)
+        lookup.add_done_callback(lambda failure: self._call(self._on_key, failure, lookup.busy))
+
+    def _on_key(self, failure: QueueUnavailable | None, busy: bool) -> None:
+        if self._ended:
+            return  # the client has disconnected
+        if failure is not None:
+            self._data.refusal = UNWRITABLE
+        elif busy:
+            self._data.refusal = UNDER_WAY
+        elif self._claim.refusal:
+            self._data.refusal = self._claim.refusal
+        else:
+            self._new = self._claim.new_recipients(self._envelope.recipients)
+        self._await_scan()
+
+    def _await_scan(self) -> None:
+        """Conclude when the verdict of the scanner is known."""
+        scan = self._data.scan
+        if scan is None or self.refusal or not self._new:
+            self._conclude()
+            return
+
+        def scanned(_: QueueUnavailable | None) -> None:
+            if self._ended:
+                return  # the client has disconnected
+            self._verdict = scan.verdict
+            self._data.refusal = scan.verdict.refusal
+            self._conclude()
+
+        scan.finish().add_done_callback(partial(self._call, scanned))
+
+    def _conclude(self) -> None:
+        """Hand the message to the queue, unless it is refused or repeats another."""
+        messages: list[tuple[MessageWriter, NewMessage]] = []
+        if not self.refusal and self._new:
+            try:
+                messages = self._compose()
+            except NotAccepted as exc:
+                self._data.refusal = str(exc)
+        if messages:
+            self._charge(messages)
+            return
+        self.abort()
+        if not self.refusal:
+            self._record_repeated()
+            self.result = AcceptResult("", self._claim.first, 0)
+        self._finished.set_result()
+
+    def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
+        """The messages to store; empty when every recipient has one already. Raises NotAccepted."""
+        data, envelope = self._data, self._envelope
+        content = data.content(self._verdict)
+        if data.writers is not None:
+            return data.writers.compose(self._rules, envelope, content, self._claim, self._new)
+        if self._new is not envelope.recipients:
+            envelope = replace(envelope, recipients=self._new)
+        key = self._claim.use_for(data.writer.id, self._new)
+        return [(data.writer, stamp(self._rules, envelope, content, data.writer.id, key))]
+
+    def _charge(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
+        """Hand ``messages`` to the queue unless they exceed a limit."""
+        limits = self._rules.limits
+        client = None if limits.empty else client_of(self._envelope.origin)
+        if client is None or not limits.of(*client):
+            self._hand_over(messages)
+            return
+        recipients = sum(len(message.recipients) for _, message in messages)
+        charge = self._queue.limits.charge(client, Use(0, 1, recipients, self._data.size_bytes))
+
+        def charged(failure: QueueUnavailable | None) -> None:
+            self._data.refusal = UNWRITABLE if failure is not None else charge.refusal
+            if self._ended:
+                return  # the client has disconnected
+            if not self.refusal:
+                self._hand_over(messages)
+                return
+            self.abort()
+            self._finished.set_result()
+
+        charge.add_done_callback(partial(self._call, charged))
+
+    def _hand_over(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
+        """Hand ``messages`` to the queue, which stores them even when the client disconnects."""
+        self._unwritten = len(messages)
+        self._stored = tuple(writer.id for writer, _ in messages)
+        futures = [self._queue.accept(writer, message) for writer, message in messages]
+        self._ended = True
+        self._claim.hand_over()
+        used = {writer.id for writer, _ in messages}
+        for writer in self._data.body_writers():
+            if writer.id not in used:
+                self._queue.abort(writer)
+        for future in futures:
+            future.add_done_callback(self._on_stored)
+
+    def _on_stored(self, failure: QueueUnavailable | None) -> None:
+        """Count a message that is on disk, or cannot be; after the last the client gets its reply."""
+        self._unwritten -= 1
+        self._failure = self._failure or failure
+        if self._unwritten:
+            return
+        if self._failure is not None:
+            self._data.refusal = UNWRITABLE
+        else:
+            if self._new is not self._envelope.recipients:
+                self._record_repeated()
+            self.result = AcceptResult(
+                self._data.writer.id, self._claim.first, len(self._new), self._stored
+            )
+        faults.reach("reply.unsent")
+        self._finished.set_result()
+
+    def _record_repeated(self) -> None:
+        """An event for each message that recipients have under the key."""
+        origin, now_ms = self._envelope.origin, clock.now_ms()
+        for message, addresses in self._claim.repeated().items():
+            self._queue.record(
+                Repeated(
+                    time_ms=now_ms, message=message, recipients=len(addresses), listener=origin.listener,
+                    client_ip=origin.client_ip, user=origin.user, tenant=origin.tenant, addresses=tuple(addresses),
+                )
+            )  # fmt: skip
+
+    def abort(self) -> None:
+        """Discard what was received; does nothing after the end."""
+        self._claim.release()
+        if self._data.scan is not None:
+            self._data.scan.abort()
+        if not self._ended:
+            self._ended = True
+            for writer in self._data.body_writers():
+                self._queue.abort(writer)
+
+
 # ---- The data of one message as they come: checked, split into header and body, hashed, scanned, written.
-#
-# Memory stays the same for any size. After the first defect the remaining data are read and discarded,
-# and the reply to the final dot names it: after an earlier reply the client's data would be taken for
-# commands.
 
 LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
 LOOKALIKE = "554 5.6.0 A line of one dot has a bare LF beside it; only CRLF, dot and CRLF end a message"
@@ -120,11 +371,10 @@ class MessageData:
 
     @property
     def over_hard_limit(self) -> bool:
-        """Whether the size is so far over the limit that the remaining data should not be read."""
+        """True if the size is so far over the limit that the remaining data should not be read."""
         return self.size_bytes > HARD_LIMIT_FACTOR * self._rules.max_size
 
     def body_writers(self) -> list[MessageWriter]:
-        """The writers of all bodies."""
         return [each.writer for each in self.writers.all] if self.writers else [self.writer]
 
     def feed(self, data: bytes) -> CommitFuture | None:
@@ -214,7 +464,7 @@ class MessageData:
             self._begin_scan(self._scanner)
 
     def _check_behind(self, behind: bytes) -> None:
-        """Raises NotAccepted when a line that is no field would make body of fields that recipients must not get."""
+        """Raises NotAccepted when a line that is not a field would show recipients fields that they must not get."""
         shown = names_in(behind) & self._rules.removed_fields
         if shown:
             line = behind.partition(b"\r\n")[0][:40].decode("ascii", "backslashreplace")
@@ -235,7 +485,7 @@ class MessageData:
             self.scan.feed(header + b"\r\n")
 
     def finish(self) -> None:
-        """The data have ended."""
+        """Check and write what was held back: the data have ended."""
         if not self.refusal:
             self._check.finish()
             self._check_lines()
@@ -250,7 +500,7 @@ class MessageData:
         return self._digest.digest()
 
     def content(self, verdict: ScanVerdict) -> MessageContent:
-        """What the data are, with what the scanner says of them."""
+        """The content of the data, with the verdict of the scanner."""
         splitter, body_hash = self._splitter, self._hash.digest() if self._hash is not None else b""
         return MessageContent(
             splitter.header, splitter.fields, self._check.eight_bit, body_hash, verdict
@@ -258,231 +508,7 @@ class MessageData:
 
 
 def _both(first: CommitFuture, second: CommitFuture) -> CommitFuture:
-    """Done when both are."""
+    """A future that is done when both are."""
     done = CommitFuture()
     first.add_done_callback(lambda _: second.add_done_callback(lambda _: done.set_result()))
     return done
-
-
-# ---- message
-
-DEFECT = "451 4.3.0 Internal error"
-
-
-class MessageReceiver:
-    """Receives the data of one message and hands it to the queue.
-
-    ``claim``: its submission key, acquired when the client named one at MAIL. In the end there is a
-    ``refusal``, an SMTP reply, or a ``result``.
-    """
-
-    def __init__(
-        self,
-        queue: QueueClient,
-        rules: MessageRules,
-        envelope: MessageEnvelope,
-        claim: SubmissionKeyClaim,
-        scanner: MessageScanner | None = None,
-    ) -> None:
-        self._queue = queue
-        self._rules = rules
-        self._envelope = envelope
-        self._claim = claim
-        self._new = envelope.recipients
-        self._data = MessageData(queue, rules, envelope, claim.acquired, scanner)
-        self._stored: tuple[str, ...] = ()
-        self._verdict = ACCEPT
-        self._unwritten = 0  # messages handed to the queue and not yet on disk
-        self._failure: QueueUnavailable | None = None
-        self._ended = False  # aborted, or handed to the queue
-        self._finished = CommitFuture()
-        self.result: AcceptResult | None = None
-
-    @property
-    def refusal(self) -> str:
-        """An SMTP reply, or empty."""
-        return self._data.refusal
-
-    @property
-    def over_hard_limit(self) -> bool:
-        """Whether the size is so far over the limit that the remaining data should not be read."""
-        return self._data.over_hard_limit
-
-    def feed(self, data: bytes) -> CommitFuture | None:
-        """Take the next bytes of the message; the future, if any, must be done before the next call."""
-        wait_for = self._data.feed(data)
-        if self._data.refusal and not self._ended:
-            self.abort()
-        return wait_for
-
-    def refuse(self, refusal: str) -> None:
-        """Refuse the message by an SMTP reply, unless it is refused already; its data may go on."""
-        if not self._data.refusal:
-            self._data.refusal = refusal
-            self.abort()
-
-    # ---- the end of the data
-
-    def finish(self) -> CommitFuture:
-        """The data have ended; when the future is done, there is a ``refusal`` or a ``result``."""
-        self._call(self._finish)
-        return self._finished
-
-    def _call(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Call a step after the end of the data; a defect in it refuses this message, and no callback is lost."""
-        try:
-            step(*arguments)
-        except Exception:
-            log.exception("a message from %s failed", self._envelope.origin.client_ip)
-            self._data.refusal = DEFECT
-            self.abort()
-            if not self._finished.done:
-                self._finished.set_result()
-
-    def _finish(self) -> None:
-        self._data.finish()
-        if self.refusal or not (self._data.key or self._claim.acquired):
-            self._await_scan()
-        else:
-            self._look_up(self._data.key)
-
-    def _look_up(self, key: str) -> None:
-        """Ask which recipients have this message under its key; ``key``: of its header."""
-        claim, content = self._claim, self._data.content_digest()
-        addresses = tuple(rcpt.address for rcpt in self._envelope.recipients)
-        if claim.acquired:
-            lookup = claim.compare(content, addresses)
-        else:
-            refuses_other = key_source(key) in self._rules.refused_keys
-            lookup = claim.acquire(key, content, addresses, refuses_other=refuses_other)
-        lookup.add_done_callback(lambda failure: self._call(self._on_key, failure, lookup.busy))
-
-    def _on_key(self, failure: QueueUnavailable | None, busy: bool) -> None:
-        if self._ended:
-            return  # the client has disconnected
-        if failure is not None:
-            self._data.refusal = UNWRITABLE
-        elif busy:
-            self._data.refusal = UNDER_WAY
-        elif self._claim.refusal:
-            self._data.refusal = self._claim.refusal
-        else:
-            self._new = self._claim.new_recipients(self._envelope.recipients)
-        self._await_scan()
-
-    def _await_scan(self) -> None:
-        """Go on when it is known what the scanner says."""
-        scan = self._data.scan
-        if scan is None or self.refusal or not self._new:
-            self._conclude()
-            return
-
-        def scanned(_: QueueUnavailable | None) -> None:
-            if self._ended:
-                return  # the client has disconnected
-            self._verdict = scan.verdict
-            self._data.refusal = scan.verdict.refusal
-            self._conclude()
-
-        scan.finish().add_done_callback(partial(self._call, scanned))
-
-    def _conclude(self) -> None:
-        """Hand the message to the queue, unless it is refused or repeats another."""
-        messages: list[tuple[MessageWriter, NewMessage]] = []
-        if not self.refusal and self._new:
-            try:
-                messages = self._compose()
-            except NotAccepted as exc:
-                self._data.refusal = str(exc)
-        if messages:
-            self._charge(messages)
-            return
-        self.abort()
-        if not self.refusal:
-            self._record_repeated()
-            self.result = AcceptResult("", self._claim.first, 0)
-        self._finished.set_result()
-
-    def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
-        """The messages to store; empty when every recipient has one already. Raises NotAccepted."""
-        data, envelope = self._data, self._envelope
-        content = data.content(self._verdict)
-        if data.writers is not None:
-            return data.writers.compose(self._rules, envelope, content, self._claim, self._new)
-        if self._new is not envelope.recipients:
-            envelope = replace(envelope, recipients=self._new)
-        key = self._claim.use_for(data.writer.id, self._new)
-        return [(data.writer, stamp(self._rules, envelope, content, data.writer.id, key))]
-
-    def _charge(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
-        """Hand ``messages`` to the queue unless they exceed a limit."""
-        client = client_of(self._envelope.origin)
-        if self._rules.limits.empty or not self._rules.limits.of(*client):
-            self._hand_over(messages)
-            return
-        recipients = sum(len(message.recipients) for _, message in messages)
-        charge = self._queue.limits.charge(client, Use(0, 1, recipients, self._data.size_bytes))
-
-        def charged(failure: QueueUnavailable | None) -> None:
-            self._data.refusal = UNWRITABLE if failure is not None else charge.refusal
-            if self._ended:
-                return  # the client has disconnected
-            if not self.refusal:
-                self._hand_over(messages)
-                return
-            self.abort()
-            self._finished.set_result()
-
-        charge.add_done_callback(partial(self._call, charged))
-
-    def _hand_over(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
-        """Hand ``messages`` to the queue, which stores them even when the client disconnects."""
-        self._unwritten = len(messages)
-        self._stored = tuple(writer.id for writer, _ in messages)
-        futures = [self._queue.accept(writer, message) for writer, message in messages]
-        self._ended = True
-        self._claim.hand_over()
-        used = {writer.id for writer, _ in messages}
-        for writer in self._data.body_writers():
-            if writer.id not in used:
-                self._queue.abort(writer)
-        for future in futures:
-            future.add_done_callback(self._on_stored)
-
-    def _on_stored(self, failure: QueueUnavailable | None) -> None:
-        """A message is on disk, or cannot be; after the last the client gets its reply."""
-        self._unwritten -= 1
-        self._failure = self._failure or failure
-        if self._unwritten:
-            return
-        if self._failure is not None:
-            self._data.refusal = UNWRITABLE
-        else:
-            if self._new is not self._envelope.recipients:
-                self._record_repeated()
-            self.result = AcceptResult(
-                self._data.writer.id, self._claim.first, len(self._new), self._stored
-            )
-        faults.reach("reply.unsent")
-        self._finished.set_result()
-
-    def _record_repeated(self) -> None:
-        """An event for each message that recipients have under the key."""
-        origin, now_ms = self._envelope.origin, clock.now_ms()
-        for message, addresses in self._claim.repeated().items():
-            self._queue.record(
-                Repeated(
-                    time_ms=now_ms, message=message, recipients=len(addresses), listener=origin.listener,
-                    client_ip=origin.client_ip, user=origin.user, tenant=origin.tenant, addresses=tuple(addresses),
-                )
-            )  # fmt: skip
-
-    def abort(self) -> None:
-        """Discard what was received; does nothing after the end."""
-        self._claim.release()
-        if self._data.scan is not None:
-            self._data.scan.abort()
-        if not self._ended:
-            self._ended = True
-            for writer in self._data.body_writers():
-                self._queue.abort(writer)

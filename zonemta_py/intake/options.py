@@ -1,4 +1,4 @@
-"""What a submitter says of a message in header fields and parameters of MAIL: names, times, a priority. Pure.
+"""Options of a message from header fields and parameters of MAIL: names, times, a priority. Pure.
 
 Source of the parameters: RFC 4865 (HOLDFOR, HOLDUNTIL), RFC 2852 (BY).
 """
@@ -44,7 +44,7 @@ NO_LABELS = Labels("", (), NO_OPTIONS)
 
 
 def of_mail(mail: Mail, options: MessageOptions, now_ms: int) -> DeliveryOptions:
-    """What the parameters of MAIL ask for. Raises Refused."""
+    """The options in the parameters of MAIL. Raises Refused."""
     if not mail.hold_for_s and not mail.hold_until_ms and not mail.by_mode:
         return NO_OPTIONS
     until_ms = mail.hold_until_ms or (now_ms + mail.hold_for_s * 1000 if mail.hold_for_s else 0)
@@ -62,7 +62,7 @@ def of_mail(mail: Mail, options: MessageOptions, now_ms: int) -> DeliveryOptions
 def of_header(
     options: MessageOptions, values: Mapping[str, str], asked: DeliveryOptions, now_ms: int
 ) -> Labels:
-    """What the removed fields say; ``values``: by lower-case name. ``asked``: by MAIL, which precedes them.
+    """The options in the removed fields; ``values``: by lower-case name. ``asked``: by MAIL, which precedes them.
 
     A value that cannot be used is ignored, unless ``options`` say otherwise. Not so a time to wait for, or a time that is over:
     mail that has left too early or too late cannot be called back. Raises NotAccepted.

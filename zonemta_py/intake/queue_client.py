@@ -1,4 +1,4 @@
-"""What a session needs of a queue: the queue itself, or a ``RemoteQueue`` in a receiver process."""
+"""The interface of a queue to a session: the queue itself, or a ``RemoteQueue`` in a receiver process."""
 
 from collections.abc import Container
 from typing import Protocol
@@ -23,13 +23,13 @@ class KeysClient(Protocol):
     """The submission keys of a queue, by their digests."""
 
     def lookup(self, question: KeyQuestion) -> KeyLookup:
-        """What was accepted under a key."""
+        """Ask for the messages that were accepted under a key."""
 
     def acquire(self, question: KeyQuestion) -> KeyLookup:
         """Like ``lookup``; the key is then acquired, unless it is busy."""
 
     def compare(self, question: KeyQuestion) -> KeyLookup:
-        """What was accepted under a key that is acquired."""
+        """Ask for the messages that were accepted under a key that is acquired."""
 
     def release(self, digest: str) -> None:
         """Release an acquired key."""
@@ -53,11 +53,11 @@ class QueueClient(Protocol):
 
     @property
     def failure(self) -> QueueUnavailable | None:
-        """Why nothing can be written any more; None while it can."""
+        """The error that stopped all writes; None while the queue can be written."""
 
     @property
     def suspended(self) -> Container[str]:
-        """What is suspended; see ``suspended_part``."""
+        """The suspensions; ``suspended_part`` reads them."""
 
     @property
     def verified(self) -> Container[tuple[str, str]]:
@@ -65,19 +65,19 @@ class QueueClient(Protocol):
 
     @property
     def submission_keys(self) -> KeysClient:
-        """Its submission keys."""
+        """The submission keys of the queue."""
 
     @property
     def limits(self) -> LimitsClient:
-        """Its limits of what is submitted."""
+        """The limits of submitted mail."""
 
     @property
     def wrong_passwords(self) -> WrongPasswords:
-        """Those that clients have tried."""
+        """The wrong passwords that clients have tried."""
 
     @property
     def recent_logins(self) -> RecentLogins:
-        """Who has logged in lately, and from where."""
+        """The users that have logged in recently, with their networks."""
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""

@@ -70,7 +70,7 @@ class MessageScanner:
 
     @property
     def is_on(self) -> bool:
-        """Whether any message is scanned."""
+        """True if any message is scanned."""
         return self._settings.rspamd is not None
 
     def begin(self, envelope: ScannedEnvelope) -> Scan | None:

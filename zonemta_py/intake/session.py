@@ -1,6 +1,32 @@
-"""An SMTP session: its commands, and the mail transaction that is open.
+"""An SMTP session: the client's identity, its commands, and the mail transaction that is open.
 
-Source: RFC 5321 section 4.1, RFC 2920 (pipelining), RFC 3461 (DSN), RFC 6531 (SMTPUTF8).
+The identity (``SecureConnection``) grows by HELO or EHLO, STARTTLS and AUTH; STARTTLS resets it (RFC 3207 section 4.2). The
+transaction (``Session``) has these states::
+
+    none ─ MAIL ─▶ sender ─ RCPT ─▶ recipients ─ DATA ─▶ receiving ─ final dot ─▶ stored or refused ─▶ none
+
+RSET, a new greeting and a refused MAIL lead back to *none*.
+
+Invariants:
+
+- A transaction is open exactly while ``_sender`` is not None (``busy``); a stop of the relay waits for it, up to its grace time.
+- The 250 to the final dot is written in ``_message_end`` only, when the receiver has a result: the message is on disk.
+- A submission key belongs to ``_claim`` while it is looked up, then to ``_receiver``; ``_abandon`` releases it from either.
+- Nothing may follow STARTTLS in clear text (CVE-2021-38371): bytes after it end the session.
+- A user whose stored hash has changed since AUTH must authenticate again before the next MAIL.
+
+Callers: ``connection.Connection`` calls the commands in ``Session._commands``, and ``_auth_answered`` and ``_message_data`` by
+state; the listener makes a session for each connection.
+
+Example, without STARTTLS and limits (client C, relay S)::
+
+    C: EHLO a.example          S: 250-relay.example … 250 ENHANCEDSTATUSCODES
+    C: MAIL FROM:<x@a.example> S: 250 2.1.0 Ok         ``busy`` from here
+    C: RCPT TO:<y@b.example>   S: 250 2.1.5 Ok
+    C: DATA                    S: 354 …                ``MessageReceiver`` takes the data
+    C: (message) .             S: 250 2.0.0 Ok: queued as 019a…
+
+Source: RFC 5321 section 4.1, RFC 2920 (pipelining), RFC 3207 (STARTTLS), RFC 3461 (DSN), RFC 4954 (AUTH), RFC 6531 (SMTPUTF8).
 """
 
 import asyncio
@@ -34,9 +60,9 @@ from zonemta_py.smtp.transparency import DotDecoder
 log = logging.getLogger(__name__)
 
 
-# ---- The intake limits of one session's client, asked at MAIL.
+# ---- Limits of the client, at MAIL.
 #
-# What a message uses is charged at its end (``message.py``); here a client whose limit is reached is refused before it sends one.
+# A message is charged at its end (``message.py``); here a client that has reached a limit is refused before it sends one.
 
 
 class MailLimits:
@@ -47,7 +73,7 @@ class MailLimits:
         self.recipients_max: int | None = None
 
     def ask(self, limits: LimitsClient, rules: LimitRules, client: LimitedClient) -> Charge | None:
-        """Whether ``client`` may send a message now; None: it has no limits. Its first one counts the session."""
+        """Ask if ``client`` may send a message now; None: it has no limits. Its first message counts the session."""
         found = [each for _, each in rules.of(*client)]
         numbers = [each.recipients_max for each in found if each.recipients_max is not None]
         self.recipients_max = min(numbers, default=None)
@@ -73,7 +99,7 @@ class MailLimits:
         return answer
 
 
-# ---- EHLO, STARTTLS and AUTH: who the client is.
+# ---- Identity: EHLO, STARTTLS and AUTH.
 #
 # Source: RFC 5321 section 4.1.1.1, RFC 3207 (STARTTLS), RFC 4954 (AUTH).
 
@@ -208,7 +234,6 @@ class SecureConnection(Connection):
         self._continue_exchange(make_exchange(initial.strip()), None)
 
     def _auth_answered(self, line: str) -> None:
-        """The client answered a challenge."""
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         self._enter(COMMAND)
@@ -261,7 +286,7 @@ class SecureConnection(Connection):
         self._reply("235 2.7.0 Authentication successful")
 
 
-# ---- session
+# ---- Transactions.
 
 
 class Session(SecureConnection):
@@ -287,7 +312,7 @@ class Session(SecureConnection):
 
     @property
     def busy(self) -> bool:
-        """Whether a mail transaction is open."""
+        """True if a mail transaction is open."""
         return self._sender is not None
 
     def _rejected(self, command: str, reply: str, *, user: str = "") -> Refused:
@@ -350,7 +375,7 @@ class Session(SecureConnection):
             self.wait_for(asked, self._mail_limited, asked)
 
     def _mail_limited(self, asked: Charge) -> None:
-        """Go on with MAIL unless a limit is reached."""
+        """Continue MAIL unless a limit is reached."""
         refusal = UNWRITABLE if asked.failure is not None else asked.refusal
         if refusal:
             refused = self._rejected("MAIL", refusal)
@@ -359,7 +384,7 @@ class Session(SecureConnection):
         self._look_up_mail()
 
     def _look_up_mail(self) -> None:
-        """Reply to MAIL once it is known whether its message was submitted before."""
+        """Reply to MAIL once earlier submissions of its message are known."""
         key = self._envid_key()
         if key:
             lookup = self._context.queue.submission_keys.lookup(key_question(self._origin(), key))
@@ -433,14 +458,9 @@ class Session(SecureConnection):
         assert self._sender is not None
         context = self._context
         envelope = MessageEnvelope(
-            self._sender,
-            list(self._recipients.values()),
-            claim.origin,
-            self._smtputf8,
-            self._ret,
-            self._envid,
-            self._options,
-        )
+            sender=self._sender, recipients=list(self._recipients.values()), origin=claim.origin, smtputf8=self._smtputf8,
+            ret=self._ret, envid=self._envid, options=self._options,
+        )  # fmt: skip
         self._receiver = MessageReceiver(context.queue, context.rules, envelope, claim, context.scanner)
         self._decoder = DotDecoder()
         self._data_end_s = clock.monotonic_s() + context.settings.message_timeout
@@ -449,8 +469,9 @@ class Session(SecureConnection):
 
     def _origin(self) -> Origin:
         return Origin(
-            self._context.name, self._client_ip, self._helo, self._user, self._protocol(), self._tenant
-        )
+            listener=self._context.name, client_ip=self._client_ip, helo=self._helo, user=self._user, protocol=self._protocol(),
+            tenant=self._tenant,
+        )  # fmt: skip
 
     def _protocol(self) -> str:
         """The protocol for the Received field: RFC 3848 and RFC 6531 section 4.3."""
@@ -482,7 +503,7 @@ class Session(SecureConnection):
             self.wait_for(wait_for)  # a failure becomes the refusal at the end of the data
 
     def _message_end(self, receiver: MessageReceiver) -> None:
-        """The message is on disk, or refused."""
+        """Reply to a message that is on disk, or refused."""
         self._receiver = None
         if receiver.result is not None:
             self._errors = self._idle_commands = 0

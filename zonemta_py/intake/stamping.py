@@ -26,7 +26,7 @@ from zonemta_py.smtp.authors import Unreadable, author_addresses
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.headers import Field, field_value, fold, received, without
 
-# ---- Whose mail a message is, and whether its envelope sender and its authors are theirs. Pure.
+# ---- The tenant of a message, and the check of its envelope sender and authors.
 
 VerifiedDomains = Container[tuple[str, str]]  # tenant and domain
 
@@ -41,11 +41,11 @@ class SenderRules:
         self._any_sender = any_sender
 
     def trusts(self, client_ip: str) -> bool:
-        """Whether the client is in a network of a tenant."""
+        """True if the client is in a network of a tenant."""
         return bool(self.tenants) and self.tenants.of_address(client_ip) is not None
 
     def is_host_of(self, tenant: str, client_ip: str) -> bool:
-        """Whether the client is in a network of ``tenant``, or that is empty. The address may be that of a proxy of many."""
+        """True if the client is in a network of ``tenant``, or that is empty. The address may be that of a proxy of many."""
         found = self.tenants.of_address(client_ip) if tenant else None
         return not tenant or (found is not None and found.name == tenant)
 
@@ -114,7 +114,7 @@ def _printable(text: str) -> str:
     return text.encode("ascii", "backslashreplace").decode()
 
 
-# ---- stamping
+# ---- The stamped message.
 
 MESSAGE_ID_MAX = 998  # characters of the field that events hold
 LOOP = "554 5.4.6 Too many Received fields: this looks like a mail loop"
@@ -138,7 +138,7 @@ class MessageEnvelope(Struct, frozen=True):
 
 
 class MessageRules(NamedTuple):
-    """How the messages of one listener are checked and stamped. ``max_size`` is in bytes.
+    """The checks and stamps of the messages of one listener. ``max_size`` is in bytes.
 
     ``key_headers``: groups of header fields, each a submission key. ``refused_keys``: the sources of those under which
     other content is refused, in lower case. ``removed_fields``: lower-case names of
@@ -169,7 +169,6 @@ def make_rules(
     router: Router,
     policies: Sequence[EnvelopePolicy],
 ) -> MessageRules:
-    """The rules of ``listener``."""
     tenants, options = Tenants(config.tenants), listener.options
     own = (options.campaign, options.tags, options.not_before, options.expire, options.priority)
     removed = (*listener.drop_headers, *own)
@@ -192,7 +191,7 @@ def make_rules(
 
 
 class MessageContent(NamedTuple):
-    """What is known of the data of a message. ``body_hash``: DKIM's, empty when not computed; ``verdict``: of a scan."""
+    """The known properties of a message's data. ``body_hash``: DKIM's, empty when not computed; ``verdict``: of a scan."""
 
     header: bytes
     fields: Sequence[Field]
@@ -255,7 +254,7 @@ def stamp(
 
 
 def _is_removed(rules: MessageRules, header: bytes, field: Field) -> bool:
-    """Whether the recipients do not get a field; an empty Message-ID is replaced."""
+    """True if a field is not for the recipients; an empty Message-ID is replaced."""
     if field.name == b"message-id" and not field_value(header, field):
         return True
     return field.name in rules.removed_fields

@@ -79,7 +79,6 @@ class SubmissionKeyClaim:
 
     @property
     def acquired(self) -> bool:
-        """Whether a key is acquired."""
         return bool(self._digest)
 
     @property
@@ -111,7 +110,7 @@ class SubmissionKeyClaim:
         return found
 
     def use_for(self, message: str, recipients: Sequence[Rcpt]) -> KeyUse | None:
-        """What goes under the key in the batch of ``message``; None without a key."""
+        """The entry under the key in the batch of ``message``; None without a key."""
         if not self._digest:
             return None
         known, expires_ms = self._known, clock.now_ms() + int(self._window_s * 1000)
@@ -127,11 +126,11 @@ class SubmissionKeyClaim:
         )
 
     def hand_over(self) -> None:
-        """From now on the message's commit releases the key."""
+        """Leave the release of the key to the commit of the message."""
         self._digest = ""
 
     def release(self) -> None:
-        """The message is not accepted; does nothing after ``hand_over``."""
+        """Release the key of a message that is not accepted; no effect after ``hand_over``."""
         self._released = True
         if self._digest:
             self._keys.release(self._digest)

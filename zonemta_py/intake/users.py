@@ -1,8 +1,30 @@
-"""The users file: who may submit mail from any address.
+"""Users and their passwords: the users file, checks of passwords, and changes of the file.
 
-One user per line, ``name:hash``; ``#`` begins a comment, and ``!`` the hash of a disabled user. A hash is ``$argon2…`` (made by ``zonemta
-password``) or ``$scrypt$ln=14,r=8,p=1$SALT$KEY`` with unpadded base64. Verifying takes tens of
-milliseconds on purpose: call it in a thread.
+The file has one user per line, ``name:hash``; ``#`` begins a comment, and ``!`` the hash of a disabled user. A hash is
+``$argon2…`` (made by ``zonemta password``) or ``$scrypt$ln=14,r=8,p=1$SALT$KEY`` with unpadded base64. A verification takes tens
+of milliseconds on purpose, so it runs in a thread.
+
+States of a check (``PasswordChecks``); equal questions of several sessions share one check::
+
+    asked ─▶ waiting ─▶ under way in a thread ─▶ answered
+      ├────────────────────────────────────────▶ answered      right or wrong within REMEMBERED_S, or refused
+      └─▶ withdrawn, while waiting
+
+Invariants:
+
+- At most THREADS hashes are computed at a time, in threads of their own: guesses delay neither mail nor the disk.
+- Every check under way counts as a wrong password (``_guesses``): parallel guesses cannot exceed FAILURES_MAX.
+- A right password that is remembered needs no thread and is never refused, so a flood of guesses does not stop senders.
+- A digest depends on the stored hash and a key of this process: after a change of password no old answer is used.
+- Each question is answered once, unless it is withdrawn or the process ends.
+- The file is replaced at once: a reader sees the old users or the new ones.
+
+Callers: ``Intake`` has one ``PasswordChecks`` for a process, which ``SecureConnection`` asks at AUTH; ``load_users`` is called at
+a start and a reload; ``zonemta user`` changes the file.
+
+Example: ``load_users(Path("users")).verify("anna", "secret")`` is True for a line that ``zonemta password`` made of *secret*.
+
+Source: RFC 9106 (Argon2), RFC 7914 (scrypt), shadow(5) for the mark of a disabled user.
 """
 
 import asyncio
@@ -59,7 +81,7 @@ class Users:
         self._key = secrets.token_bytes(16)
 
     def verify(self, name: str, password: str) -> bool:
-        """Whether the password is right. Slow; may be called in any thread.
+        """True if the password is right. Slow; may be called in any thread.
 
         An unknown user takes as long as a known one: the hash of some user of the file is computed, always
         the same one for a name, because hashes may differ in kind and cost.
@@ -103,7 +125,7 @@ def _matches(hashed: str, password: str) -> bool:
 
 
 def is_user_name(name: str) -> bool:
-    """Whether ``name`` can be in a users file."""
+    """True if ``name`` can be in a users file."""
     return (
         bool(name) and name == name.strip() and name.isprintable() and ":" not in name and name[0] != "#"
     )
@@ -134,13 +156,10 @@ def load_users(path: Path) -> Users:
     return Users({name: stored for name, stored in hashes.items() if stored[0] != DISABLED})
 
 
-# ---- Password checks: bounded in threads, in turns by network, slow for those who guess, quick for those who were right.
+# ---- Password checks: bounded in threads, in turns by network.
 #
-# A hash takes tens of milliseconds on purpose. Checks have threads of their own, so that guessing delays
-# nothing else; a right password is remembered for some minutes as an HMAC with a key of this process, and is
-# never refused then. The others wait: networks from which someone logged in lately come first, and within
-# both kinds networks have turns. A network with too many wrong passwords is refused, but for users who have
-# logged in from it lately, who may be wrong as often, each.
+# Networks from which a user logged in recently come first, and within both kinds networks have turns. A network with too many wrong
+# passwords is refused, but for users who have logged in from it recently: each of them may be wrong as often.
 
 THREADS = 2
 WAITING_MAX = 1000  # checks of strangers; each is that of an open session
@@ -154,7 +173,7 @@ WRONG = "535 5.7.8 Authentication credentials invalid"
 
 
 class RepeatedRefusal(str):
-    """The same words as the first time, so that a client learns nothing of others who were wrong; it is only counted."""
+    """The reply ``WRONG`` again, which is only counted: the client learns nothing of others who were wrong."""
 
     __slots__ = ()
 
@@ -214,7 +233,7 @@ class PasswordChecks:
         return lambda: self._withdraw(check, question)
 
     def _withdraw(self, check: "_Check", question: tuple[str, str, Done]) -> None:
-        """The session has ended; a check that has not begun, and for which no other waits, is not made."""
+        """Withdraw a question: a check that has not begun, and for which no other waits, is not made."""
         if question in check.asked:
             check.asked.remove(question)
             if not check.asked and not check.counted_as:
@@ -227,7 +246,7 @@ class PasswordChecks:
         check.turns.add(check)
 
     def _counted_as(self, network: str, name: str) -> str | None:
-        """What a wrong password for ``name`` counts for; None if it is too many."""
+        """The key that counts a wrong password for ``name``; None if there were too many."""
         if self._wrong.count(network) < FAILURES_MAX:
             return network
         login = of_login(network, name)
@@ -236,7 +255,7 @@ class PasswordChecks:
         return None
 
     def _start_next(self) -> None:
-        """Begin checks whose turn it is, as long as there are threads."""
+        """Begin waiting checks as long as there are threads."""
         while sum(self._guesses.values()) < THREADS:
             check = self._familiar.next(self._may_begin) or self._strangers.next(self._may_begin)
             if check is None:
@@ -248,14 +267,14 @@ class PasswordChecks:
                 self._begin(counted_as, check)
 
     def _may_begin(self, check: "_Check") -> bool:
-        """Whether what is under way leaves room for one more wrong password; a refusal always may."""
+        """True if the checks under way leave room for one more wrong password; a refusal may always begin."""
         counted_as = self._counted_as(check.network, check.name)
         return counted_as is None or (
             self._wrong.count(counted_as) + self._guesses[counted_as] < FAILURES_MAX
         )
 
     def _refuse(self, check: "_Check") -> None:
-        """The network had too many wrong ones meanwhile; those of other networks wait on."""
+        """Refuse the questions of a network that had too many wrong passwords meanwhile; those of other networks wait."""
         for network, _, done in check.asked:
             if network == check.network:
                 asyncio.get_running_loop().call_soon(done, BLOCKED)
@@ -296,7 +315,7 @@ class PasswordChecks:
         self._start_next()
 
     def _digest(self, users: Users, name: str, password: str) -> bytes:
-        """Depends on the stored hash as well: a changed password is not remembered."""
+        """A digest of name, password and stored hash: a changed password is not remembered."""
         parts = (users.hash_of(name), name, password)
         text = b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts)
         return hmac.digest(self._key, text, "sha256")
@@ -307,7 +326,7 @@ class PasswordChecks:
 
 
 class _Check:
-    """One name and password, and who asked: network, address, and what is called with the answer."""
+    """A name and a password, and the questions: network, address, and the function to call with the answer."""
 
     def __init__(self, users: Users, name: str, password: str, digest: bytes) -> None:
         self.users, self.name, self.password, self.digest = users, name, password, digest
@@ -327,7 +346,6 @@ class _Turns:
         self._waiting.setdefault(check.network, deque()).append(check)
 
     def remove(self, check: "_Check") -> None:
-        """It does not wait any more."""
         checks = self._waiting[check.network]
         checks.remove(check)
         if not checks:
@@ -353,25 +371,23 @@ class _Remembered:
         )  # monotonic; the least recently used first
 
     def has(self, digest: bytes) -> bool:
-        """Whether a digest is remembered."""
         return self._until_s.get(digest, 0.0) > clock.monotonic_s()
 
     def uses(self, digest: bytes) -> bool:
-        """The same; then it is for another time."""
+        """True if a digest is remembered; its time starts again."""
         if not self.has(digest):
             return False
         self.add(digest)
         return True
 
     def add(self, digest: bytes) -> None:
-        """Remember a digest from now on."""
         self._until_s[digest] = clock.monotonic_s() + REMEMBERED_S
         self._until_s.move_to_end(digest)
         if len(self._until_s) > REMEMBERED_MAX:
             self._until_s.popitem(last=False)
 
 
-# ---- Changes to a users file. Its comments, its order and its permissions are kept.
+# ---- Changes of a users file. Its comments, its order and its permissions are kept.
 #
 # A disabled user has ``!`` in front of the hash, as in shadow(5). The file is replaced at once, so that a relay which
 # reads it meanwhile has the old users or the new ones.
@@ -412,7 +428,7 @@ def set_hash(path: Path, name: str, hashed: str) -> None:
 
 
 def set_enabled(path: Path, name: str, *, enabled: bool) -> None:
-    """Let a user log in, or not. Raises LocalError, ConfigError."""
+    """Enable or disable the login of a user. Raises LocalError, ConfigError."""
     _change(path, name, lambda old: ("" if enabled else DISABLED) + old.lstrip(DISABLED))
 
 

@@ -19,7 +19,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.core.logs import set_log_level
 from zonemta_py.events.schema import Event, encode
-from zonemta_py.intake.assembly import AssembledIntake
+from zonemta_py.intake.listener import AssembledIntake
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import child_main, not_configured
@@ -124,7 +124,13 @@ class RemoteQueue:
         future, mark = CommitFuture(), writer.mark(0)
         self._link.send(
             protocol.Accept(
-                self._number_of(future), writer.id, new, mark.chunks, mark.size, mark.crc, writer.last
+                number=self._number_of(future),
+                message=writer.id,
+                new=new,
+                chunks=mark.chunks,
+                size=mark.size,
+                crc=mark.crc,
+                last=writer.last,
             )
         )
         return future

@@ -131,7 +131,13 @@ class ReceiverPool:
         config, sockets = self._config, self._sockets
         counts = [len(group) for group in sockets[slot]]
         return protocol.Configure(
-            config.text, config.path, config.included, self._hostname, slot, len(sockets), counts
+            text=config.text,
+            path=config.path,
+            included=config.included,
+            hostname=self._hostname,
+            slot=slot,
+            receivers=len(sockets),
+            sockets=counts,
         )
 
     def configure(self, config: Config, hostname: str) -> None:

@@ -418,7 +418,10 @@ class SenderPool:
             if keep_there < there or keep < all_there or idle_at:
                 number = next(self._numbers)
                 limits = (-1, 0 if idle_at else -1)
-                trim = protocol.Trim(number, zone, request.destination, keep, keep_there, path, limits)
+                trim = protocol.Trim(
+                    number=number, zone=zone, destination=request.destination, zone_limit=keep, destination_limit=keep_there,
+                    path=path, path_limits=limits,
+                )  # fmt: skip
                 trims.append(child.trim(trim))
             in_zone -= keep
             at_destination -= keep_there

@@ -99,25 +99,14 @@ def compose(message: str, new: NewMessage, mark: BodyRecord, tail: Sequence[byte
             recipient.record = recipient.record._replace(due_ms=due_ms)
     zones = tuple(sorted({to.zone for to in new.recipients}))
     meta = EnvelopeRecord(
-        FORMAT,
-        new.sender,
-        new.header,
-        zones,
-        new.eight_bit,
-        new.smtputf8,
-        new.report_for,
-        new.origin,
-        new.ret,
-        new.envid,
-        body_hash=new.body_hash,
-        born_ms=_born_ms(message, mark),
-        campaign=new.campaign,
-        tags=new.tags,
+        version=FORMAT, sender=new.sender, header=new.header, zones=zones, eight_bit=new.eight_bit, smtputf8=new.smtputf8,
+        report_for=new.report_for, origin=new.origin, ret=new.ret, envid=new.envid, body_hash=new.body_hash,
+        born_ms=_born_ms(message, mark), campaign=new.campaign, tags=new.tags,
         options=new.options._replace(quarantined=True) if new.hold else new.options,
-    )
+    )  # fmt: skip
     return AcceptedMessage(
-        message, meta, mark, tail, recipients, new.message_id, new.key, new.hold, new.submission,
-        ignored=new.ignored,
+        message=message, meta=meta, mark=mark, tail=tail, recipients=recipients, message_id=new.message_id, key=new.key,
+        hold=new.hold, submission=new.submission, ignored=new.ignored,
     )  # fmt: skip
 
 

@@ -48,9 +48,9 @@ from zonemta_py.queue.submitters.limits import IntakeLimiter, RecentLogins, Wron
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.upkeep.cleanup import Cleanup
-from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
 from zonemta_py.queue.upkeep.startup import (
     Identity,
+    InterruptedDeliveries,
     recover,
     scan_zone,
 )

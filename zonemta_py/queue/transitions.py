@@ -218,12 +218,12 @@ def start(
     batch.kinds.append("start")
     first = recipients[0]
     record = Inflight(
-        FORMAT,
-        boot,
-        first.zone,
-        tuple(r.record.recipient_index for r in recipients),
-        first.record.attempts + 1,
-        now_ms,
+        version=FORMAT,
+        boot=boot,
+        zone=first.zone,
+        indexes=tuple(r.record.recipient_index for r in recipients),
+        attempt=first.record.attempts + 1,
+        since_ms=now_ms,
     )
     batch.put(keys.inflight_key(message, number), pack(record))
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zonemta_py.admin.event_stream import EventStream
+from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.page.logins import LINK_VALID_S
-from zonemta_py.admin.registry import Operations
 from zonemta_py.admin.tokens import (
     MADE_NAME,
     Role,
@@ -192,17 +192,17 @@ class AdminService:
         settings = self._config.queue
         return metric_routes(
             MetricSources(
-                __version__,
-                self._sources.queue,
-                self._watch,
-                self._sources.delivery.views,
-                lambda: self._sources.intake.sessions,
-                lambda: self._sources.exporter.lag_s,
-                self._pids,
-                settings.directory,
-                settings.min_free_disk,
-                partial(path_rows, self._sources.delivery.egress),
-                partial(warmup_rows, self._sources.delivery.egress),
+                version=__version__,
+                queue=self._sources.queue,
+                watch=self._watch,
+                zones=self._sources.delivery.views,
+                sessions_in=lambda: self._sources.intake.sessions,
+                lag_s=lambda: self._sources.exporter.lag_s,
+                pids=self._pids,
+                directory=settings.directory,
+                reserve_bytes=settings.min_free_disk,
+                paths=partial(path_rows, self._sources.delivery.egress),
+                warmups=partial(warmup_rows, self._sources.delivery.egress),
             )
         )
 

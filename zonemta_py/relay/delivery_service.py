@@ -256,6 +256,6 @@ class DeliveryService:
                     self._zones[name].ready_all()
 
     def probe(self) -> None:
-        """Try suspended destinations of all zones now."""
+        """Try unreachable destinations of all zones now."""
         for zone in self._zones.values():
             zone.probe(None)

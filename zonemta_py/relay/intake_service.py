@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
-from zonemta_py.intake.assembly import AssembledIntake
 from zonemta_py.intake.inject import Injector
-from zonemta_py.intake.listener import bound_address, listening_sockets
+from zonemta_py.intake.listener import AssembledIntake, bound_address, listening_sockets
 from zonemta_py.processes.receivers import ReceiverPool
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.parts import NewConfig, Part, Prepared

@@ -9,8 +9,8 @@ from typing import Any, Unpack
 
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.event_stream import EventStream
-from zonemta_py.admin.reasons import RunningRelay
-from zonemta_py.admin.registry import Operations
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.reply_rules import make_classifier
@@ -110,7 +110,9 @@ class Relay:
         use_in_queue(self._queue, config)
         target = config.log.target(log_level)
         try:
-            context = DeliveryContext(self._queue, config, hostname, router, hooks, pending)
+            context = DeliveryContext(
+                queue=self._queue, config=config, hostname=hostname, router=router, hooks=hooks, pending=pending,
+            )  # fmt: skip
             self._delivery = DeliveryService(
                 context, new.dkim_keys, ready, senders=senders, log_target=target
             )
@@ -137,19 +139,11 @@ class Relay:
         exporter = Exporter(queue, config.events, [stream.publish, outcomes.publish, *own])
         traces = Traces(self._other_processes)
         running = RunningRelay(
-            zones=delivery.views,
-            unreachable=delivery.unreachable,
-            reload=self.reload,
-            verify=self._verifier.verify,
-            events=config.events.directory,
-            stream=stream,
-            status=self.status,
-            set_log_level=self.set_log_level,
-            trace=traces.watch,
-            new_login=self._new_login,
-            tenants=lambda: self._config.tenants,
+            zones=delivery.views, unreachable=delivery.unreachable, reload=self.reload, verify=self._verifier.verify,
+            events=config.events.directory, stream=stream, status=self.status, set_log_level=self.set_log_level,
+            trace=traces.watch, new_login=self._new_login, tenants=lambda: self._config.tenants,
             egress=RunningEgress(queue, delivery, lambda: self._config),
-        )
+        )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)
         parts = [
@@ -365,7 +359,7 @@ class Relay:
         return Prepared(apply)
 
     async def flush(self) -> int:
-        """Make all deferred recipients ready and probe suspended destinations; returns how many woke."""
+        """Make all deferred recipients ready and probe unreachable destinations; returns how many woke."""
         self._delivery.unreachable.clear()  # before mail is ready that would be refused for it
         woken = await flush(self._queue)
         self._delivery.probe()

@@ -72,12 +72,10 @@ class CountingSession(asyncio.Protocol):
         self._in_data = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the greeting."""
         self._transport = cast(asyncio.Transport, transport)
         self._answer(_GREETING)
 
     def data_received(self, data: bytes) -> None:
-        """Process all complete commands and message data."""
         buffer = self._buffer + data if self._buffer else data
         out = []
         while buffer:

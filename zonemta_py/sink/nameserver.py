@@ -64,7 +64,6 @@ class NameServer(asyncio.DatagramProtocol):
         return bound
 
     def close(self) -> None:
-        """Stop listening."""
         self._transport.close()
         self._server.close()
 

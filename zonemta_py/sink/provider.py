@@ -1,7 +1,17 @@
-"""A mailbox provider with limits: what it refuses, and an exact account of what its clients did.
+"""A mailbox provider with limits: its refusals, and an exact account of the attempts of its clients.
 
-Every attempt over a limit is a violation, also where it was refused. Greylisting and refusals while a client is
-blocked are counted, but are no violations. Times are monotonic seconds and never decrease.
+States of a client at a provider: free ─▶ blocked, by a limit or a test ─▶ free, after its time or ``unblock``.
+
+Invariants:
+
+- Every attempt over a limit is a violation, also where it was refused. Greylisting and refusals while a client is blocked are
+  counted, but are not violations: a client cannot know of them before.
+- Rates are exact: (now - period, now] has at most the allowed number of accepted events, in a period that ``slack`` shortens.
+- Times are monotonic seconds and never decrease. A session takes a place from ``connect`` to ``close``, and once.
+
+Callers: ``sink.server.LimitedSession``; tests read ``clients`` and ``violations``.
+
+Example: with ``rate: [2/s]`` the third message within a second is refused, and is one violation of RATE.
 """
 
 import math
@@ -15,7 +25,7 @@ from zonemta_py.config.values import Rate
 from zonemta_py.sink.script import Step
 from zonemta_py.sink.sink_limits import LimitName, SinkLimits
 
-# ---- The times of events, and whether a rate allows one more: an exact sliding window.
+# ---- Times of events, and a rate over an exact sliding window.
 
 
 class EventTimes:
@@ -34,7 +44,7 @@ class EventTimes:
         self.times_s.append(now_s)
 
     def full(self, rate: Rate, now_s: float, slack_s: float = 0.0) -> bool:
-        """Whether (now - period, now] has ``rate.events`` events; ``slack_s`` shortens the period."""
+        """True if (now - period, now] has ``rate.events`` events; ``slack_s`` shortens the period."""
         if len(self.times_s) < rate.events:
             return False
         return now_s - self.times_s[-rate.events] < rate.per_s - slack_s
@@ -49,7 +59,7 @@ class EventTimes:
         return most
 
 
-# ---- sink provider
+# ---- The provider and its accounts.
 
 _STEPS = tuple(Step)  # in the order of a dialogue
 
@@ -70,7 +80,7 @@ class Violation(NamedTuple):
 
 
 class ActiveBlock(NamedTuple):
-    """Until when a client is blocked, and what it is answered."""
+    """The end of the block of a client, and the reply to it."""
 
     until_s: float
     reply: str
@@ -78,7 +88,7 @@ class ActiveBlock(NamedTuple):
 
 @dataclass(slots=True)
 class ClientAccount:
-    """What one client address did. ``refused`` counts replies; a reply may be for several violations."""
+    """The account of one client address. ``refused`` counts replies; a reply may be for several violations."""
 
     accepted: EventTimes = field(default_factory=EventTimes)
     connected: EventTimes = field(default_factory=EventTimes)
@@ -91,7 +101,7 @@ class ClientAccount:
 
     @property
     def messages(self) -> int:
-        """Those that were accepted."""
+        """The number of accepted messages."""
         return len(self.accepted)
 
 
@@ -123,7 +133,7 @@ class SinkProvider:
         return found
 
     def crowded(self, client: str) -> bool:
-        """Whether a session of ``client`` would be one too many now."""
+        """True if a session of ``client`` would be one too many now."""
         return bool(self._exceeded_sessions(self.account(client)))
 
     def connect(self, client: str, now_s: float) -> "ProviderSession | SinkRefusal":
@@ -158,7 +168,7 @@ class SinkProvider:
         return exceeded
 
     def is_greylisted(self, client: str, sender: str, recipient: str, now_s: float) -> bool:
-        """Whether ``greylist`` has not passed since the first try, which this may be."""
+        """True if ``greylist`` has not passed since the first try, which this may be."""
         if self.limits.greylist is None:
             return False
         first_s = self._first_tries.setdefault((client, sender.lower(), recipient.lower()), now_s)
@@ -236,21 +246,20 @@ class ProviderSession:
         return self.exceed(exceeded, now_s)
 
     def accept(self, recipients: int, now_s: float) -> None:
-        """A message was accepted, now."""
+        """Count an accepted message."""
         self._messages += 1
         self._account.recipients += recipients
         self._account.accepted.add(now_s)
         self._provider.accepted.add(now_s)
 
     def close(self) -> None:
-        """The session has ended; a second call does nothing."""
+        """Free the place of the session; a second call does nothing."""
         if self._open:
             self._open = False
             self._account.open_sessions -= 1
             self._provider.open_sessions -= 1
 
     def blocked(self, step: Step, now_s: float) -> SinkRefusal | None:
-        """The refusal of a client that is blocked at this step."""
         active = self._account.active_block
         if active is None or _STEPS.index(step) < _STEPS.index(Step(self._provider.limits.block.at)):
             return None

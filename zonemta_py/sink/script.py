@@ -29,7 +29,7 @@ from zonemta_py.sink.sink_limits import SinkLimits, check_limits
 
 
 class Step(StrEnum):
-    """Where in the dialogue a rule applies, in this order."""
+    """The steps of a dialogue at which a rule can apply, in their order."""
 
     CONNECT = "connect"
     EHLO = "ehlo"
@@ -138,14 +138,14 @@ def _rule(item: Any, where: str) -> Rule:
     if reply is not None and (not isinstance(reply, str) or not reply[:1].isdigit()):
         raise ConfigError(f"{where}: reply is a line such as '451 4.7.1 Greylisted'")
     return Rule(
-        step,
-        item.get("recipient"),
-        item.get("sender"),
-        item.get("local"),
-        int(item.get("after", 0)),
-        item.get("session"),
-        reply,
-        item.get("times"),
-        stall_s,
-        bool(item.get("drop")),
+        at=step,
+        recipient=item.get("recipient"),
+        sender=item.get("sender"),
+        local=item.get("local"),
+        after=int(item.get("after", 0)),
+        session=item.get("session"),
+        reply=reply,
+        times=item.get("times"),
+        stall_s=stall_s,
+        drop=bool(item.get("drop")),
     )

@@ -1,7 +1,31 @@
 """A receiving SMTP server that counts sessions, messages, recipients and bytes.
 
-It can keep messages in memory or in files, refuses, stalls or drops by the rules of ``sink.script``, and plays
-providers with limits.
+It can keep messages in memory or in files, refuses, stalls or drops by the rules of ``sink.script``, and plays providers with limits.
+
+States of a session (``SinkSession``)::
+
+    greeting ─▶ commands ◀─▶ data, after 354 until CRLF.CRLF ─▶ closed
+                   └─ stalled, while a rule delays a reply
+
+Invariants:
+
+- Commands are handled one at a time, so that a rule can stall each; bytes that arrive meanwhile stay in ``_buffer``.
+- Only CRLF.CRLF ends a message: a bare LF never does (CVE-2023-51764).
+- The ``Tally`` counts a message once, if the reply to its final dot is positive. So it shows lost and repeated mail.
+- Limits of a provider are decided before the rules of the script (``LimitedSession``); its account counts each attempt over a limit,
+  also a refused one.
+- Data of messages that are not kept are discarded as they come: memory does not depend on their size.
+
+Callers: ``zonemta sink``, ``zonemta demo`` and tests. Benchmarks use ``sink.counter``, which does less for each message.
+
+Example::
+
+    sink = Sink(keep=True)
+    port = await sink.start()
+    …  # deliver to 127.0.0.1, port
+    sink.tally.messages, sink.messages[0].recipients
+
+Source: RFC 5321 section 4.1; ``smtp-sink`` of Postfix.
 """
 
 import asyncio
@@ -16,7 +40,7 @@ from zonemta_py.core.codec import to_json
 from zonemta_py.sink.provider import ProviderSession, SinkProvider, SinkRefusal
 from zonemta_py.sink.script import Rule, Script, Step
 
-# ---- What a sink has received.
+# ---- Received mail.
 
 
 @dataclass(slots=True)
@@ -64,7 +88,7 @@ class Tally:
         }
 
 
-# ---- One connection of a sink. Only CRLF.CRLF ends a message.
+# ---- A session.
 
 
 class SinkSession(asyncio.Protocol):
@@ -84,7 +108,6 @@ class SinkSession(asyncio.Protocol):
         self._recipients: list[str] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the greeting."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer = str(transport.get_extra_info("peername")[0])
         self.local = str(transport.get_extra_info("sockname")[0])
@@ -98,7 +121,6 @@ class SinkSession(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the session."""
         self._sink.connections.discard(self)
 
     def abort(self) -> None:
@@ -164,13 +186,13 @@ class SinkSession(asyncio.Protocol):
             sink.tally.size_bytes += self._data_bytes
             sink.received(
                 Received(
-                    self._sender,
-                    self._recipients,
-                    body,
-                    self._helo,
-                    self.peer,
-                    self.local,
-                    self._parameters,
+                    sender=self._sender,
+                    recipients=self._recipients,
+                    data=body,
+                    helo=self._helo,
+                    peer=self.peer,
+                    local=self.local,
+                    parameters=self._parameters,
                 )
             )
         self._data_bytes = 0
@@ -271,7 +293,7 @@ def _path(argument: str) -> tuple[str, str]:
     return argument[start + 1 : end], argument[end + 1 :].strip()
 
 
-# ---- One connection of a sink that plays providers: limits are decided before the rules of the script.
+# ---- A session with a provider, whose limits precede the rules of the script.
 
 
 class LimitedSession(SinkSession):
@@ -282,11 +304,10 @@ class LimitedSession(SinkSession):
         self._provided: ProviderSession | None = None
 
     def eof_received(self) -> None:
-        """The client has closed: its place is free before ``connection_lost`` is called, a moment later."""
+        """Free the place of a client that has closed; ``connection_lost`` is called a moment later."""
         self._leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the session."""
         self._leave()
         super().connection_lost(exc)
 
@@ -342,7 +363,7 @@ class LimitedSession(SinkSession):
         self._leave()
 
 
-# ---- server
+# ---- The sink.
 
 EXTENSIONS = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES", "SIZE 0")
 

@@ -13,7 +13,7 @@ providers:
     connect_rate: 60/m                # sessions opened by a client address
     greylist: 30s                     # since the first try of client address, sender and recipient
     block: {after: 200 messages within 1m, for: 10m, at: mail, reply: 550 5.7.1 your address is blocked}
-    slack: 5ms                        # periods are shorter by this; a session too many waits so long for a free place
+    slack: 5ms                        # periods are shorter by this; a session too many waits this long for a free place
     replies: {rate: 421 4.7.28 slow down}   # other replies, by the name of the limit
 """
 
@@ -28,7 +28,7 @@ from zonemta_py.config.values import MessagesWithin, Rate, Seconds, Word, choice
 
 
 class LimitName(StrEnum):
-    """What was exceeded. GREYLIST and BLOCKED refuse too, but no client can know of them before."""
+    """The name of an exceeded limit. GREYLIST and BLOCKED refuse too, but no client can know of them before."""
 
     SESSIONS = "sessions"
     SESSIONS_PER_ADDRESS = "sessions_per_address"
@@ -65,7 +65,7 @@ class SinkBlock:
 
 @dataclass(frozen=True, slots=True)
 class SinkLimits:
-    """What a provider allows; None or () allows everything.
+    """The limits of a provider; None or () is no limit.
 
     ``mx`` are the names of its hosts and ``domains`` those whose mail it receives, for the name server of the sink.
     """
@@ -86,14 +86,13 @@ class SinkLimits:
     replies: dict[str, str] = field(default_factory=dict)
 
     def reply(self, limit: LimitName) -> str:
-        """What a client gets that exceeds ``limit``."""
         if limit in (LimitName.BLOCK, LimitName.BLOCKED):
             return self.block.reply
         return self.replies.get(limit, REPLIES[limit])
 
 
 def name_records(providers: Sequence[SinkLimits]) -> dict[str, dict[str, list[str]]]:
-    """What a name server says of the domains of ``providers``: MX, and the addresses of each host."""
+    """The DNS records of the domains of ``providers``: MX, and the addresses of each host."""
     records: dict[str, dict[str, list[str]]] = {}
     for each in providers:
         hosts = [host.lower() for host in each.mx] or [f"mx.{each.name}.example"]

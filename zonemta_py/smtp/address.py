@@ -38,7 +38,7 @@ _PLAIN = re.compile(rf"[A-Za-z0-9._+=\-]+@{_LABEL}(?:\.{_LABEL})+\Z")
 
 
 class AddressError(ValueError):
-    """Not an address; the text says why."""
+    """A text is not an address; the text of the error has the reason."""
 
 
 def normalise(text: str) -> str:
@@ -110,7 +110,7 @@ def normalise_domain(text: str) -> str:
 
 
 def is_ip(text: str) -> bool:
-    """Whether ``text`` is an IPv4 or IPv6 address."""
+    """True if ``text`` is an IPv4 or IPv6 address."""
     try:
         ip_address(text)
     except ValueError:
@@ -136,5 +136,5 @@ def folded(address: str) -> str:
 
 
 def needs_smtputf8(address: str) -> bool:
-    """Whether a normalised address requires SMTPUTF8, because of its local part."""
+    """True if a normalised address requires SMTPUTF8, because of its local part."""
     return not address.isascii()

@@ -1,4 +1,4 @@
-"""The PROXY protocol, versions 1 and 2: the header in which a load balancer names its client. Pure.
+"""The identity of a client: the PROXY protocol, in which a load balancer names it, and the SASL mechanisms of AUTH. Pure.
 
 Source: https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt, sections 2.1 and 2.2.
 
@@ -47,7 +47,7 @@ def read_proxy_header(data: bytes) -> ProxyHeader | None:
 
 
 def missing_bytes(data: bytes) -> int:
-    """How many bytes can be read without reading behind the header, of which ``data`` is an incomplete part."""
+    """The number of bytes to read that cannot reach behind the header, of which ``data`` is an incomplete part."""
     if len(data) < len(SIGNATURE):  # shorter than each header
         return len(SIGNATURE) - len(data)
     if not data.startswith(SIGNATURE):
@@ -103,7 +103,7 @@ def _shown(address: IPv4Address | IPv6Address) -> str:
     return str(mapped or address)
 
 
-# ---- The SASL mechanisms of AUTH. Pure.
+# ---- The SASL mechanisms of AUTH.
 #
 # An exchange is a generator: it yields challenges (base64), receives the client's lines, and returns name
 # and password, or None when the client cancels or sends a malformed response.

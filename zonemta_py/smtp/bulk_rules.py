@@ -1,4 +1,4 @@
-"""What a message lacks of the rules that large receivers have for bulk mail. Pure.
+"""Rules of large receivers for bulk mail, and the check of a message against them. Pure.
 
 Sources: Gmail's "Email sender guidelines" and Yahoo's "Sender Best Practices" (both in force since February 2024);
 RFC 8058 (one-click unsubscribe), RFC 7489 section 3.1 (alignment), RFC 5322 sections 2.1.1 and 3.6.
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 class Signing(NamedTuple):
-    """How the relay signs: the domains that have keys, and the names of signed fields in lower case."""
+    """The signatures of the relay: the domains that have keys, and the names of signed fields in lower case."""
 
     domains: Collection[str]
     headers: Collection[str]
@@ -64,7 +64,7 @@ def author_domain(data: bytes) -> str:
 
 
 def _with_crlf(data: bytes) -> bytes:
-    """As the relay takes it: with CRLF, and without lines of an mbox file before the header."""
+    """The message as the relay takes it: with CRLF, and without lines of an mbox file before the header."""
     data = re.sub(rb"\r\n|\r|\n", b"\r\n", data)
     return data[mailbox_lines_end(data) :]
 
@@ -110,7 +110,7 @@ def _author(
 def _signature(
     header: bytes, fields: Sequence[Field], domain: str, signing: Signing | None
 ) -> Iterator[Finding]:
-    """Whether the message has, or will get, a signature that DMARC counts for ``domain``."""
+    """True if the message has, or will get, a signature that DMARC counts for ``domain``."""
     if signing is not None and signing_domain(domain, signing.domains):
         return
     signed = [
@@ -131,7 +131,7 @@ def _signature(
 
 
 def _related(one: str, other: str) -> bool:
-    """Whether the domains may be aligned: the same, or one below the other."""
+    """True if the domains may be aligned: the same, or one below the other."""
     return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")
 
 

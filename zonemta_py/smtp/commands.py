@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from zonemta_py.core.codec import Struct
+from zonemta_py.core.codec import Struct, replace
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
 from zonemta_py.smtp.reports.dsn import UNSET, parse_notify, valid_envid, valid_orcpt
@@ -55,7 +55,7 @@ class Mail(Struct, frozen=True):
 
 
 class Rcpt(Struct, frozen=True):
-    """A RCPT command. ``address`` is normalised, ``notify`` holds flags of ``dsn_params``, ``orcpt`` is xtext."""
+    """A RCPT command. ``address`` is normalised, ``notify`` holds flags of ``reports.dsn``, ``orcpt`` is xtext."""
 
     address: str
     notify: int = UNSET
@@ -93,9 +93,12 @@ def parse_mail(argument: str, *, extended: bool, max_size: int, relaxed: bool = 
     if size > max_size:
         raise Refused(f"552 5.3.4 Message size exceeds the limit of {max_size} bytes")
     sender = _sender(path, smtputf8=smtputf8)
-    if timing:
-        return Mail(sender, size, smtputf8, ret, envid, *_hold(timing), *_by(timing))
-    return Mail(sender, size, smtputf8, ret, envid)
+    mail = Mail(sender, size, smtputf8, ret, envid)
+    if not timing:
+        return mail
+    hold_for_s, hold_until_ms = _hold(timing)
+    by_s, by_mode = _by(timing)
+    return replace(mail, hold_for_s=hold_for_s, hold_until_ms=hold_until_ms, by_s=by_s, by_mode=by_mode)
 
 
 def _hold(timing: Mapping[str, str]) -> tuple[int, int]:

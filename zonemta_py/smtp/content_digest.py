@@ -1,8 +1,16 @@
 """A digest of a message that stays the same when its client builds it anew, and differs when a reader would see another one.
 
-Of the envelope sender, the fields From and Subject, and the body, decoded: a client that repeats a submission may choose
-other MIME boundaries, Content-IDs, transfer encodings, encoded words and foldings, another Date and Message-ID. What is
-not understood is hashed as it is. Source: RFC 2045 to 2047.
+It is of the envelope sender, the fields From and Subject, and the body, decoded: a client that repeats a submission may choose
+other MIME boundaries, Content-IDs, transfer encodings, encoded words and foldings, another Date and Message-ID.
+
+States of the parser: header of a part ◀─▶ body of a part, in a stack of multiparts (``_delimiters``).
+
+Invariants: the digest does not depend on the cuts of the stream; memory does not depend on the size; time is proportional to it. What is
+not understood, or too deep, is hashed as it is, so that two messages that a reader can tell apart differ.
+
+Caller: ``intake.message.MessageData`` for messages with a submission key. Example: the same letter with another boundary has the same digest.
+
+Source: RFC 2045 to 2047.
 """
 
 import re
@@ -34,7 +42,7 @@ _USUAL_IN_BASE64 = _BASE64 + b"= \t\r\n"
 
 
 class _Part(NamedTuple):
-    """What a part is, by its header. ``parameters``: its name, and its character set unless it is usual.
+    """A part, by its header. ``parameters``: its name, and its character set unless it is usual.
 
     ``delimiter``: of its parts, empty for one that has none.
     """
@@ -113,7 +121,7 @@ class ContentDigest:
         return data[cut:], -1
 
     def _depth_of(self, line: bytes) -> tuple[int, bool]:
-        """Which multipart a line delimits, -1 for none, and whether it ends it."""
+        """The depth of the multipart that a line delimits, -1 for none; and True if the line ends it."""
         for depth in range(len(self._delimiters) - 1, -1, -1):
             if line == self._delimiters[depth]:
                 return depth, False
@@ -141,7 +149,7 @@ class ContentDigest:
         return data, end + 2
 
     def _begin(self, part: _Part) -> None:
-        """A header has ended, and what it describes begins."""
+        """Begin a part whose header has ended."""
         self._in_header = False
         self._add(part.media_type + part.parameters)
         self._add(part.disposition)
@@ -153,7 +161,7 @@ class ContentDigest:
 
 
 class _Leaf:
-    """Decodes and hashes what has no parts. Line ends are LF, and those at its end do not count."""
+    """Hash of the decoded text of a part without parts. Line ends are LF, and those at its end do not count."""
 
     def __init__(self, into: blake2b, encoding: str, media_type: str) -> None:
         self._into = into
@@ -165,7 +173,6 @@ class _Leaf:
         self._newlines = self._size = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
         if self._skipped:
             skipped, self._skipped = self._skipped, max(0, self._skipped - len(data))
             data = data[skipped:]
@@ -180,7 +187,7 @@ class _Leaf:
         self._write(data)
 
     def end(self) -> None:
-        """It is complete."""
+        """Hash what is left; the text is complete."""
         rest, self._encoded = self._encoded, b""
         if self._encoding == "base64":
             self._write(_last_of_base64(rest))
@@ -211,7 +218,7 @@ class _Leaf:
         return decoded + a2b_base64(data[:cut])
 
     def _write(self, data: bytes) -> None:
-        """Hash decoded bytes; references to Content-IDs, which are made anew with the message, without them."""
+        """Hash decoded bytes, without references to Content-IDs: a client makes new ones."""
         if b"\r" in data:
             data = data.replace(b"\r", b"")
         if self._is_html:

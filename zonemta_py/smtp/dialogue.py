@@ -47,7 +47,7 @@ _BODY_END = b"\r\n.\r\n"
 
 
 class DialogueLines:
-    """One dialogue. ``in_body``, ``in_secret``: what the client sends next, if it did not just begin."""
+    """The lines of one dialogue. ``in_body``, ``in_secret``: the kind of the next bytes of a client whose dialogue has begun before."""
 
     def __init__(self, *, in_body: bool = False, in_secret: bool = False) -> None:
         self._of_client = bytearray()

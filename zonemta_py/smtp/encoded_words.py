@@ -66,7 +66,7 @@ def decode(text: str, *, lenient: bool = False) -> str:
 
 
 def _charset(name: str) -> str:
-    """The name of a codec. Raises ValueError for what is no character set of mail."""
+    """The name of a codec. Raises ValueError for a name that is not a character set of mail."""
     lower = name.lower()
     if lower not in _CHARSETS and not _FAMILIES.match(lower):
         raise ValueError(f"the character set {name} is not known")
@@ -106,7 +106,7 @@ def _in_q(data: bytes) -> str:
 
 
 def is_readable_in_q(text: str) -> bool:
-    """Whether more than two thirds of the bytes of ``text`` stand for themselves in quoted-printable."""
+    """True if more than two thirds of the bytes of ``text`` stand for themselves in quoted-printable."""
     data = text.encode("utf-8", "replace")
     return 3 * sum(len(_Q[byte]) > 1 for byte in data) < len(data)
 
@@ -130,7 +130,7 @@ def encode_text(text: str) -> str:
             parts.append(words[first])
         else:
             run = "".join(pieces[2 * first : 2 * at + 1])
-            # White space between two encoded words is not shown: beside another one it is encoded, too.
+            # White space between two encoded words is not shown: next to another one it is encoded, too.
             before = spaces[first - 1] if first and _is_word(words[first - 1]) else ""
             behind = spaces[at] if at < len(spaces) and _is_word(words[at + 1]) else ""
             parts.append(encode(f"{before}{run}{behind}".replace("\r\n", "")))

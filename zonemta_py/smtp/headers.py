@@ -1,4 +1,14 @@
-"""The header block of a message: split off, scanned, and edited without changing other bytes. Pure.
+r"""The header block of a message: split off, scanned, and edited without changing other bytes. Pure.
+
+States of a ``HeaderSplitter``: held (no empty line yet) ─▶ done; afterwards every byte is of the body.
+
+Invariants:
+
+- Header block, empty line and body together are the bytes of the message, but for lines of an mbox file in front.
+- The result does not depend on the cuts of the stream. At most HEADER_MAX bytes and FIELDS_MAX fields are held.
+- Offsets of a ``Field`` are of the block that was scanned; an edit returns a new block, to be scanned again.
+
+Callers: intake splits and stamps, delivery signs and converts. Example: ``scan(b"A: 1\r\n")`` has one field, ``a``, with the value at 2.
 
 Source: RFC 5322 sections 2.2 and 3.6; RFC 5321 section 4.4 (trace).
 """
@@ -74,7 +84,7 @@ def scan(block: bytes) -> tuple[list[Field], int]:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether ``block`` consists of fields only, with CRLF at the end of every line and nowhere a part of it.
+    """True if ``block`` consists of fields only, with CRLF at the end of every line and nowhere a part of it.
 
     A bare LF ends the message for some receivers, and what follows is a message of the author's (CVE-2023-51764).
     """
@@ -108,7 +118,7 @@ def _folded(line: bytes) -> Iterator[bytes]:
 
 
 def mailbox_lines_end(message: bytes) -> int:
-    """Where the lines of an mbox file at the beginning of ``message`` end; 0 if there are none."""
+    """The offset after the lines of an mbox file at the beginning of ``message``; 0 without such lines."""
     lines = _MAILBOX_LINES.match(message)
     return lines.end() if lines is not None else 0
 
@@ -120,7 +130,7 @@ def names_in(block: bytes) -> set[bytes]:
 
 
 def is_bounded(message: bytes) -> bool:
-    """Whether the ``email`` package parses ``message`` in time proportional to its size.
+    """True if the ``email`` package parses ``message`` in time proportional to its size.
 
     It needs quadratic time for parameters, and for each line as many steps as there are parts around it.
     """
@@ -137,7 +147,7 @@ class HeaderSplitter:
 
     The block ends at the first empty line, which belongs to neither part, or before the first line
     that is not a header field. When ``done``, ``header`` is empty or ends with CRLF, and ``fields``
-    are its fields. ``behind``: if a line that is no field ended it, that line and all before the next empty one.
+    are its fields. ``behind``: if a line that is not a field ended it, that line and all before the next empty one.
 
     Lines of an mbox file before the first field (``From x Mon Sep 17 00:00:00 2001``) are dropped: sendmail programs
     and ``git format-patch`` write one. Postfix writes it as X-Mailbox-Line, in which the recipients see it.
@@ -219,7 +229,6 @@ def field_value(block: bytes, field: Field) -> str:
 
 
 def without(block: bytes, fields: Iterable[Field]) -> bytes:
-    """``block`` without ``fields``."""
     kept, at = [], 0
     for field in sorted(fields, key=lambda f: f.start):
         kept.append(block[at : field.start])

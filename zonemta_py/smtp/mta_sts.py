@@ -1,4 +1,4 @@
-"""MTA-STS: how a domain says which MX hosts are its own, and that they have certificates. Pure.
+"""MTA-STS: the MX hosts that a domain names as its own, with certificates. Pure.
 
 Source: RFC 8461 sections 3.1 (the TXT record), 3.2 (the policy) and 4.1 (names of hosts).
 """
@@ -19,7 +19,7 @@ _HOST = re.compile(r"(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*", re.IGNOR
 
 
 class StsPolicy(NamedTuple):
-    """What a domain asks for. ``hosts``: names in lower case, or ``*.name`` for those one label below it."""
+    """The policy of a domain. ``hosts``: names in lower case, or ``*.name`` for those one label below it."""
 
     mode: str
     hosts: tuple[str, ...]
@@ -27,11 +27,11 @@ class StsPolicy(NamedTuple):
 
     @property
     def is_enforced(self) -> bool:
-        """Whether mail must not go to other hosts, nor without a verified certificate."""
+        """True if mail must not go to other hosts, nor without a verified certificate."""
         return self.mode == "enforce"
 
     def permits(self, host: str) -> bool:
-        """Whether ``host``, the name in an MX record, is one of the domain's."""
+        """True if ``host``, the name in an MX record, is one of the domain's."""
         name = host.lower().rstrip(".")
         return name in self.hosts or f"*.{name.partition('.')[2]}" in self.hosts
 

@@ -21,9 +21,9 @@ EQUAL_MAX = 8  # of them, those of one preference if there are others
 
 
 class Host(NamedTuple):
-    """One mail exchanger and its addresses, in the resolver's order.
+    """A host of a domain and its addresses, in the resolver's order.
 
-    Not ``is_whole``: a look-up failed, of one family, or of both: then there are no addresses.
+    ``is_whole`` is False after a failed look-up, of one family or of both; after both there are no addresses.
     """
 
     preference: int
@@ -75,7 +75,7 @@ def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=4096)
 def is_public(ip: str) -> bool:
-    """Whether mail may be sent to ``ip`` without ``allow_private_destinations``.
+    """True if mail may be sent to ``ip`` without ``allow_private_destinations``.
 
     An IPv6 address that embeds an IPv4 address (mapped, 6to4, Teredo, NAT64, the old compatible
     form) is as public as the embedded address.

@@ -1,4 +1,13 @@
-"""SMTP replies as values, and an incremental reader of replies. Pure.
+r"""SMTP replies as values, an incremental reader of replies, and replies in HTTP header fields. Pure.
+
+States of a ``ReplyReader``: between replies ─▶ midway (a line without its end, or a line with a hyphen) ─▶ between replies.
+
+Invariants: the replies do not depend on the cuts of the stream; a reply has printable text of at most TEXT_MAX characters, and a status
+of its own class or none; what is not a reply ends the reading, after the replies in front of it.
+
+Callers: ``transports.session`` reads replies of peers; ``intake.http`` and ``transports.http`` write and read X-Smtp-Reply.
+
+Example: ``list(ReplyReader().feed(b"250 2.1.5 Ok\r\n"))`` is ``[Reply(250, "2.1.5", "Ok")]``.
 
 Source: RFC 5321 section 4.2 (replies), RFC 2034 and 3463 (enhanced status codes).
 """
@@ -33,17 +42,17 @@ class Reply(NamedTuple):
 
     @property
     def positive(self) -> bool:
-        """Whether the command succeeded (2xx) or continues (3xx)."""
+        """True if the command succeeded (2xx) or continues (3xx)."""
         return 200 <= self.code < 400
 
     @property
     def completed(self) -> bool:
-        """Whether the command succeeded (2xx), which excludes 3xx."""
+        """True if the command succeeded (2xx), which excludes 3xx."""
         return 200 <= self.code < 300
 
     @property
     def permanent(self) -> bool:
-        """Whether the failure is permanent (5xx)."""
+        """True if the failure is permanent (5xx)."""
         return self.code >= 500
 
     def __str__(self) -> str:
@@ -107,7 +116,7 @@ class ReplyReader:
 
     @property
     def midway(self) -> bool:
-        """Whether a reply has begun and is not complete."""
+        """True if a reply has begun and is not complete."""
         return bool(self._buffer or self._lines)
 
 
@@ -131,7 +140,7 @@ def _join(lines: list[str]) -> str:
     return " ".join([lines[0].strip(), *others])
 
 
-# ---- SMTP replies and envelopes in HTTP header fields, in the form of python-slimta's edge and relay. Pure.
+# ---- Replies and envelopes in HTTP header fields, in the form of python-slimta's edge and relay.
 #
 #     X-Smtp-Reply: 250; message="2.0.0 Ok: queued as 019a…"
 #

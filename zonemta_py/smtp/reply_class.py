@@ -1,10 +1,10 @@
-"""What a failed attempt is about: one class for each reply, by rules. Pure.
+"""Classes of replies: the part of a delivery that a failed attempt is about, by rules. Pure.
 
 ``config/classify.yaml`` has the rules, ``docs/classification.md`` the meaning of each class. Reasons of this relay
 (code 0) are known by their status, without rules.
 
 Source: RFC 3463 and IANA's registry of enhanced status codes; the bounce classes of KumoMTA and the bounce
-categories of PowerMTA for the names beside ours.
+categories of PowerMTA for their names.
 """
 
 import re
@@ -19,7 +19,7 @@ from zonemta_py.smtp import verp
 from zonemta_py.smtp.reply import Reply, make_reply
 from zonemta_py.smtp.verdict import LOST, NO_ADDRESS, Phase, ReplySubject
 
-# ---- The text of a reply: what patterns are searched in, and the reply that a log line or the text of a session has. Pure.
+# ---- The text of a reply: the part that patterns search, and replies in log lines and in texts of sessions.
 
 SEARCHED_MAX = 1024  # characters of a reply that patterns see
 SAID = " said: "  # between a host and its reply, in the text of a session that could not be opened
@@ -46,7 +46,7 @@ _EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
 
 
 def searched(code: int, status: str, text: str) -> str:
-    """What patterns are searched in: ``CODE STATUS TEXT``, cut, with single spaces and plain apostrophes."""
+    """The text that patterns search: ``CODE STATUS TEXT``, cut, with single spaces and plain apostrophes."""
     words = str(Reply(code, status, text[:SEARCHED_MAX])).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     return " ".join(words.split())[:SEARCHED_MAX]
 
@@ -110,7 +110,7 @@ def quoted_reply(text: str) -> Reply:
     return make_reply(int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 0, rest)
 
 
-# ---- classification
+# ---- Classes, rules and the classifier.
 
 CACHED_MAX = 2048  # replies whose class is remembered
 UNKNOWN = "unknown"  # the phase of a reply that is classified without one
@@ -148,7 +148,7 @@ class ReplyClass(StrEnum):
 
 
 class Names(NamedTuple):
-    """What others call a class."""
+    """The names of a class in KumoMTA and PowerMTA."""
 
     kumomta: str
     powermta: str
@@ -282,7 +282,7 @@ class ReplyRule:
     line: int = 0
 
     def allows(self, phase: str, code: int, status: str) -> bool:
-        """Whether all conditions but the patterns hold."""
+        """True if all conditions but the patterns hold."""
         if self.phases and (phase or UNKNOWN) not in self.phases:
             return False
         if self.codes and not any(code_matches(each, code) for each in self.codes):
@@ -292,14 +292,14 @@ class ReplyRule:
 
 @lru_cache(maxsize=1024)
 def code_matches(wanted: str, code: int) -> bool:
-    """Whether ``code`` is ``wanted``, in which ``x`` stands for any digit."""
+    """True if ``code`` is ``wanted``, in which ``x`` stands for any digit."""
     found = str(code)
     return len(found) == len(wanted) and all(w in ("x", f) for w, f in zip(wanted, found, strict=True))
 
 
 @lru_cache(maxsize=4096)
 def status_matches(wanted: str, status: str) -> bool:
-    """Whether ``status`` is ``wanted``, in which ``*`` stands for any number."""
+    """True if ``status`` is ``wanted``, in which ``*`` stands for any number."""
     parts, found = wanted.split("."), status.split(".")
     return len(parts) == len(found) and all(w in ("*", f) for w, f in zip(parts, found, strict=True))
 
@@ -309,12 +309,12 @@ _STATUS = re.compile(r"([245*](\.(\d{1,3}|\*)){2})?\Z")
 
 
 def is_code_pattern(text: str) -> bool:
-    """Whether ``text`` can be one of the codes of a rule."""
+    """True if ``text`` can be one of the codes of a rule."""
     return _CODE.match(text) is not None
 
 
 def is_status_pattern(text: str) -> bool:
-    """Whether ``text`` can be one of the statuses of a rule."""
+    """True if ``text`` can be one of the statuses of a rule."""
     return _STATUS.match(text) is not None
 
 
@@ -399,7 +399,7 @@ NO_RULES = ReplyClassifier(())
 
 
 def classified_row(classifier: ReplyClassifier, text: str, phase: str = "") -> dict[str, Any]:
-    """What ``zonemta classify`` and the API say of a reply. Raises ValueError for one without a code.
+    """The row that ``zonemta classify`` and the API print for a reply. Raises ValueError for one without a code.
 
     ``phases``: without ``phase``, those in which the reply has another class, with that.
     """
@@ -424,7 +424,7 @@ def classified_row(classifier: ReplyClassifier, text: str, phase: str = "") -> d
 
 
 def _local_class(phase: str, status: str) -> ReplyClass:
-    """The class of a reason of this relay, whose status is that of ``delivery.mx``, ``endpoints``, ``transports``."""
+    """The class of a reason of this relay, whose status is set by ``delivery.dns``, ``delivery.endpoints`` or ``transports``."""
     if phase == "operator":
         return _C.OTHER
     if status == _NO_MX:

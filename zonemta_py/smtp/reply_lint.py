@@ -1,6 +1,6 @@
-"""Rules that cannot win, because earlier ones take every reply that they match. Pure.
+"""Rules that can never match, because earlier rules match every reply of theirs. Pure.
 
-Whether one pattern contains another is asked by examples: texts that a pattern matches, made from its syntax tree,
+Examples answer the question if one pattern contains another: texts that a pattern matches, made from its syntax tree,
 each repetition once at its least and once filled.
 """
 
@@ -18,7 +18,7 @@ FILLER = "~ ~"  # what a repetition of any character is filled with
 
 
 class RuleFinding(NamedTuple):
-    """What is wrong with the rule that begins in ``line`` of ``source``."""
+    """A fault of the rule that begins in ``line`` of ``source``."""
 
     source: str
     line: int
@@ -26,7 +26,7 @@ class RuleFinding(NamedTuple):
 
 
 def lint_rules(rules: Sequence[ReplyRule]) -> list[RuleFinding]:
-    """Patterns that occur twice, and rules or patterns that earlier rules leave nothing."""
+    """Patterns that occur twice, and rules or patterns that can never match."""
     found = []
     owners = [number for number, rule in enumerate(rules) for _ in rule.patterns]
     everything = PatternSet([each for rule in rules for each in rule.patterns])
@@ -54,7 +54,7 @@ def _finding(rule: ReplyRule, text: str) -> RuleFinding:
 
 
 def _is_wider(earlier: ReplyRule, rule: ReplyRule) -> bool:
-    """Whether ``earlier`` holds for every code, status, phase and `unless` for which ``rule`` holds."""
+    """True if ``earlier`` holds for every code, status, phase and `unless` for which ``rule`` holds."""
     pairs = (
         (earlier.codes, rule.codes),
         (earlier.statuses, rule.statuses),
@@ -68,7 +68,7 @@ def _is_wider(earlier: ReplyRule, rule: ReplyRule) -> bool:
 def _winner(
     pattern: str, place: int, everything: PatternSet, owners: Sequence[int], wider: set[int]
 ) -> int | None:
-    """The number of the rule that takes an example of ``pattern``, if none is left; None if it can win."""
+    """The number of a rule that takes examples of ``pattern``, if rules take all of them; else None."""
     first: int | None = None
     for example in examples_of(pattern):
         matches = everything.matches(example)
@@ -137,7 +137,6 @@ def _repeated(value: tuple[int, Any, Any], is_filled: bool) -> Iterator[str]:
 
 
 def _member(items: Sequence[tuple[Any, Any]]) -> str:
-    """One character of a class."""
     kind, value = items[0]
     if kind is codes.LITERAL:
         return chr(value)

@@ -21,7 +21,7 @@ from zonemta_py.smtp.seven_bit_fields import ascii_value
 
 
 class _Bytes(policy.Compat32):
-    """Writes fields as they are; the base class splits them anew, in quadratic time."""
+    """Writes fields as they are; the base class would split them again, in quadratic time."""
 
     def fold_binary(self, name: str, value: str) -> bytes:
         return f"{name}: {value}\r\n".encode("ascii", "surrogateescape")
@@ -69,7 +69,7 @@ def to_seven_bit(header: bytes, body: bytes) -> tuple[bytes, bytes]:
 
 
 def _has_same_authors(header: bytes, converted: bytes) -> bool:
-    """Whether the authors that were judged are those that are sent; without readable ones nothing was judged."""
+    """True if the authors that were judged are those that are sent; without readable ones nothing was judged."""
     try:
         authors = author_addresses(header, scan(header)[0])
     except Unreadable:

@@ -177,7 +177,7 @@ def _parameter(segment: Sequence[AddressToken]) -> str:
     return f"{name.rstrip()}*=utf-8''{quote(_CONTROLS.sub(' ', content), safe='')}"
 
 
-# ---- Writes values of header fields: text, display names, parameters; encoded where it must be, and folded. Pure.
+# ---- Values of header fields: text, display names and parameters, encoded where necessary, and folded.
 #
 # A reader gets back the text letter for letter. White space is written as single spaces, so that no value can end
 # its field.

@@ -22,7 +22,7 @@ SLICE = 32_768  # bytes
 
 
 def _dot_line(data: bytes) -> int:
-    """Where CRLF and a dot are first; -1 when they are not. Most of a body has no dot at all, which is quick to see."""
+    """The offset of the first CRLF and dot; -1 without them. Most of a body has no dot at all, which is quick to see."""
     dot = data.find(b".")
     if dot < 0:
         return -1
@@ -162,7 +162,6 @@ class LineCheck:
         self.bare = self.bare_cr = self.nul = self.long = self.eight_bit = False
 
     def feed(self, data: bytes) -> None:
-        """Scan the next bytes."""
         if not data:
             return
         if not data.isascii():
@@ -185,7 +184,7 @@ class LineCheck:
         self.long = self.long or self._line > self._line_max
 
     def _has_long_line(self, data: bytes, first: int, last: int) -> bool:
-        """Whether a line between these two line ends is too long: from each, another must be within reach."""
+        """True if a line between these two line ends is too long: from each, another must be within reach."""
         at, reach = first, self._line_max + 2
         while last - at > reach - 1:
             at = data.rfind(b"\n", at + 1, at + reach)
@@ -200,5 +199,4 @@ class LineCheck:
             self.bare, self.bare_cr = True, "\r" in self._line_ends.newlines
 
     def finish(self) -> None:
-        """End of the message."""
         self._look_at_line_ends("", final=True)

@@ -1,4 +1,4 @@
-"""What a reply means for a recipient. Pure.
+"""The verdict of a reply on a recipient: delivered, to be tried again, or failed. Pure.
 
 Source: RFC 5321 sections 4.2.1 and 4.5.3.1.10 (552 to RCPT means 452), RFC 3463.
 """
@@ -65,7 +65,7 @@ def verdict(reply: Reply, phase: Phase, about: ReplySubject) -> Verdict:
 
 
 def limits_recipients(reply: Reply) -> bool:
-    """Whether a reply to RCPT says that the transaction has too many recipients.
+    """True if a reply to RCPT says that the transaction has too many recipients.
 
     Applies only when the peer has accepted other recipients of the transaction.
     Source: RFC 5321 section 4.5.3.1.10; RFC 3463 (X.5.3).
@@ -76,7 +76,7 @@ def limits_recipients(reply: Reply) -> bool:
 
 
 def may_limit_recipients(reply: Reply) -> bool:
-    """Whether a reply to RCPT means a full mailbox or too many recipients: it does not say which."""
+    """True if a reply to RCPT means a full mailbox or too many recipients: it does not say which."""
     return reply.code == 452 and not reply.status
 
 
@@ -111,13 +111,13 @@ LOST = "4.4.2"  # the status of a connection that was lost: no reply, code 0
 
 
 def is_closed(phase: Phase, reply: Reply) -> bool:
-    """Whether the peer closed the session before the final dot, whatever the message."""
+    """True if the peer closed the session before the final dot, whatever the message."""
     lost = reply.code == 0 and reply.status == LOST
     return phase is not Phase.DOT and (reply.code == 421 or lost)
 
 
 def is_unserved(phase: Phase, reply: Reply) -> bool:
-    """Whether another host of the destination may take the message: it is not refused for good, nor taken.
+    """True if another host of the destination may take the message: it is not refused for good, nor taken.
 
     A temporary refusal at any step, unless it is about a mailbox (RFC 3463, X.2.X), which no other host has; a session that
     ends; no reply to the final dot, which is then uncertain.

@@ -15,7 +15,7 @@ def base(sender: str) -> str:
 
 
 def is_verp(sender: str) -> bool:
-    """Whether ``sender`` has qmail's form for expansion, ``owner-@host-@[]``."""
+    """True if ``sender`` has qmail's form for expansion, ``owner-@host-@[]``."""
     return len(sender) > len(_SUFFIX) and sender.endswith(_SUFFIX)
 
 

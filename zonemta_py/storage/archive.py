@@ -47,7 +47,7 @@ class ArchiveSummary(NamedTuple):
 
 
 def write_identity(file: BinaryIO, identity: QueueIdentity) -> None:
-    """Write the beginning of a file."""
+    """Write the first frame, which says of which queue the file is."""
     file.write(MAGIC)
     _write(file, HEADER, to_json(identity._asdict()))
 
@@ -71,7 +71,7 @@ def write_records(file: BinaryIO, records: Iterable[Record]) -> Iterator[int]:
 
 
 def write_end(file: BinaryIO, records: int) -> None:
-    """Write the end of a file of ``records`` records."""
+    """Write the last frame, by which a reader knows that the file of ``records`` records is complete."""
     _write(file, END, _COUNT.pack(records))
 
 

@@ -1,9 +1,26 @@
 """The store in files: Kannader's directories, with the fsyncs and the atomic batches that it lacks.
 
-A batch is first one intent file, synced and renamed; then its files are changed, by steps that can be
-repeated; then the intent is removed. The next opening finishes what a crash interrupted. Keys and small
-values are also in memory, bodies are not: the recipients of a queue have to fit there. What an opening
-does not understand stays as it is: it may be the mail of another program, or what a damage left.
+Steps of a batch (``FilesystemStore.write``)::
+
+    chunks written ─▶ intent file written, synced, renamed ─▶ files changed ─▶ memory changed ─▶ bodies removed ─▶ intent removed
+
+Invariants:
+
+- A batch takes effect when its intent file has its name. The steps in it can be repeated, so the next opening finishes what a
+  crash interrupted (``_finish_intent``); without an intent nothing of the batch is visible.
+- Chunks are written before, without an intent: they are not visible before the markers of their message. A body without markers
+  is of a message that was never accepted, and is removed at the opening.
+- Keys and small values are in memory, equal to the files after each batch; bodies are not. The recipients of a queue have to fit.
+- Every file is replaced by a rename, never changed in place, but bodies.
+- Files that an opening does not understand stay as they are (``left_alone``): they may be mail of another program, or damage.
+- After a failed write every later one fails (``_failure``), for memory and disk may differ.
+
+Callers: ``storage.open``; the queue uses it by ``storage.interface.Store``. ``filesystem_layout`` computes paths and contents.
+
+Example: a delivered recipient has the files ``data/MSGID/INDEX/metadata`` and ``schedule``, and the link ``queue/MSGID.INDEX``. One
+intent lists the removal of all three, so a crash between them leaves no half recipient.
+
+Source: Kannader, for directories and links; rename(2) and fsync(2), for the order of the steps.
 """
 
 import fcntl
@@ -40,135 +57,7 @@ from zonemta_py.storage.memory import MemoryStore
 log = logging.getLogger(__name__)
 
 
-# ---- What an opening of the filesystem store finds in its directories; see ``filesystem_layout``.
-
-CONTENTS = "contents"
-MESSAGE_ID = re.compile(r"[0-9a-f]{24}")
-
-
-class Contents:
-    """The contents of the store below ``root``; ``left_alone`` names what ``load`` did not understand."""
-
-    def __init__(self, root: Path, *, read_only: bool) -> None:
-        self._root = root
-        self._read_only = read_only
-        self.left_alone: list[str] = []
-
-    def load(self) -> Iterator[Op]:
-        """Yield every key and its value; chunks without theirs. Removes bodies that were never accepted."""
-        leaving: set[str] = set()
-        for key, value in self._relay_keys():
-            if key.startswith((keys.OPEN, keys.CLEANUP)):
-                leaving.add(keys.owner_of(key))
-            yield key, value
-        for directory in sorted((self._root / "data").iterdir()):
-            if directory.name.startswith("."):
-                continue
-            if not MESSAGE_ID.fullmatch(directory.name) or not directory.is_dir():
-                self._leave_alone(directory.name, "not a message of this relay")
-            elif directory.name in leaving or not self._is_unaccepted(directory):
-                yield from self._message(directory)
-
-    def _relay_keys(self) -> Iterator[tuple[bytes, bytes]]:
-        if not self._read_only:
-            rename_earlier(self._root)
-        for path, target in _files_of_keys(self._root):
-            if path == target or not target.exists():
-                names = path.relative_to(self._root / RELAY).parts
-                yield relay_key(names), path.read_bytes()
-
-    def _is_unaccepted(self, directory: Path) -> bool:
-        """Whether nothing but a body is there: a crash came before the first batch of its message."""
-        if (directory / "accepted").exists():
-            return False
-        if {path.name for path in directory.iterdir()} <= {CONTENTS}:
-            if not self._read_only:
-                shutil.rmtree(directory)
-            return True
-        self._leave_alone(directory.name, "the file 'accepted' is missing; see zonemta queue repair")
-        return False
-
-    def _leave_alone(self, name: str, reason: object) -> None:
-        """Note that data/NAME is not used and stays."""
-        self.left_alone.append(f"data/{name}: {reason}")
-        log.critical("%s/data/%s is left alone: %s", self._root, name, reason)
-
-    def _message(self, directory: Path) -> Iterator[Op]:
-        message = directory.name
-        for path in sorted(directory.iterdir()):
-            if path.name == CONTENTS:
-                for number in range(1, -(-path.stat().st_size // keys.CHUNK_BYTES) + 1):
-                    yield keys.chunk_key(message, number), b""
-            elif path.is_dir():
-                try:
-                    yield from _recipient(path)
-                except (OSError, QueueCorrupt) as exc:
-                    # An unreadable note in its place: the message must not end without it.
-                    yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
-                    self._leave_alone(f"{message}/{path.name}", exc)
-        for marker, name in MARKERS.items():
-            if (directory / name).exists():
-                yield keys.message_prefix(message) + marker, (directory / name).read_bytes()
-
-
-def _files_of_keys(root: Path) -> Iterator[tuple[Path, Path]]:
-    """The files of the relay's own keys, each with its path in this version."""
-    state = root / RELAY
-    for path in sorted(state.glob("*/**/*")):
-        if path.is_file() and not path.name.endswith(TEMPORARY):
-            yield path, root / relay_path(relay_key(path.relative_to(state).parts))
-
-
-def rename_earlier(root: Path) -> None:
-    """Give the files of an earlier version the names of this one, durably, and remove directories without any.
-
-    It may be interrupted anywhere. Of two files for one key that of this version stays.
-    """
-    state, changed = root / RELAY, set[Path]()
-    for path, target in list(_files_of_keys(root)):
-        if path == target:
-            continue
-        changed.add(path.parent)
-        if target.exists():
-            path.unlink()
-            continue
-        if target.parent == path:  # its key ends with "/", and it has the name of the directory
-            path = path.rename(path.with_name(path.name + LEAF))
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.replace(target)
-        changed.update(each for each in target.parents if each.is_relative_to(state))
-    for directory in changed:
-        sync_directory(directory)
-    for path in sorted(state.glob("*/**/*"), reverse=True):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()  # of an ended transaction; earlier versions left it
-
-
-def _recipient(directory: Path) -> Iterator[Op]:
-    message = directory.parent.name
-    key, record = read_recipient(
-        message, (directory / "metadata").read_bytes(), (directory / "schedule").read_bytes()
-    )
-    yield key, pack_record(record)
-    if record.due_ms:
-        yield keys.due_key(record.due_ms, keys.parse_recipient(key)[0], message), b""
-
-
-@contextmanager
-def copied(root: Path) -> Iterator[Path]:
-    """A temporary copy of a store, whose bodies are links."""
-
-    def copy(source: str, target: str) -> None:
-        if source.endswith(f"/{CONTENTS}"):
-            Path(target).symlink_to(Path(source).absolute())
-        else:
-            shutil.copyfile(source, target)
-
-    with TemporaryDirectory(prefix="zonemta-read-") as name:
-        yield Path(shutil.copytree(root, f"{name}/files", symlinks=True, copy_function=copy))
-
-
-# ---- filesystem
+# ---- The store.
 
 DIRECTORIES = ("data", "queue", "inflight", "cleanup")
 INTENT = f"{RELAY}/intent"
@@ -181,7 +70,7 @@ _unpack_steps = unpacker(tuple[int, list[FileStep]])
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Meanwhile no other process opens the store. Raises QueueLocked when one has it open, OSError without a lock file."""
+    """Lock the store against other processes. Raises QueueLocked when one has it open, OSError without a lock file."""
     with (directory / RELAY / "lock").open("rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -456,3 +345,131 @@ def _link(path: Path, target: str) -> None:
             return
         path.unlink()
     path.symlink_to(target)
+
+
+# ---- The contents of the directories at an opening.
+
+CONTENTS = "contents"
+MESSAGE_ID = re.compile(r"[0-9a-f]{24}")
+
+
+class Contents:
+    """The contents of the store below ``root``; ``left_alone`` names what ``load`` did not understand."""
+
+    def __init__(self, root: Path, *, read_only: bool) -> None:
+        self._root = root
+        self._read_only = read_only
+        self.left_alone: list[str] = []
+
+    def load(self) -> Iterator[Op]:
+        """Yield every key and its value, an empty one for chunks. Removes bodies that were never accepted."""
+        leaving: set[str] = set()
+        for key, value in self._relay_keys():
+            if key.startswith((keys.OPEN, keys.CLEANUP)):
+                leaving.add(keys.owner_of(key))
+            yield key, value
+        for directory in sorted((self._root / "data").iterdir()):
+            if directory.name.startswith("."):
+                continue
+            if not MESSAGE_ID.fullmatch(directory.name) or not directory.is_dir():
+                self._leave_alone(directory.name, "not a message of this relay")
+            elif directory.name in leaving or not self._is_unaccepted(directory):
+                yield from self._message(directory)
+
+    def _relay_keys(self) -> Iterator[tuple[bytes, bytes]]:
+        if not self._read_only:
+            rename_earlier(self._root)
+        for path, target in _files_of_keys(self._root):
+            if path == target or not target.exists():
+                names = path.relative_to(self._root / RELAY).parts
+                yield relay_key(names), path.read_bytes()
+
+    def _is_unaccepted(self, directory: Path) -> bool:
+        """True if nothing but a body is there: a crash came before the first batch of its message."""
+        if (directory / "accepted").exists():
+            return False
+        if {path.name for path in directory.iterdir()} <= {CONTENTS}:
+            if not self._read_only:
+                shutil.rmtree(directory)
+            return True
+        self._leave_alone(directory.name, "the file 'accepted' is missing; see zonemta queue repair")
+        return False
+
+    def _leave_alone(self, name: str, reason: object) -> None:
+        """Note that data/NAME is not used and stays."""
+        self.left_alone.append(f"data/{name}: {reason}")
+        log.critical("%s/data/%s is left alone: %s", self._root, name, reason)
+
+    def _message(self, directory: Path) -> Iterator[Op]:
+        message = directory.name
+        for path in sorted(directory.iterdir()):
+            if path.name == CONTENTS:
+                for number in range(1, -(-path.stat().st_size // keys.CHUNK_BYTES) + 1):
+                    yield keys.chunk_key(message, number), b""
+            elif path.is_dir():
+                try:
+                    yield from _recipient(path)
+                except (OSError, QueueCorrupt) as exc:
+                    # An unreadable note in its place: the message must not end without it.
+                    yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
+                    self._leave_alone(f"{message}/{path.name}", exc)
+        for marker, name in MARKERS.items():
+            if (directory / name).exists():
+                yield keys.message_prefix(message) + marker, (directory / name).read_bytes()
+
+
+def _files_of_keys(root: Path) -> Iterator[tuple[Path, Path]]:
+    """The files of the relay's own keys, each with its path in this version."""
+    state = root / RELAY
+    for path in sorted(state.glob("*/**/*")):
+        if path.is_file() and not path.name.endswith(TEMPORARY):
+            yield path, root / relay_path(relay_key(path.relative_to(state).parts))
+
+
+def rename_earlier(root: Path) -> None:
+    """Give the files of an earlier version the names of this one, durably, and remove directories without any.
+
+    It may be interrupted anywhere. Of two files for one key that of this version stays.
+    """
+    state, changed = root / RELAY, set[Path]()
+    for path, target in list(_files_of_keys(root)):
+        if path == target:
+            continue
+        changed.add(path.parent)
+        if target.exists():
+            path.unlink()
+            continue
+        if target.parent == path:  # its key ends with "/", and it has the name of the directory
+            path = path.rename(path.with_name(path.name + LEAF))
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.replace(target)
+        changed.update(each for each in target.parents if each.is_relative_to(state))
+    for directory in changed:
+        sync_directory(directory)
+    for path in sorted(state.glob("*/**/*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()  # of an ended transaction; earlier versions left it
+
+
+def _recipient(directory: Path) -> Iterator[Op]:
+    message = directory.parent.name
+    key, record = read_recipient(
+        message, (directory / "metadata").read_bytes(), (directory / "schedule").read_bytes()
+    )
+    yield key, pack_record(record)
+    if record.due_ms:
+        yield keys.due_key(record.due_ms, keys.parse_recipient(key)[0], message), b""
+
+
+@contextmanager
+def copied(root: Path) -> Iterator[Path]:
+    """A temporary copy of a store, whose bodies are links."""
+
+    def copy(source: str, target: str) -> None:
+        if source.endswith(f"/{CONTENTS}"):
+            Path(target).symlink_to(Path(source).absolute())
+        else:
+            shutil.copyfile(source, target)
+
+    with TemporaryDirectory(prefix="zonemta-read-") as name:
+        yield Path(shutil.copytree(root, f"{name}/files", symlinks=True, copy_function=copy))

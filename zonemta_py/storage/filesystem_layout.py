@@ -7,7 +7,7 @@
     queue/MSGID.INDEX                → ../data/MSGID/INDEX, waiting or deferred
     inflight/MSGID.INDEX             → the same, while a transaction is under way
     cleanup/MSGID                    → ../data/MSGID, while its contents are being removed
-    data/.relay/SPACE/…              every other key, see ``filesystem_names``
+    data/.relay/SPACE/…              every other key, see ``relay_path``
 
 The four directories and the relative links are Kannader's; its names are UUIDs, these are message ids.
 ``due/`` and ``spill/`` follow from the schedules and are in memory only.
@@ -31,12 +31,12 @@ from zonemta_py.queue.format.records import (
 )
 from zonemta_py.storage.interface import Op
 
-# ---- The files of the relay's own keys in the filesystem store. Pure: every key has one path, and no two have the same.
+# ---- Paths of the relay's own keys: every key has one path, and no two have the same.
 #
 #     meta/sending/…/192.0.2.1/   →   data/.relay/meta/sending/…/192.0.2.1/%v
 #
 # Parts of a key are percent-encoded. No encoded part has a ``%`` that two hex digits do not follow, so that names can have marks
-# with one: LEAF ends the name of a file, so that ``a`` and ``a/b`` can both be keys; CONTINUED one that goes on in the next
+# with one: LEAF ends the name of a file, so that ``a`` and ``a/b`` can both be keys; CONTINUED one that continues in the next
 # directory, because names have at most 255 bytes; EMPTY is an empty part that is not the last one. Earlier versions wrote files
 # without LEAF, and lost the ``/`` at the end of a key.
 
@@ -85,7 +85,7 @@ def _pieces(part: str) -> list[str]:
     return [part[at : at + NAME_MAX] for at in range(0, len(part), NAME_MAX)] or [""]
 
 
-# ---- filesystem layout
+# ---- Files of messages and recipients.
 
 DERIVED = (keys.DUE, keys.SPILL)
 MARKERS = {b"#": "accepted", b"*": "envelope"}

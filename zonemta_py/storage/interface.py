@@ -21,7 +21,7 @@ GONE = "deleted or replaced while it was in use: the mail that was queued in it 
 
 
 class Access(Enum):
-    """What the opening of a store may do.
+    """The permissions of an opening of the store.
 
     Only ``CREATE`` makes a new store, and only where nothing is. ``READ`` changes nothing on disk. ``OLDER``
     opens a queue that is older than its event log, ``REPAIR`` also one whose format is missing.
@@ -93,7 +93,7 @@ class Store(View, Protocol):
         """Return whether more large writes would now delay every later write."""
 
     def has_snapshots(self) -> bool:
-        """Return whether writes go on while a view is frozen."""
+        """Return True if writes continue while a view is frozen."""
 
     def is_remote(self) -> bool:
         """Return whether chunks are on a server.

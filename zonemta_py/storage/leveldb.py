@@ -1,12 +1,33 @@
 """LevelDB, and the adapter of plyvel. The store on it is ``leveldb_store.py``.
 
-Reads and short ranges take microseconds and run on the event loop; ``write`` and ``compact`` run in a
-thread. After a failed write LevelDB refuses every later one until the database is opened again.
+Life of a database::
 
-LevelDB does not put the names of its files on disk, except before it syncs its MANIFEST: ``write`` does so when there is a new one.
+    files checked ─▶ torn end of the log cut off ─▶ open ─▶ failed, after an error of a write ─▶ closed
 
-Opening writes: LevelDB turns its log into a table, and deletes tables that its MANIFEST does not name. For
-``Access.READ`` it gets a directory of symbolic links, so that all of that happens elsewhere.
+Invariants:
+
+- A database is created only where no file of one is: LevelDB would make a new one in place of a lost CURRENT, and delete the tables.
+- One process has a database open, by LevelDB's LOCK; within the process one object has it (``_open_here``), because POSIX drops a
+  lock when the process closes any handle of the file.
+- When ``write`` of a batch with ``sync`` returns, its data are on disk, and so are the names of new files. LevelDB puts the names on
+  disk only before it syncs its MANIFEST; ``_sync_names`` does it whenever the directory has changed.
+- After a failed write LevelDB refuses every later one until the database is opened again.
+- An opening writes: LevelDB turns its log into a table, and deletes tables that its MANIFEST does not name. For ``Access.READ`` it
+  gets a directory of symbolic links, so that the original files do not change.
+- Every scan compares checksums; ``check_end`` finds the one damage that a scan would take for the end of the keys.
+
+Threads: reads, short ranges and ``batch`` take microseconds and run on the event loop; ``write`` and ``compact`` run in a thread.
+``close`` must not run while another call does.
+
+Callers: ``leveldb_store``; ``storage.open`` for ``locked``, ``relay.runner`` for ``repair_database``.
+
+Example::
+
+    database = LevelDB(Path("var/queue/db"))
+    database.write(database.batch([(b"meta/node", b"a")], sync=True))
+    database.get(b"meta/node")  # b"a"
+
+Source: doc/index.md, doc/impl.md and doc/log_format.md of LevelDB; fcntl(2) for the locks.
 """
 
 import fcntl
@@ -164,7 +185,6 @@ class LevelDB(LevelDBView):
         self._names_ns = changed_ns
 
     def compact(self) -> None:
-        """Free the disk space of removed keys."""
         # Without both ends plyvel does nothing.
         self._db.compact_range(start=b"\x00", stop=b"\xff\xff")
 
@@ -174,7 +194,6 @@ class LevelDB(LevelDBView):
         return sizes[0]
 
     def is_behind(self) -> bool:
-        """Return whether so much compaction is pending that LevelDB will soon stop all writes."""
         return int(self._db.get_property(b"leveldb.num-files-at-level0")) >= LEVEL0_FILES
 
     def close(self) -> None:
@@ -186,7 +205,7 @@ class LevelDB(LevelDBView):
 
 
 def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
-    """What an error of the opening means. Its text names ``opened``, which an operator does not know."""
+    """The error to raise for an error of the opening, with the path that the operator knows instead of ``opened``."""
     given = exc.args[0] if exc.args else ""
     text = given.decode(errors="replace") if isinstance(given, bytes) else str(exc)
     text = text.replace(str(opened), str(directory))
@@ -259,9 +278,9 @@ def _linked(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Meanwhile no other process opens the database. Raises QueueLocked when one has it open.
+    """Lock the database against other processes. Raises QueueLocked when one has it open.
 
-    See ``_linked`` for who may call it.
+    ``_linked`` says who may call it.
     """
     with (directory / "LOCK").open("a+b") as lock:
         try:

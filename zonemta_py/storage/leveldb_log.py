@@ -77,7 +77,7 @@ class Group(NamedTuple):
 
 
 class DamagedBytes(NamedTuple):
-    """Bytes ``start`` to ``end`` of a log that are no whole group; none when a group is missing there.
+    """Bytes ``start`` to ``end`` of a log that are not a whole group; an empty range when a group is missing there.
 
     ``following``: the sequence number that was expected, 0 when it is not known.
     """
@@ -107,9 +107,9 @@ def read_groups(data: bytes, following: int = 0) -> Iterator[Group | DamagedByte
 
 
 def is_sound(data: bytes, following: int = 0) -> tuple[bool, int]:
-    """Whether the heads in a log are right, without the sums of the data; and the sequence number that follows.
+    """True if the heads in a log are right, without a check of the sums of the data; and the sequence number that follows.
 
-    False is no proof of damage: a crash may have interrupted the last write. About 20 ms for each 10,000 groups.
+    False does not prove damage: a crash may have interrupted the last write. About 20 ms for each 10,000 groups.
     """
     position, size, open_head = 0, len(data), b""
     is_open = False
@@ -169,7 +169,9 @@ def _group_at(data: bytes, position: int, following: int, *, correct: bool) -> G
         return None
     if flipped and following and sequence != following:
         return None
-    return Group(start, position, batch, sequence, sequence + count, flipped)
+    return Group(
+        start=start, end=position, data=batch, sequence=sequence, following=sequence + count, flipped=flipped,
+    )  # fmt: skip
 
 
 def _fragment_at(
@@ -226,7 +228,6 @@ def _flipped_bit(size: int, difference: int) -> tuple[int, int] | None:
 
 
 def _next_group(data: bytes, position: int, following: int) -> Group | None:
-    """The first whole group from ``position`` on."""
     while (found := _BEGINNING.search(data, position)) is not None:
         position = found.start()
         sequence = int.from_bytes(data[position + 7 : position + 15], "little")
@@ -251,7 +252,7 @@ def operations(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def has_operations(batch: bytes) -> bool:
-    """Whether a write batch has as many operations as it says."""
+    """True if a write batch has as many operations as it says."""
     try:
         return sum(1 for _ in operations(batch)) == int(_BATCH.unpack_from(batch)[1])
     except ValueError:
@@ -322,7 +323,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def _is_torn(data: bytes, position: int) -> bool:
-    """Whether the file ends in a fragment that was never whole: LevelDB passes over it, and nothing whole is behind it."""
+    """True if the file ends in a fragment that was never whole: LevelDB passes over it, and nothing whole is behind it."""
     rest = len(data) - position
     if rest < _HEAD.size or not data[position:].strip(b"\0"):
         return True
@@ -332,7 +333,7 @@ def _is_torn(data: bytes, position: int) -> bool:
 
 
 def _is_whole_from(data: bytes, position: int) -> bool:
-    """Whether there is a fragment at ``position`` but for one bit, or a whole one anywhere behind it."""
+    """True if there is a fragment at ``position`` but for one bit, or a whole one anywhere behind it."""
     for at in range(position, len(data) - _HEAD.size + 1):
         left = BLOCK_BYTES - at % BLOCK_BYTES
         is_head = at == position or (left >= _HEAD.size and FULL <= data[at + _HEAD.size - 1] <= LAST)

@@ -1,9 +1,23 @@
-"""What is done about a damaged log of LevelDB: a torn end is cut off at the opening, the rest is for ``queue repair``.
+"""Recovery of a damaged log of LevelDB: a torn end is cut off at the opening, the rest is for ``queue repair``.
 
 A power cut can leave any pages of the last write on disk, and zeros for the others. Nothing of that write was acknowledged, so
-a start goes on without it. Where whole groups follow, or where one bit is wrong, the disk has changed what was acknowledged:
-nothing is opened, and a repair writes a log of the whole groups. The log as it was is kept in ``lost``, as LevelDB's repair
-keeps its own files.
+a start continues without it. Where whole groups follow, or where one bit is wrong, the disk has changed acknowledged data:
+the database is not opened, and a repair writes a log of the whole groups. The original log is kept in ``lost``, as LevelDB's
+repair keeps its own files.
+
+Life of a log: LevelDB writes it (``note_written`` stores its number in WRITTEN once it has contents), a crash may tear its end,
+the next opening checks it (``check_logs``), and LevelDB turns it into a table. Invariants:
+
+- A log that WRITTEN names is there at the next opening, unless it has become a table; a missing one was removed, not lost by a crash.
+- Only the last write of the newest data is ever cut, and only when it is not whole and nothing whole follows. Damage of
+  an acknowledged last write looks the same as a crash during it; so the log as it was is kept.
+- ``clean_logs`` runs before LevelDB's repair, which would take damaged groups for whole ones.
+
+``storage.leveldb`` calls ``check_logs``, ``cut_torn_end`` and ``note_written``; ``relay.runner`` calls ``clean_logs`` for a repair.
+Source: doc/log_format.md and db/version_edit.cc of LevelDB.
+
+Example: after a power cut the last write of ``000007.log`` ends in 4 KiB of zeros. The next opening cuts it off, keeps the log as it was
+as ``lost/000007.log.damaged``, and has all earlier writes.
 """
 
 import logging
@@ -57,7 +71,7 @@ class NamedRecipient(NamedTuple):
 
 
 class LogDamage(NamedTuple):
-    """What a repair found in one place of a log: a text, and the recipients and the ``outbox/`` records that are there.
+    """The result of a repair in one place of a log: a text, and the recipients and the ``outbox/`` records that are there.
 
     ``is_lost``: nothing of it is in the log any more; else it is set right.
     """

@@ -2,8 +2,31 @@
 
 LevelDB writes each byte about four times and computes its checksums in software. A chunk of ``LARGE_BYTES`` or more that ends
 behind ``segments_from`` bytes of its body is written once, to the end of a segment; its key has a reference. A ``segment/`` key
-beside it keeps the segment. Bytes are on disk before the batch with their references is, so a reference that is there is good.
-Which segments are needed, and where a chunk goes, is decided in ``segment_use.py``.
+in the database keeps the segment.
+
+States::
+
+    chunk:    placed ─▶ appended ─▶ referenced ─▶ removed
+    segment:  newest ─▶ full ─▶ sparse ─▶ unneeded ─▶ removed     a sparse one is emptied: its chunks are appended anew
+
+Invariants:
+
+- Bytes before references: ``write`` syncs segments before it writes the batch that refers to them. So a reference in the
+  database is good after any crash; bytes without a reference are unused.
+- ``batch`` decides where chunks go, on the event loop; ``write`` carries it out, in a thread. Batches are written one after the
+  other in the order in which they were built.
+- A batch of nothing but chunks is only appended; its references follow with the next other batch, at the latest after
+  UNSYNCED_BYTES_MAX. Reads of such a chunk find nothing until then.
+- A segment is removed only when the database has no ``segment/`` key of it (``_remove`` asks, the count is not enough), and not
+  while a frozen view may read it.
+
+Callers: ``storage.open`` opens the store; ``queue.commit`` builds and writes the batches; ``queue.upkeep`` sends MOVE_CHUNKS and
+calls ``compact``; ``segments.SegmentUse`` decides which segments are needed.
+
+Example: a message of 1 MiB comes in 16 chunks of 64 KiB. They are appended to ``00000001.segment``; the batch that accepts the
+message has 16 references of 24 bytes and 16 ``segment/`` keys, and is written after the segment is on disk.
+
+Source: doc/impl.md of LevelDB (compactions).
 """
 
 import logging
@@ -40,7 +63,7 @@ LARGE_BYTES = 32 << 10  # of a chunk that may be in a segment
 
 
 class _Write(NamedTuple):
-    """What ``write`` does: append, sync and write ``batch`` (None: later), remove the ``unneeded`` segments."""
+    """The steps of ``write``: append, sync and write ``batch`` (None: later), remove the ``unneeded`` segments."""
 
     appends: list[Append]
     sync: bool
@@ -87,7 +110,7 @@ class LevelDBStore(SegmentedView):
         return self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))
 
     def _rebuild(self) -> None:
-        """Write the SEGMENT keys anew: a repair of the database may have lost some, or brought some back."""
+        """Write the SEGMENT keys again: a repair of the database may have lost some, or brought some back."""
         ops: list[Op] = [(key, None) for key in self._segment_keys()]
         for key, value in self._database.scan(keys.MESSAGE, keys.end_of(keys.MESSAGE)):
             reference = decode_reference(value)
@@ -105,7 +128,6 @@ class LevelDBStore(SegmentedView):
             yield SegmentedView(view, self._files)
 
     async def fetch_chunk(self, key: bytes) -> bytes | None:
-        """Return the value of a chunk's key, or None; see ``Store.fetch_chunk``."""
         return self.get(key, checked=False)
 
     # ---- writing
@@ -156,7 +178,7 @@ class LevelDBStore(SegmentedView):
         return ops + others
 
     def _is_for_segment(self, key: bytes, value: bytes) -> bool:
-        """Whether the value is a chunk that ends far enough behind the beginning of its body, or looks like a reference."""
+        """True if the value is a chunk that ends far enough behind the beginning of its body, or looks like a reference."""
         size = len(value)
         if size < LARGE_BYTES and size != REFERENCE_BYTES:
             return False
@@ -177,7 +199,7 @@ class LevelDBStore(SegmentedView):
         self._unwritten[key] = Reference(number, offset, len(chunk), crc32(chunk))
 
     def _forget(self, key: bytes, others: list[Op]) -> None:
-        """The chunk of ``key`` is removed: so is what its segment is kept for."""
+        """Forget the chunk of ``key``, which is removed, and the key that keeps its segment."""
         reference = self._unwritten.pop(key, None)
         if reference is None:
             try:
@@ -225,11 +247,10 @@ class LevelDBStore(SegmentedView):
     # ---- emptying segments
 
     def is_sparse(self) -> bool:
-        """Return whether MOVE_CHUNKS has something to do."""
         return self._use.sparsest() is not None
 
     def _move(self, others: list[Op]) -> None:
-        """Append some chunks of a sparse segment anew. ``others``: of the same batch, which may remove chunks."""
+        """Append some chunks of a sparse segment again. ``others``: of the same batch, which may remove chunks."""
         number = self._use.sparsest()
         if number is None:
             return
@@ -258,7 +279,6 @@ class LevelDBStore(SegmentedView):
         self._database.compact()
 
     def freed_chunk_bytes(self) -> int:
-        """Return the bytes of removed chunks that the next ``compact`` frees."""
         return self._freed_bytes
 
     def size_bytes(self) -> int:
@@ -266,19 +286,15 @@ class LevelDBStore(SegmentedView):
         return self._database.size_bytes() + self._use.size_bytes()
 
     def is_behind(self) -> bool:
-        """Return whether so much compaction is pending that LevelDB will soon stop all writes."""
         return self._database.is_behind()
 
     def has_snapshots(self) -> bool:
-        """Return True."""
         return True
 
     def is_remote(self) -> bool:
-        """Return False."""
         return False
 
     def space(self) -> Space | None:
-        """Return None: that of the disk counts."""
         return None
 
     def check(self) -> Iterator[str]:

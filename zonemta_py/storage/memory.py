@@ -27,19 +27,16 @@ class MemoryStore:
         self._lock = RLock()  # the queue writes in a thread
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """Return the value of ``key``, or None."""
         value: bytes | None = self._values.get(key)
         return value
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values in order; see ``View.scan``."""
         for key in self.keys(start, stop):
             value = self.get(key)
             if value is not None:
                 yield key, value
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Yield keys in order; see ``View.keys``."""
         while True:
             with self._lock:
                 page = list(islice(self._values.irange(start, stop, inclusive=(True, False)), PAGE_KEYS))
@@ -55,7 +52,6 @@ class MemoryStore:
             yield self
 
     async def fetch_chunk(self, key: bytes) -> bytes | None:
-        """Return the value of a chunk's key, or None; see ``Store.fetch_chunk``."""
         return self.get(key, checked=False)
 
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
@@ -81,7 +77,6 @@ class MemoryStore:
         """Do nothing: removed keys take no space."""
 
     def size_bytes(self) -> int:
-        """Return the sum of the sizes of all values."""
         return self._size_bytes
 
     def is_behind(self) -> bool:
@@ -93,23 +88,18 @@ class MemoryStore:
         return False
 
     def is_remote(self) -> bool:
-        """Return False."""
         return False
 
     def space(self) -> Space | None:
-        """Return None: that of the disk counts."""
         return None
 
     def check(self) -> Iterator[str]:
-        """Yield nothing."""
         return iter(())
 
     def freed_chunk_bytes(self) -> int:
-        """Return 0."""
         return 0
 
     def is_sparse(self) -> bool:
-        """Return False."""
         return False
 
     def close(self) -> None:

@@ -1,4 +1,19 @@
-"""Opens the store that the configuration names. A file next to it holds the process id of its user."""
+"""Opening of the store that the configuration names, and the check of the queue's free space.
+
+A file beside the store has the process id of its user. Steps of ``open_store``: the directory has no store of another kind ─▶ the
+store is opened, and locked by it ─▶ the process id is written.
+
+Invariants:
+
+- A queue of another store in the directory is an error: its mail would wait forever.
+- The lock of the store decides who has it; the process id only names the holder in the error.
+- ``Access.READ`` writes nothing, not even the process id.
+- ``DiskSpace`` asks the disk once per second, and at each question when inodes are near their limit; its changes are logged.
+
+Callers: the relay and the commands (``open_store``), ``queue repair`` (``locked_files``), intake (``DiskSpace``).
+
+Example: a second ``zonemta serve`` gets QueueLocked: "the queue is in use by process 4711".
+"""
 
 import logging
 import os
@@ -32,7 +47,7 @@ SHARED_STORAGES = {
 
 
 def store_directory(settings: QueueSettings) -> Path | None:
-    """Return where the store keeps its files; None for a store without files on this machine."""
+    """Return the directory of the store's files; None for a store without files on this machine."""
     directory = DIRECTORIES.get(settings.store)
     return settings.directory / directory if directory else None
 
@@ -147,7 +162,7 @@ def _user(path: Path) -> str:
     return pid if pid.isdigit() and Path(f"/proc/{pid}").exists() else "unknown"
 
 
-# ---- Whether the queue has space for more mail: its disk, or its server.
+# ---- The free space for more mail: that of the disk, or of the server.
 
 CHECK_INTERVAL_S = 1.0
 SERVER_RESERVE = 10  # a server keeps at most a tenth of its memory free
@@ -176,7 +191,7 @@ class DiskSpace:
         self.lack = ""  # why there is not enough, or empty
 
     def is_sufficient(self) -> bool:
-        """Whether at least ``min_bytes`` and some inodes are free, or there is no limit. Raises OSError."""
+        """True if at least ``min_bytes`` and some inodes are free, or there is no limit. Raises OSError."""
         now_s = clock.monotonic_s()
         if now_s - self._checked_s >= CHECK_INTERVAL_S:
             self._checked_s = now_s

@@ -1,7 +1,32 @@
-"""The store in Redis: an index of keys, a hash of values, every batch one script (``redis_scripts``).
+"""The store in Redis: an index of keys, a hash of values, every batch one script.
 
-The script first checks that the writer has the lease, and that the batch is the next one: a batch that is sent
-again because its answer was lost is applied once.
+Keys of a partition (``RedisKeys``; the braces put them into one slot of a cluster)::
+
+    {PREFIX:NAME}:keys     a sorted set whose members are the keys, all with score 0
+    {PREFIX:NAME}:values   a hash from key to value
+    {PREFIX:NAME}:lease    the token of the relay that has the partition; Redis lets it expire
+    {PREFIX:NAME}:written  the number of batches that relay has written
+    PREFIX:notices         a list of names of partitions that were released with mail in them: hints
+
+Life of a partition: lease acquired ─▶ loaded ─▶ open ─▶ lease lost, or failed, or closed. The last three are final.
+
+Invariants:
+
+- A batch is one script, which Redis runs as a whole or not at all. It first compares the lease, so that a relay without it writes
+  nothing; then the number of the batch, so that a batch that is sent again because its answer was lost is applied once.
+- Memory has all keys and small values, and equals the server after each batch (``RemoteBodyStore``). Values of chunks are on the
+  server only.
+- The value of a removed chunk is freed one batch later: a frozen view may still read it.
+- The first write of a script is a DEL: a Redis without free memory would refuse a script that begins with another write, and a
+  full queue could not be opened or drained (decision 62).
+- With ``durability: sync`` the settings of Redis are checked at the opening and every LOOK_EVERY_S.
+
+Callers: ``storage.open`` makes a ``RedisSharedStorage``, which opens partitions; ``relay.takeover`` asks it for orphans.
+
+Example: the relay ``mx1`` writes batch 7, and the connection breaks before the answer. It sends batch 7 again; the script finds
+``written`` = 7 and returns 1 without a change.
+
+Source: redis.io, "Scripting with Lua" (atomicity, memory), "Key eviction" and "Persistence".
 """
 
 import asyncio
@@ -27,213 +52,11 @@ from zonemta_py.storage.shared import MAIL_PREFIXES, PartitionLease
 log = logging.getLogger(__name__)
 
 
-# ---- The adapter of redis: a client with retries, and the check that its server is durable.
-
-ANSWER_S = 5.0
-RETRIES = 6  # after a lost connection: for about three seconds
-
-CLIENT_ERRORS = (RedisError, OSError)
-
-
-T = TypeVar("T")
-
-
-class RedisClient:
-    """A client whose event loop runs in a thread of its own. ``label`` is the prefix of its error messages.
-
-    ``commands`` has Redis's commands as coroutines, for ``run`` or ``thread.wait``.
-    """
-
-    def __init__(self, settings: RedisSettings, label: str) -> None:
-        """Raises LocalError for an invalid URL; connects with the first command."""
-        try:
-            # Any: its commands are annotated for the blocking and the asynchronous client at once.
-            self.commands: Any = redis.asyncio.Redis.from_url(
-                settings.url,
-                socket_timeout=ANSWER_S,
-                socket_connect_timeout=ANSWER_S,
-                retry=Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES),
-                retry_on_error=[RedisConnectionError, RedisTimeoutError],
-            )
-        except ValueError as exc:
-            raise LocalError(without_secrets(f"queue.redis.url: {settings.url} : {exc}")) from exc
-        self.thread = LoopThread(label, label, CLIENT_ERRORS)
-
-    def run(self, work: Awaitable[T]) -> T:
-        """Return the answer, blocking. Raises LocalError."""
-        return self.thread.run(work)
-
-    def run_once(self, work: Awaitable[T]) -> T:
-        """Like ``run``, for what must not wait long: a server that does not answer is not asked again."""
-        return self.thread.run(_in_time(work))
-
-    def close(self) -> None:
-        """Disconnect."""
-        self.thread.close(self.commands.aclose)
-
-    async def space(self) -> Space | None:
-        """The memory of this Redis; None when it has no limit. Raises RedisError."""
-        memory = await self.commands.info("memory")
-        total = int(memory["maxmemory"])
-        return Space(total - int(memory["used_memory"]), total) if total else None
-
-    async def check_durability(self) -> bool:
-        """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key.
-
-        Returns whether Redis tells its settings.
-        """
-        try:
-            found = {
-                **await self.commands.config_get("*append*"),
-                **await self.commands.config_get("maxmemory*"),
-            }
-        except ResponseError as exc:
-            log.warning(
-                "queue.redis: cannot tell whether Redis writes to disk before it answers: %s", exc
-            )
-            return False
-        if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
-            raise LocalError(
-                "queue.redis: this Redis answers before a write is on its disk, so accepted mail can be lost: "
-                "set appendonly yes and appendfsync always there, or queue.durability: none here"
-            )
-        if found.get("no-appendfsync-on-rewrite") == "yes":
-            raise LocalError(
-                "queue.redis: this Redis answers before a write is on its disk while it rewrites its log: set "
-                "no-appendfsync-on-rewrite no there, or queue.durability: none here"
-            )
-        if found.get("maxmemory") != "0" and found.get("maxmemory-policy") != "noeviction":
-            raise LocalError(
-                "queue.redis: this Redis removes keys when its memory is full: set maxmemory-policy noeviction "
-                "there, or queue.durability: none here"
-            )
-        return True
-
-
-async def _in_time(work: Awaitable[T]) -> T:
-    try:
-        return await asyncio.wait_for(work, ANSWER_S)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None
-
-
-# ---- The keys of a partition in Redis, and the scripts that change them. Pure.
-#
-#     {PREFIX:NAME}:keys     a sorted set whose members are the keys, all with score 0
-#     {PREFIX:NAME}:values   a hash from key to value
-#     {PREFIX:NAME}:lease    the token of the relay that has the partition; Redis lets it expire
-#     {PREFIX:NAME}:written  the number of batches that relay has written
-#     PREFIX:notices         a list of names of partitions that were released with mail in them: hints
-#
-# The braces put all keys of a partition into one slot of a cluster.
-#
-# A Redis without free memory refuses a script whose first write could need more. The first write of these
-# scripts is a DEL, so that a full queue can be opened and drained; new mail is refused before (decision 62).
-
-# Keys: lease, keys, values, written. Arguments: the token, the number of the batch, how many keys are put,
-# how many are removed from the index; then keys and values to put, keys to remove from the index, and
-# fields to remove from the hash. Returns 1 when the batch is applied, now or before; 0 for a lost lease;
-# -1 for a number out of order.
-WRITE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local written = tonumber(redis.call('GET', KEYS[4]) or 0)
-if tonumber(ARGV[2]) == written then return 1 end
-if tonumber(ARGV[2]) ~= written + 1 then return -1 end
-redis.call('DEL', KEYS[4])
-redis.call('SET', KEYS[4], ARGV[2])
-local at = 5
-for _ = 1, tonumber(ARGV[3]) do
-  redis.call('ZADD', KEYS[2], 0, ARGV[at])
-  redis.call('HSET', KEYS[3], ARGV[at], ARGV[at + 1])
-  at = at + 2
-end
-local removed = at + tonumber(ARGV[4])
-for i = at, removed - 1 do redis.call('ZREM', KEYS[2], ARGV[i]) end
-for i = removed, #ARGV do redis.call('HDEL', KEYS[3], ARGV[i]) end
-return 1
-"""
-# Keys: lease, written. Arguments: the token, milliseconds, a token that is replaced. Returns nil, or the token
-# of the holder.
-ACQUIRE = """
-local held = redis.call('GET', KEYS[1])
-if held == ARGV[1] then return false end
-if held and held ~= ARGV[3] then return held end
-redis.call('DEL', KEYS[2])
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('SET', KEYS[2], 0)
-return false
-"""
-# Key: lease. Arguments: the token, milliseconds. Returns 0 for a lost lease.
-RENEW = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-"""
-# Key: lease. Argument: the token. Returns 1 when the lease was this relay's.
-RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
-
-
-class RedisKeys:
-    """The names of the keys of one partition."""
-
-    def __init__(self, prefix: str, name: str) -> None:
-        self.index = f"{{{prefix}:{name}}}:keys"
-        self.values = f"{{{prefix}:{name}}}:values"
-        self.lease = f"{{{prefix}:{name}}}:lease"
-        self.written = f"{{{prefix}:{name}}}:written"
-
-
-def notifications_key(prefix: str) -> str:
-    """The list of notifications."""
-    return f"{prefix}:notices"
-
-
-# ---- redis
+# ---- One partition.
 
 PAGE_KEYS = 1000  # of one request while loading
-REMOVED_CHUNKS_MAX = 256  # 16 MiB that Redis may hold in vain
+REMOVED_CHUNKS_MAX = 256  # 16 MiB that Redis keeps without use
 LOOK_EVERY_S = 2.0
-
-
-class RedisLease:
-    """The lease of one partition in Redis; see ``LeaseBackend``."""
-
-    def __init__(self, client: RedisClient, prefix: str, name: str, lease_s: float) -> None:
-        self._client = client
-        self._name = name
-        self._notifications = notifications_key(prefix)
-        self._where = RedisKeys(prefix, name)
-        self._lease_ms = int(lease_s * 1000)
-        self._acquire = client.commands.register_script(ACQUIRE)
-        self._renew = client.commands.register_script(RENEW)
-        self._release = client.commands.register_script(RELEASE)
-
-    def try_acquire(self, token: str, previous: str = "") -> str | None:
-        """See ``LeaseBackend``. A new lease begins to count its batches at 1."""
-        where = [self._where.lease, self._where.written]
-        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
-        return holder.decode() if holder else None
-
-    def holder(self) -> str | None:
-        """See ``LeaseBackend``."""
-        found = self._client.run_once(self._client.commands.get(self._where.lease))
-        return found.decode() if found else None
-
-    def renew(self, token: str) -> bool:
-        """See ``LeaseBackend``."""
-        renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
-        return bool(self._client.run_once(renewal))
-
-    def release(self, token: str, *, mail: bool) -> None:
-        """See ``LeaseBackend``."""
-        released = self._client.run_once(self._release(keys=[self._where.lease], args=[token]))
-        if released and mail:
-            try:
-                self._client.run_once(self._client.commands.rpush(self._notifications, self._name))
-            except LocalError as exc:  # no memory is free; others look for mail now and then
-                log.warning("other relays are not notified: %s", exc)
 
 
 class RedisStore(RemoteBodyStore):
@@ -344,7 +167,7 @@ class RedisStore(RemoteBodyStore):
         self._removed_chunks.clear()
 
     def close(self) -> None:
-        """See ``RemoteBodyStore.close``."""
+        """Free the values of removed chunks, then close."""
         if self._removed_chunks and not (self._closed or self._failure or self._lease.lost):
             try:
                 self._free_chunks()
@@ -359,7 +182,7 @@ WAIT_MAX_S = 3.0  # for a notification: less than an answer may take
 
 
 class RedisSharedStorage:
-    """See ``SharedStorage``. Raises LocalError for a Redis that cannot be used."""
+    """The partitions of several relays in one Redis. Raises LocalError for a Redis that cannot be used."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
@@ -381,11 +204,9 @@ class RedisSharedStorage:
             self._client.run(self._client.check_durability())
 
     def open(self, name: str) -> RedisStore:
-        """See ``SharedStorage.open``."""
         return RedisStore(self._settings, name)
 
     def orphans(self) -> list[str]:
-        """See ``SharedStorage.orphans``."""
         return self._client.run(self._orphans())
 
     async def _orphans(self) -> list[str]:
@@ -407,17 +228,208 @@ class RedisSharedStorage:
         return False
 
     def wait_for_notification(self, wait_s: float) -> str | None:
-        """See ``SharedStorage.wait_for_notification``."""
         timeout_s = min(max(0.01, wait_s), WAIT_MAX_S)
         notifications = [notifications_key(self._prefix)]
         found = self._client.run_once(self._client.commands.blpop(notifications, timeout=timeout_s))
         return found[1].decode() if found else None
 
     def close(self) -> None:
-        """See ``SharedStorage.close``."""
         self._client.close()
 
 
 def _escaped(text: str) -> str:
     """``text`` as a literal in a pattern of SCAN."""
     return "".join(f"\\{c}" if c in "*?[]\\^" else c for c in text)
+
+
+# ---- The client, and the check that its server is durable; the adapter of redis.
+
+ANSWER_S = 5.0
+RETRIES = 6  # after a lost connection: for about three seconds
+
+CLIENT_ERRORS = (RedisError, OSError)
+
+
+T = TypeVar("T")
+
+
+class RedisClient:
+    """A client whose event loop runs in a thread of its own. ``label`` is the prefix of its error messages.
+
+    ``commands`` has Redis's commands as coroutines, for ``run`` or ``thread.wait``.
+    """
+
+    def __init__(self, settings: RedisSettings, label: str) -> None:
+        """Raises LocalError for an invalid URL; connects with the first command."""
+        try:
+            # Any: its commands are annotated for the blocking and the asynchronous client at once.
+            self.commands: Any = redis.asyncio.Redis.from_url(
+                settings.url,
+                socket_timeout=ANSWER_S,
+                socket_connect_timeout=ANSWER_S,
+                retry=Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES),
+                retry_on_error=[RedisConnectionError, RedisTimeoutError],
+            )
+        except ValueError as exc:
+            raise LocalError(without_secrets(f"queue.redis.url: {settings.url} : {exc}")) from exc
+        self.thread = LoopThread(label, label, CLIENT_ERRORS)
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Return the answer, blocking. Raises LocalError."""
+        return self.thread.run(work)
+
+    def run_once(self, work: Awaitable[T]) -> T:
+        """``run`` for a request that must not wait long: a server that does not answer is not asked again."""
+        return self.thread.run(_in_time(work))
+
+    def close(self) -> None:
+        self.thread.close(self.commands.aclose)
+
+    async def space(self) -> Space | None:
+        """The memory of this Redis; None when it has no limit. Raises RedisError."""
+        memory = await self.commands.info("memory")
+        total = int(memory["maxmemory"])
+        return Space(total - int(memory["used_memory"]), total) if total else None
+
+    async def check_durability(self) -> bool:
+        """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key.
+
+        Returns whether Redis tells its settings.
+        """
+        try:
+            found = {
+                **await self.commands.config_get("*append*"),
+                **await self.commands.config_get("maxmemory*"),
+            }
+        except ResponseError as exc:
+            log.warning(
+                "queue.redis: cannot tell whether Redis writes to disk before it answers: %s", exc
+            )
+            return False
+        if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
+            raise LocalError(
+                "queue.redis: this Redis answers before a write is on its disk, so accepted mail can be lost: "
+                "set appendonly yes and appendfsync always there, or queue.durability: none here"
+            )
+        if found.get("no-appendfsync-on-rewrite") == "yes":
+            raise LocalError(
+                "queue.redis: this Redis answers before a write is on its disk while it rewrites its log: set "
+                "no-appendfsync-on-rewrite no there, or queue.durability: none here"
+            )
+        if found.get("maxmemory") != "0" and found.get("maxmemory-policy") != "noeviction":
+            raise LocalError(
+                "queue.redis: this Redis removes keys when its memory is full: set maxmemory-policy noeviction "
+                "there, or queue.durability: none here"
+            )
+        return True
+
+
+async def _in_time(work: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(work, ANSWER_S)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None
+
+
+# ---- The lease of a partition.
+
+
+class RedisLease:
+    """The lease of one partition in Redis."""
+
+    def __init__(self, client: RedisClient, prefix: str, name: str, lease_s: float) -> None:
+        self._client = client
+        self._name = name
+        self._notifications = notifications_key(prefix)
+        self._where = RedisKeys(prefix, name)
+        self._lease_ms = int(lease_s * 1000)
+        self._acquire = client.commands.register_script(ACQUIRE)
+        self._renew = client.commands.register_script(RENEW)
+        self._release = client.commands.register_script(RELEASE)
+
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
+        """Acquire the lease. A new lease numbers its batches from 1."""
+        where = [self._where.lease, self._where.written]
+        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms, previous]))
+        return holder.decode() if holder else None
+
+    def holder(self) -> str | None:
+        found = self._client.run_once(self._client.commands.get(self._where.lease))
+        return found.decode() if found else None
+
+    def renew(self, token: str) -> bool:
+        renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
+        return bool(self._client.run_once(renewal))
+
+    def release(self, token: str, *, mail: bool) -> None:
+        released = self._client.run_once(self._release(keys=[self._where.lease], args=[token]))
+        if released and mail:
+            try:
+                self._client.run_once(self._client.commands.rpush(self._notifications, self._name))
+            except LocalError as exc:  # no memory is free; others look for mail now and then
+                log.warning("other relays are not notified: %s", exc)
+
+
+# ---- The scripts that change the keys of a partition.
+#
+# A Redis without free memory refuses a script whose first write could need more. The first write of these
+# scripts is a DEL, so that a full queue can be opened and drained; new mail is refused before (decision 62).
+
+# Keys: lease, keys, values, written. Arguments: the token, the number of the batch, how many keys are put,
+# how many are removed from the index; then keys and values to put, keys to remove from the index, and
+# fields to remove from the hash. Returns 1 when the batch is applied, now or before; 0 for a lost lease;
+# -1 for a number out of order.
+WRITE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local written = tonumber(redis.call('GET', KEYS[4]) or 0)
+if tonumber(ARGV[2]) == written then return 1 end
+if tonumber(ARGV[2]) ~= written + 1 then return -1 end
+redis.call('DEL', KEYS[4])
+redis.call('SET', KEYS[4], ARGV[2])
+local at = 5
+for _ = 1, tonumber(ARGV[3]) do
+  redis.call('ZADD', KEYS[2], 0, ARGV[at])
+  redis.call('HSET', KEYS[3], ARGV[at], ARGV[at + 1])
+  at = at + 2
+end
+local removed = at + tonumber(ARGV[4])
+for i = at, removed - 1 do redis.call('ZREM', KEYS[2], ARGV[i]) end
+for i = removed, #ARGV do redis.call('HDEL', KEYS[3], ARGV[i]) end
+return 1
+"""
+# Keys: lease, written. Arguments: the token, milliseconds, a token that is replaced. Returns nil, or the token
+# of the holder.
+ACQUIRE = """
+local held = redis.call('GET', KEYS[1])
+if held == ARGV[1] then return false end
+if held and held ~= ARGV[3] then return held end
+redis.call('DEL', KEYS[2])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SET', KEYS[2], 0)
+return false
+"""
+# Key: lease. Arguments: the token, milliseconds. Returns 0 for a lost lease.
+RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+# Key: lease. Argument: the token. Returns 1 when the lease was this relay's.
+RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+
+class RedisKeys:
+    """The names of the keys of one partition."""
+
+    def __init__(self, prefix: str, name: str) -> None:
+        self.index = f"{{{prefix}:{name}}}:keys"
+        self.values = f"{{{prefix}:{name}}}:values"
+        self.lease = f"{{{prefix}:{name}}}:lease"
+        self.written = f"{{{prefix}:{name}}}:written"
+
+
+def notifications_key(prefix: str) -> str:
+    """The key of the list of notifications."""
+    return f"{prefix}:notices"

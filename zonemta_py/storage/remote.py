@@ -1,7 +1,17 @@
-"""What the stores on a server have in common: keys and small values in memory, chunks of bodies remote.
+"""Base of the stores on a server: keys and small values in memory, chunks of bodies remote.
 
-The partition is leased, so this process is its only writer: once loaded, the copy in memory is complete.
-A batch is written to the server first, then to memory. No read but that of a chunk asks the server.
+Life of a store: lease acquired ─▶ loaded ─▶ open ─▶ lease lost, or failed, or closed. The last three are final.
+
+Invariants:
+
+- The partition is leased, so this process is its only writer: once loaded, the copy in memory is complete.
+- A batch is written to the server first, then to memory. No read but that of a chunk asks the server.
+- After a failed write or read nothing is written any more: memory may lack what the server has.
+- The client runs on the loop of a ``LoopThread``; callers block (``run``) or wait on their own loop (``wait``).
+
+Callers: ``RedisStore`` and ``S3Store`` implement ``_load``, ``_read_chunk``, ``_commit`` and ``_disconnect``.
+
+Example: ``await store.fetch_chunk(key)`` reads a chunk without blocking the loop of the relay; ``store.get(key)`` blocks.
 """
 
 import asyncio
@@ -110,7 +120,7 @@ async def _cancel_others() -> None:
         await asyncio.wait(others, timeout=CANCEL_AGAIN_S)
 
 
-# ---- remote
+# ---- The store.
 
 _had: dict[
     str, tuple[bytes, int]
@@ -198,7 +208,6 @@ class RemoteBodyStore(MemoryStore, ABC):
             raise self._unreadable(key, exc) from exc
 
     async def fetch_chunk(self, key: bytes) -> bytes | None:
-        """See ``Store.fetch_chunk``."""
         reference = super().get(key)
         if reference is None or not keys.is_chunk(key):
             return reference

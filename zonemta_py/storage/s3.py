@@ -1,16 +1,33 @@
 """The store in S3: a log of batches, a snapshot now and then, and bodies as objects of their own.
 
-    NAME/lease                the relay that has the partition (``s3_lease``)
+Objects of a partition::
+
+    NAME/lease                the relay that has the partition (``S3Lease``)
     NAME/log/SEQ              one batch, 16 hex digits
     NAME/snapshot/SEQ         everything but bodies, after that batch
     NAME/body/BOOT/MESSAGE/NUMBER
                               a chunk, written before the batch that names it; BOOT is the first batch of its
                               writer, so that a relay that lost its lease cannot overwrite another's chunk
 
-A batch is one object that must not exist yet: so it is written completely or not at all, and of two relays
-that both believe to have the partition only one can write it. A relay that opens the partition first writes
-an empty batch: the relay before it cannot continue, because its next number is taken. These first batches
-are never deleted.
+Life of a partition: lease acquired ─▶ snapshot and log read ─▶ first batch written ─▶ open ─▶ lease lost, or failed, or closed.
+
+Invariants:
+
+- A batch is one object that must not exist yet (If-None-Match): it is written completely or not at all, and of two relays that
+  both believe to have the partition only one can write batch SEQ.
+- An opening writes an empty batch first. The relay before it cannot continue, because its next number is taken. These first
+  batches are never deleted, so the number stays taken.
+- Numbers of the log are consecutive behind the snapshot; a gap is damage.
+- Bodies are written before the batch that names them, and deleted after the batch that removes them. Those without a key are
+  deleted at the next opening.
+- A server that ignores the condition is refused at the opening (``_check_conditions``).
+
+Callers: ``storage.open`` makes an ``S3SharedStorage``, which opens partitions; ``relay.takeover`` asks it for orphans.
+
+Example: a relay opens a partition whose log ends at 0x2a; it writes the empty batch 0x2b. The relay before it, which was only slow,
+tries to write 0x2b, gets 412, and marks its lease as lost.
+
+Source: Amazon S3, "Conditional requests" and "Consistency model".
 """
 
 import logging
@@ -30,89 +47,7 @@ from zonemta_py.storage.shared import PartitionLease
 log = logging.getLogger(__name__)
 
 
-# ---- The lease of a partition in S3: one object, written on condition, whose age is measured by the server's clock.
-
-SLACK_S = 2  # the server's clock shows whole seconds
-
-
-class S3Lease:
-    """The lease of the partition ``name``; see ``LeaseBackend``."""
-
-    def __init__(self, client: S3Client, name: str, lease_s: float) -> None:
-        self._client = client
-        self._name = name
-        self._path = f"{name}/lease"
-        self._lease_s = lease_s
-        self._etag = ""  # the version that this relay wrote
-
-    def try_acquire(self, token: str, previous: str = "") -> str | None:
-        """See ``LeaseBackend``. Also raises LocalError for an object that is not a lease."""
-        found = self._client.get(self._path)
-        try:
-            if found is not None and not is_free(found):
-                holder = _token_of(found)
-                if holder != previous:
-                    return holder
-        except (ValueError, KeyError, TypeError) as exc:
-            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
-        if self._write(self._data(token), found.etag if found is not None else None):
-            return None
-        return ""  # another relay was faster
-
-    def holder(self) -> str | None:
-        """See ``LeaseBackend``."""
-        found = self._client.get(self._path)
-        try:
-            return _token_of(found) if found is not None and not is_free(found) else None
-        except (ValueError, KeyError, TypeError) as exc:
-            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
-
-    def _data(self, token: str, *, mail: bool = True) -> bytes:
-        """While it is held, ``mail`` is true: a relay that dies may have left some."""
-        return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
-
-    def _write(self, data: bytes, etag: str | None) -> bool:
-        """Write the lease if it is the version ``etag`` (None: if there is none); False if it is not."""
-        try:
-            if etag is None:
-                self._etag = self._client.put_new(self._path, data)
-            else:
-                self._etag = self._client.replace(self._path, data, etag)
-        except Conflict:
-            # Perhaps by this relay: the answer was lost, and the client sent the request again.
-            found = self._client.get(self._path)
-            if found is None or found.data != data:
-                return False
-            self._etag = found.etag
-        return True
-
-    def renew(self, token: str) -> bool:
-        """See ``LeaseBackend``."""
-        return self._write(self._data(token), self._etag)
-
-    def release(self, token: str, *, mail: bool) -> None:
-        """See ``LeaseBackend``. The object is read first: what this relay wrote last may have been replaced."""
-        found = self._client.get(self._path)
-        try:
-            if found is None or _token_of(found) != token:
-                return
-        except (ValueError, KeyError, TypeError) as exc:
-            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
-        if self._write(self._data("", mail=mail), found.etag) and mail:
-            self._client.send_notification(self._name)
-
-
-def _token_of(lease: S3Object) -> str:
-    return str(from_json(lease.data)["token"])
-
-
-def is_free(lease: S3Object) -> bool:
-    """Whether no relay has the lease. Raises ValueError, KeyError, TypeError for data that are not a lease."""
-    found = from_json(lease.data)
-    return not found["token"] or lease.age_s > found["lease_s"] + SLACK_S
-
-
-# ---- s3
+# ---- One partition.
 
 FORMAT = 1
 SNAPSHOT_BYTES = 8 << 20  # of batches since the last snapshot; or its size, when that is larger
@@ -327,7 +262,7 @@ class S3Store(RemoteBodyStore):
 
 
 def _damaged(path: str, reason: object) -> LocalError:
-    """Not QueueCorrupt: ``queue repair`` is for the stores of this machine."""
+    """The error for a damaged object. It is not QueueCorrupt: ``queue repair`` is for the stores of this machine."""
     return LocalError(
         f"s3: {path}: damaged ({reason}): restore this object from another version of it or from a backup of the "
         "bucket, or choose another queue.shared.name"
@@ -336,7 +271,7 @@ def _damaged(path: str, reason: object) -> LocalError:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Errors of the decoder in the block name the object."""
+    """Name the object in errors of the decoder."""
     try:
         yield
     except QueueCorrupt as exc:
@@ -352,11 +287,11 @@ def _check_format(path: str, version: int) -> None:
         raise LocalError(f"{path}: version {version} is not known here")
 
 
-# ---- The partitions of several relays in one bucket; ``s3`` draws the objects of one.
+# ---- The partitions of several relays in one bucket.
 
 
 class S3SharedStorage:
-    """See ``SharedStorage``. Raises LocalError for a bucket that cannot be read."""
+    """The partitions of several relays in one bucket. Raises LocalError for a bucket that cannot be read."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
@@ -369,7 +304,7 @@ class S3SharedStorage:
             raise
 
     def open(self, name: str) -> S3Store:
-        """See ``SharedStorage.open``. Deletes the notification about the partition."""
+        """Open a partition and delete the notification about it."""
         store = S3Store(self._settings, name)
         receipt = self._receipts.pop(name, None)
         try:
@@ -380,7 +315,7 @@ class S3SharedStorage:
         return store
 
     def orphans(self) -> list[str]:
-        """See ``SharedStorage.orphans``. The partition of a relay that died may turn out to be empty."""
+        """The partitions without a holder; that of a relay that died may turn out to be empty."""
         found = []
         for name in self._client.directories():
             lease = self._client.get(f"{name}/lease")
@@ -392,7 +327,6 @@ class S3SharedStorage:
         return found
 
     def wait_for_notification(self, wait_s: float) -> str | None:
-        """See ``SharedStorage.wait_for_notification``."""
         received = self._client.receive_notification(wait_s)
         if received is None:
             return None
@@ -400,5 +334,84 @@ class S3SharedStorage:
         return name
 
     def close(self) -> None:
-        """See ``SharedStorage.close``."""
         self._client.close()
+
+
+# ---- The lease: one object, written on condition, whose age is measured by the server's clock.
+
+SLACK_S = 2  # the server's clock shows whole seconds
+
+
+class S3Lease:
+    """The lease of the partition ``name``."""
+
+    def __init__(self, client: S3Client, name: str, lease_s: float) -> None:
+        self._client = client
+        self._name = name
+        self._path = f"{name}/lease"
+        self._lease_s = lease_s
+        self._etag = ""  # the version that this relay wrote
+
+    def try_acquire(self, token: str, previous: str = "") -> str | None:
+        """Acquire the lease. Raises LocalError, also for an object that is not a lease."""
+        found = self._client.get(self._path)
+        try:
+            if found is not None and not is_free(found):
+                holder = _token_of(found)
+                if holder != previous:
+                    return holder
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+        if self._write(self._data(token), found.etag if found is not None else None):
+            return None
+        return ""  # another relay was faster
+
+    def holder(self) -> str | None:
+        found = self._client.get(self._path)
+        try:
+            return _token_of(found) if found is not None and not is_free(found) else None
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+
+    def _data(self, token: str, *, mail: bool = True) -> bytes:
+        """The content of the lease; ``mail`` is true while it is held: a relay that dies may have left some."""
+        return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
+
+    def _write(self, data: bytes, etag: str | None) -> bool:
+        """Write the lease if it is the version ``etag`` (None: if there is none); False if it is not."""
+        try:
+            if etag is None:
+                self._etag = self._client.put_new(self._path, data)
+            else:
+                self._etag = self._client.replace(self._path, data, etag)
+        except Conflict:
+            # Perhaps by this relay: the answer was lost, and the client sent the request again.
+            found = self._client.get(self._path)
+            if found is None or found.data != data:
+                return False
+            self._etag = found.etag
+        return True
+
+    def renew(self, token: str) -> bool:
+        return self._write(self._data(token), self._etag)
+
+    def release(self, token: str, *, mail: bool) -> None:
+        """Release the lease after a read: the version that this relay wrote last may have been replaced."""
+        found = self._client.get(self._path)
+        try:
+            if found is None or _token_of(found) != token:
+                return
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LocalError(f"s3: {self._path} is not a lease: {exc!r}") from exc
+        if self._write(self._data("", mail=mail), found.etag) and mail:
+            self._client.send_notification(self._name)
+
+
+def _token_of(lease: S3Object) -> str:
+    return str(from_json(lease.data)["token"])
+
+
+def is_free(lease: S3Object) -> bool:
+    """True if no relay has the lease. Raises ValueError, KeyError, TypeError for data that are not a lease."""
+    found = from_json(lease.data)
+    return not found["token"] or lease.age_s > found["lease_s"] + SLACK_S

@@ -1,7 +1,18 @@
 """The adapter of aiobotocore: objects with conditional writes in S3, and notifications in SQS.
 
-Every call blocks, unless it is a coroutine for ``S3Client.thread``. All raise LocalError when the server
-fails, and Conflict for a condition that does not hold.
+Life of an ``S3Client``: connected by its constructor ─▶ closed. Its event loop runs in a ``LoopThread``.
+
+Invariants:
+
+- Every call blocks, unless it is a coroutine for ``S3Client.thread``. All raise LocalError when the server fails, and Conflict for a
+  condition that does not hold.
+- A conditional write may be sent again by the client after a lost answer: its Conflict may be about itself, and callers compare.
+- The age of an object is measured by the server's clock.
+- Deletions are in the background; one that fails leaves the object, with a warning, and ``close`` waits for them.
+
+Callers: ``storage.s3``. Example: ``client.put_new("mx1/log/0000000000000001", data)`` raises Conflict if the object exists.
+
+Source: Amazon S3, "Conditional requests"; Amazon SQS, "Visibility timeout".
 """
 
 import asyncio
@@ -44,7 +55,7 @@ _CONFIG = AioConfig(
 
 @cache
 def _session() -> AioSession:
-    """One for the process: it reads the descriptions of the services, which takes 0.1 s each."""
+    """The session of the process: it reads the descriptions of the services, which takes 0.1 s each."""
     return AioSession()
 
 
@@ -90,7 +101,6 @@ class S3Client:
     # ---- objects
 
     def get(self, path: str) -> S3Object | None:
-        """Return an object, or None."""
         return self._run(self.fetch(path))
 
     async def fetch(self, path: str) -> S3Object | None:
@@ -178,7 +188,7 @@ class S3Client:
         return found
 
     def directories(self) -> list[str]:
-        """Return what stands before the first slash of any path."""
+        """Return the first part of each path, once."""
         return self._run(self._directories())
 
     async def _directories(self) -> list[str]:
@@ -245,7 +255,6 @@ class S3Client:
         return None
 
     def delete_notification(self, receipt: str) -> None:
-        """Delete a notification that was received."""
         self._run(self._sqs.delete_message(QueueUrl=self._sqs_url, ReceiptHandle=receipt))
 
     def close(self) -> None:

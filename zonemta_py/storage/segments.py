@@ -1,8 +1,25 @@
-"""Append-only files with chunks of large bodies. The database has a reference to each (decision 88).
+"""Append-only files with chunks of large bodies, to which the database has references (decision 88).
 
-A file ``NNNNNNNN.segment`` is 16 bytes, ``zonemta bodies 1``, and chunks without anything between them. Which of
-them are needed only the database knows. A file is never appended to again after the process that made it, so
-that what a crash left at its end does no harm.
+A file ``NNNNNNNN.segment`` is 16 bytes, ``zonemta bodies 1``, and chunks without anything between them. Three classes:
+``SegmentFiles`` reads and writes files, ``SegmentUse`` decides which segments are needed and where the next chunk goes, and
+``SegmentedView`` shows a reader chunks in the place of references.
+
+States of a segment: newest (chunks are appended) ─▶ full ─▶ sparse (less than a tenth is needed) ─▶ unneeded ─▶ removed.
+
+Invariants:
+
+- A segment is appended to only by the process that made it, up to SEGMENT_BYTES. What a crash left at its end is never overwritten
+  and never referred to.
+- A number that a reference has named is never used again: ``meta/segment`` has the last one, in the batch of its first reference.
+- Only the database knows which chunks are needed; ``SegmentUse`` has counts of it, and chooses what to ask the database for.
+- While a frozen view is open (``pinned``) no segment is removed; what was taken for removal meanwhile is postponed.
+- A reader that meets a reference to a removed segment reads the key again: the chunk was removed, or moved to another segment.
+
+Callers: ``leveldb_store.LevelDBStore``. ``SegmentFiles.read`` may be called in any thread, all other writes by one writer at a time.
+
+Example: ``SegmentUse.place(key, 65536)`` returns ``(1, 16)`` for the first chunk of a new store, ``(1, 65552)`` for the next.
+
+Background: Lu et al., "WiscKey: Separating Keys from Values in SSD-conscious Storage", 2016.
 """
 
 import errno
@@ -36,7 +53,7 @@ REFERENCE_BYTES = _LAYOUT.size
 
 
 class Reference(NamedTuple):
-    """Where a chunk is: the value of its key in the database, 24 bytes.
+    """The place of a chunk: the value of its key in the database, 24 bytes.
 
     The layout is ``\\0segref\\1``, then four big-endian 32-bit numbers in the order of the fields. ``crc`` is the
     CRC-32 of the chunk.
@@ -156,7 +173,7 @@ class SegmentFiles:
         return handle
 
     def finish(self, *, sync: bool) -> None:
-        """What was appended gets references now: with ``sync``, put it on disk. Raises OSError."""
+        """Prepare for the references to what was appended: with ``sync``, put it on disk. Raises OSError."""
         for number, handle in list(self._unsynced.items()):
             if sync:
                 os.fdatasync(handle)
@@ -193,7 +210,6 @@ class SegmentedView:
         self._files = files
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """Return the value of ``key``, or None. Raises QueueCorrupt when it cannot be read."""
         value = self._source.get(key, checked=checked)
         if value is None or len(value) != REFERENCE_BYTES:
             return value
@@ -214,7 +230,6 @@ class SegmentedView:
         return self._files.read(reference, key, checked=checked)
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values; see ``View.scan``. Raises QueueCorrupt."""
         found = self._source.scan(start, stop)
         if stop <= keys.MESSAGE or (start >= keys.end_of(keys.MESSAGE) and not _covers_own(start, stop)):
             return found
@@ -225,7 +240,6 @@ class SegmentedView:
         )
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Yield keys; see ``View.keys``. Raises QueueCorrupt."""
         found = self._source.keys(start, stop)
         if not _covers_own(start, stop):
             return found
@@ -257,7 +271,7 @@ def check_segments(database: LevelDB, files: SegmentFiles) -> Iterator[str]:
             yield ""
 
 
-# ---- Which segments there are, how many chunks of each are needed, and where the next chunk goes: it decides, and touches no file.
+# ---- The use of segments: the number of needed chunks of each, and the place of the next chunk. It touches no file.
 
 SEGMENT_BYTES = 64 << 20
 SPARSE_PART = 10  # a segment with less than a tenth still needed is emptied
@@ -287,7 +301,7 @@ class SegmentUse:
         self._pins = 0  # frozen views, which may read what was removed since
 
     def has_firsts(self) -> bool:
-        """Whether the first chunk of any body is in a segment."""
+        """True if the first chunk of any body is in a segment."""
         return self._firsts > 0
 
     def size_bytes(self) -> int:
@@ -307,7 +321,7 @@ class SegmentUse:
         return self.newest, offset
 
     def release(self, number: int, key: bytes) -> None:
-        """The chunk of ``key`` in segment ``number`` is not needed any more."""
+        """Note that the chunk of ``key`` in segment ``number`` is not needed any more."""
         self._needed[number] -= 1
         self._firsts -= key.endswith(FIRST)
         self._mark_if_unneeded(number)
@@ -320,7 +334,7 @@ class SegmentUse:
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Until its end no segment is to be removed."""
+        """Keep all segments until the end of the block."""
         self._pins += 1
         try:
             yield
@@ -328,7 +342,7 @@ class SegmentUse:
             self._pins -= 1
 
     def has_unneeded(self) -> bool:
-        """Whether ``take_unneeded`` may return any."""
+        """True if ``take_unneeded`` may return any."""
         return bool(self._unneeded or self._postponed)
 
     def take_unneeded(self) -> list[int]:
@@ -342,7 +356,7 @@ class SegmentUse:
         return postponed + unneeded
 
     def postpone(self, numbers: list[int]) -> bool:
-        """Whether segments that were taken must stay for now: a view has begun since the batch was made and may read them."""
+        """True if segments that were taken must stay for now: a view has begun since the batch was made and may read them."""
         if self._pins:
             self._postponed += numbers
         return self._pins > 0
@@ -358,5 +372,5 @@ class SegmentUse:
         return None
 
     def mark_damaged(self, number: int) -> None:
-        """Segment ``number`` cannot be emptied."""
+        """Note that segment ``number`` cannot be emptied."""
         self._damaged.add(number)

@@ -1,4 +1,19 @@
-"""Submits a list over several pipelined sessions, reading it row by row."""
+"""Submission of a list over several pipelined sessions, reading it row by row.
+
+States of a recipient: read ─▶ skipped (unusable, duplicate, of an earlier run), or sent ─▶ accepted, refused, deferred, uncertain; or
+unsent, when the relay cannot be reached.
+
+Invariants:
+
+- Each recipient is counted once in ``SubmissionSummary.counts``.
+- A recipient is in the journal as *sent* before the final dot leaves, so that a second run sends to none twice without ``resend_uncertain``.
+- The sessions share the rows without a lock: ``_next_envelope`` and ``_is_due`` are plain functions.
+- A run stops when the relay cannot be reached, or LOSSES_MAX connections in a row were lost; transactions in progress are finished.
+
+Caller: ``zonemta submit``. Example: ``summary = await ListSubmission(settings, rows, journal, progress).run()``.
+
+Source: RFC 2920 (pipelining).
+"""
 
 import asyncio
 from collections import Counter
@@ -25,7 +40,7 @@ UNSENT = "unsent"
 
 @dataclass(frozen=True, slots=True)
 class SubmissionSettings:
-    """What to submit, and how. ``ip`` is the address of ``relay``, ``ehlo`` the name we give.
+    """The settings of a submission. ``ip`` is the address of ``relay``, ``ehlo`` the name we give.
 
     ``case_sensitive``: addresses that differ only in upper and lower case are different recipients.
     """
@@ -60,7 +75,7 @@ class SubmissionSummary:
 
     @property
     def complete(self) -> bool:
-        """Whether every usable recipient of the list was accepted, in this run or an earlier one."""
+        """True if every usable recipient of the list was accepted, in this run or an earlier one."""
         bad = (REFUSED, DEFERRED, UNCERTAIN, UNSENT)
         return not self.failure and not any(self.counts[name] for name in bad)
 
@@ -118,7 +133,7 @@ class ListSubmission:
         return envelope
 
     def _is_due(self, row: ListRow) -> bool:
-        """Whether to submit to ``row``; one that is skipped is counted here."""
+        """True if ``row`` is to be submitted; a row that is skipped is counted here."""
         summary, journal = self.summary, self._journal
         if row.problem:
             summary.refuse("invalid", [f"line {row.number} {row.address}".strip()], row.problem)
@@ -227,13 +242,13 @@ class ListSubmission:
     def _mail(self, addresses: list[str], header: bytes, body: bytes) -> Transaction:
         sender = self._settings.sender
         return Transaction(
-            sender,
-            addresses,
-            header,
-            body,
-            len(header) + 2 + len(body),
-            not (header.isascii() and body.isascii()),
-            any(map(needs_smtputf8, [sender, *addresses])),
+            sender=sender,
+            recipients=addresses,
+            header=header,
+            body=body,
+            size=len(header) + 2 + len(body),
+            eight_bit=not (header.isascii() and body.isascii()),
+            smtputf8=any(map(needs_smtputf8, [sender, *addresses])),
         )
 
     async def _record(self, state: str, addresses: Sequence[str], reply: str) -> None:

@@ -1,8 +1,16 @@
-"""Merge fields: ``{{column}}`` in a message becomes the recipient's value. Pure.
+r"""Merge fields: ``{{column}}`` in a message becomes the recipient's value. Pure.
 
-A message is compiled once: header fields and text parts with merge fields are decoded, and become pieces that are
-written and encoded for each recipient; every other byte is kept. A value is written as its place needs it
-(``merge_values``, ``merge_headers``). What cannot be reached is in ``problems``, before any message is sent.
+A message is compiled once (``_Compiler``): header fields and text parts with merge fields are decoded, and become pieces that are
+written and encoded for each recipient (``Template.render``). A value is written as its place needs it (``merge_values``,
+``merge_headers``).
+
+A template has up to three forms, each compiled when it is first needed: GIVEN (the encodings of the message), UTF8 (a value is not
+ASCII where the text is), QUOTED (a value would make a line too long).
+
+Invariants: every byte outside merge fields is kept, in the form GIVEN; a field that cannot be replaced is in ``problems`` before any message
+is sent; a value never becomes markup, an address or a header field.
+
+Caller: ``submit.client``, ``cli.submit``. Example: ``Template(b"To: {{email}}\n\nHello {{name|you}}").fields`` is ``["email", "name"]``.
 
 Source: RFC 2045, RFC 2046 section 5.1.
 """
@@ -36,7 +44,7 @@ _ASCII = ("", "us-ascii", "ascii")  # or what is not declared and in use: UTF-8
 
 
 class _Form(Enum):
-    """How a text without an encoding is written: as it is, as UTF-8 in 8 bits, or as UTF-8 in quoted-printable."""
+    """The form of a text without an encoding: as it is, as UTF-8 in 8 bits, or as UTF-8 in quoted-printable."""
 
     GIVEN = 0
     UTF8 = 1
@@ -44,7 +52,7 @@ class _Form(Enum):
 
 
 class _Piece(Protocol):
-    """What is written for each recipient."""
+    """A part that is written for each recipient."""
 
     def render(self, row: Row) -> bytes: ...
 
@@ -138,7 +146,7 @@ def _longest(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What the header of an entity says of its body. ``charset``: empty if it names none."""
+    """The properties of a body by its header. ``charset``: empty if it names none."""
 
     fields: list[Field]
     kind: str
@@ -148,7 +156,7 @@ class _Content:
 
     @property
     def is_attachment(self) -> bool:
-        """Whether the content is data, in which two braces mean nothing."""
+        """True if the content is data, in which two braces mean nothing."""
         return self.encoding == BASE64 and not _TEXTUAL.match(self.kind)
 
 
@@ -276,7 +284,6 @@ class _Compiler:
         return [body]
 
     def _nested(self, entity: bytes, depth: int, where: str) -> _Pieces:
-        """The pieces of an entity in another."""
         if depth >= DEPTH_MAX:
             return self._refused(entity, f"{where}: more than {DEPTH_MAX} parts within each other")
         header, body = _divided(entity)
@@ -345,7 +352,7 @@ def _as_text(data: bytes, charset: str) -> str:
 
 
 def _seen_text(data: bytes, charset: str) -> bytes:
-    """What a reader may see of ``data`` although it cannot be written again, as UTF-8."""
+    """The text in ``data`` that a reader may see although it cannot be written again, as UTF-8."""
     try:
         return data.decode(charset, "replace").encode("utf-8", "replace")
     except (LookupError, ValueError):
@@ -353,7 +360,7 @@ def _seen_text(data: bytes, charset: str) -> bytes:
 
 
 def _may_have_fields(data: bytes) -> bool:
-    """Whether it is worth a search."""
+    """True if a search of ``data`` may find a merge field."""
     return b"{{" in data or b"=?" in data or b"%7" in data
 
 
@@ -366,7 +373,6 @@ def _unfolded(value: bytes) -> str:
 
 
 def _with_charset(header: bytes, content: _Content, charset: str) -> bytes:
-    """The Content-Type of ``header`` with ``charset``."""
     for field in content.fields:
         if field.name == b"content-type":
             text = header[field.start : field.end].decode("latin-1").removesuffix("\r\n")

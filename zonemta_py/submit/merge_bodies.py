@@ -176,7 +176,6 @@ def _soft_broken(line: bytes) -> bytes:
 
 
 def base64_lines(data: bytes) -> bytes:
-    """``data`` in base64, in lines."""
     text = b64encode(data)
     size = BASE64_LINE_BYTES
     return b"\r\n".join([text[at : at + size] for at in range(0, len(text), size)])

@@ -61,7 +61,7 @@ class Unreachable(ValueError):
 
 
 def has_field(text: str) -> bool:
-    """Whether a merge field is in ``text``."""
+    """True if a merge field is in ``text``."""
     return len(split_fields(text)) > 1
 
 

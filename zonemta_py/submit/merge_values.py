@@ -1,4 +1,4 @@
-"""Where a merge field stands in a text, and how a value is written there. Pure.
+"""The place of a merge field in a text, and the form of a value there. Pure.
 
 A text is searched for ``{{column}}`` and ``{{column|default}}`` after it was decoded. In a URL, where editors escape
 braces, ``%7B%7Bcolumn%7D%7D`` is the same field. The place of each field gives the function that writes its value:
@@ -78,11 +78,11 @@ def marked(pieces: list[str | MergeField]) -> str:
     return MARK.join(str(piece).replace(MARK, " ") for piece in pieces[::2])
 
 
-# ---- how a value is written
+# ---- The forms of a value.
 
 
 def as_text(value: str) -> str:
-    """In plain text: the line ends are CRLF."""
+    """The value in plain text: the line ends are CRLF."""
     if "\n" in value or "\r" in value or "\0" in value:
         value = value.replace("\r\n", "\n").replace("\r", "\n").replace("\0", " ")
         return value.replace("\n", "\r\n")
@@ -90,12 +90,12 @@ def as_text(value: str) -> str:
 
 
 def as_line(value: str) -> str:
-    """In one line of text."""
+    """The value in one line of text."""
     return " ".join(value.split())
 
 
 def as_html(value: str) -> str:
-    """In the text of an element, or in an attribute in quotes."""
+    """The value in the text of an element, or in an attribute in quotes."""
     return escape(as_text(value))
 
 
@@ -108,12 +108,12 @@ def _references(text: str) -> str:
 
 
 def as_url_part(value: str) -> str:
-    """In a URL: after decoding it is the value."""
+    """The value in a URL, percent-encoded."""
     return quote(value.strip(), safe="", errors="replace")
 
 
 def as_url(value: str) -> str:
-    """Where a URL begins: the value is the URL, or all of it up to its path. Raises UnusableValue for one that is a script."""
+    """The value at the beginning of a URL: it is the URL, or all of it up to its path. Raises UnusableValue for a script."""
     url = value.strip()
     if re.match(r"[\s\x00-\x20]*(?:java|vb)script\s*:", url, re.IGNORECASE):
         raise UnusableValue(f"'{url[:40]}' is not a link")
@@ -134,7 +134,7 @@ def _as_json(value: str) -> str:
 
 
 def as_css(value: str) -> str:
-    """In a name, a string or a comment of a style; the space ends the escape."""
+    """The value in a name, a string or a comment of a style; the space ends the escape."""
     return re.sub(r"[^A-Za-z0-9 #%.,\-]", lambda found: f"\\{ord(found[0]):x} ", as_line(value))
 
 
@@ -155,12 +155,12 @@ def _as_unquoted_css_url(value: str) -> str:
 
 
 def as_calendar(value: str) -> str:
-    """In a text of iCalendar or vCard (RFC 5545 section 3.3.11)."""
+    """The value in a text of iCalendar or vCard (RFC 5545 section 3.3.11)."""
     text = re.sub(r"([\\;,])", r"\\\1", value.replace("\0", " "))
     return re.sub(r"\r\n|\r|\n", r"\\n", text)
 
 
-# ---- where a field stands
+# ---- The place of a field.
 
 _LINK = re.compile(r"(?:(?:https?|ftp)://|mailto:)[^\s<>\"()\[\]]*\Z", re.IGNORECASE)
 LINK_MAX = 2000  # characters before a field that may belong to its URL
@@ -168,13 +168,13 @@ _SCHEME_ONLY = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://\Z")
 
 
 def url_writer(before: str) -> Write:
-    """How a value is written after ``before``, the beginning of a URL with MARK for fields."""
+    """The writer of a value after ``before``, the beginning of a URL with MARK for fields."""
     literal = before.replace(MARK, "").strip()
     return as_url if not literal or _SCHEME_ONLY.match(literal) else as_url_part
 
 
 def text_writers(pieces: list[str | MergeField], plain: Write) -> list[Write | None]:
-    """How the value of each field is written in a text without markup: ``plain``, if it does not stand in a URL."""
+    """The writer of each field in a text without markup: ``plain``, if it does not stand in a URL."""
     text = marked(pieces)
     writers: list[Write | None] = []
     at = text.find(MARK)
@@ -214,12 +214,12 @@ _STYLE_ATTRIBUTE: dict[tuple[Write, bool], Write] = {
 
 
 def css_writers(text: str) -> Iterator[Write]:
-    """How the value of each field is written in a style with MARK for fields."""
+    """The writer of each field in a style with MARK for fields."""
     return (_as_css_url if write is as_url else write for write in _css_places(text))
 
 
 def _css_places(text: str) -> Iterator[Write]:
-    """For each field: ``as_css``, or ``as_url`` and ``as_url_part`` in a URL."""
+    """The place of each field: ``as_css``, or ``as_url`` and ``as_url_part`` in a URL."""
     for found in _CSS.finditer(text):
         url = found[1] or found[2]
         if url is None:
@@ -233,7 +233,7 @@ def _css_places(text: str) -> Iterator[Write]:
 
 
 def html_writers(pieces: list[str | MergeField]) -> list[Write | None]:
-    """How the value of each field is written in HTML; None for a field in a place where no value can stand."""
+    """The writer of each field in HTML; None for a field in a place where no value can stand."""
     return list(_html_writers(marked(pieces)))
 
 

@@ -1,1 +1,1 @@
-"""How bytes reach a receiving server."""
+"""Transports of mail to a peer: SMTP and LMTP sessions, HTTP, programs, maildirs and Python functions."""

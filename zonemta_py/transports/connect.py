@@ -1,7 +1,30 @@
-"""Open a session: connect from a source address, greet, encrypt, authenticate.
+"""Opening of a session: connect from a source address, greet, encrypt, authenticate.
 
-The adapter of aiosmtplib, which does these steps; the resulting session has its own protocol
-(``transports.pipelining``). Every failure is a DestinationFailed with a text for operators.
+The adapter of aiosmtplib, which does these steps; the resulting ``SmtpSession`` takes over the connection with a protocol of its own.
+
+Steps::
+
+    connect ─▶ greeting ─▶ EHLO ─▶ STARTTLS, EHLO ─▶ AUTH ─▶ session, ready for MAIL
+       └──────────┴──── a failure at any step ────┴──────▶ DestinationFailed, connection closed
+
+Invariants:
+
+- Every failure is a DestinationFailed with a text for operators; SessionRefused has the reply of the peer, TlsFailed says that
+  another attempt without TLS may succeed, LoopsBack that the peer is this relay.
+- The socket is closed on every way out but success, a cancellation included.
+- A password is sent only over TLS, unless ``tls`` is off.
+- ``opportunistic`` encrypts without verification and continues in clear text where STARTTLS is not offered; ``required`` and
+  ``implicit`` verify the certificate or fail (RFC 7435 section 4).
+- Bytes that a peer sends with its greeting end the session: they would be taken for replies (RFC 5321 section 4.3.1).
+
+Callers: ``delivery.session_opener``, which chooses targets and repeats without TLS; ``submit`` and the pipeline's ``send``.
+
+Example::
+
+    options = SessionOptions("relay.example", None, "opportunistic", Timeouts())
+    session = await open_session(Target("mx.b.example", "192.0.2.1", 25), options)
+
+Source: RFC 5321 sections 3.1 and 4.1.1.1, RFC 3207 (STARTTLS), RFC 4954 (AUTH), RFC 2033 (LMTP).
 """
 
 import asyncio
@@ -38,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How to open a session. ``source`` None: the system chooses the source address.
+    """The options of a session. ``source`` None: the system chooses the source address.
 
     ``tls``: off, opportunistic (encrypt when offered, without verification), required (encrypt and
     verify, or fail) or implicit (as required, from the first byte). ``ca_file``: the authorities that are
@@ -202,7 +225,7 @@ async def _prepare(
 
 
 def _extensions(client: aiosmtplib.SMTP, options: SessionOptions) -> dict[str, str]:
-    """What the peer offers and is used."""
+    """The extensions that the peer offers and this relay uses."""
     offered = client.esmtp_extensions
     if options.pipelining:
         return offered
@@ -210,7 +233,7 @@ def _extensions(client: aiosmtplib.SMTP, options: SessionOptions) -> dict[str, s
 
 
 def _context(options: SessionOptions) -> ssl.SSLContext | None:
-    """How the peer is verified; None without TLS. Raises DestinationFailed when the CA file cannot be used."""
+    """The context that verifies the peer; None without TLS. Raises DestinationFailed when the CA file cannot be used."""
     if options.tls == "off":
         return None
     if options.tls == "opportunistic":

@@ -44,7 +44,6 @@ class HttpTransport:
         self._closing: asyncio.Future[None] | None = None
 
     async def deliver(self, message: LocalMessage) -> Reply:
-        """See ``LocalTransport``."""
         await message.begin()
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -83,14 +82,14 @@ class HttpTransport:
         return fields
 
     def close(self) -> None:
-        """See ``LocalTransport``; idle connections are closed in a task."""
+        """Close idle connections, in a task."""
         if self._session is not None:
             self._closing = asyncio.ensure_future(self._session.close())
             self._session = None
 
 
 def _reason(exc: aiohttp.ClientError) -> str:
-    """Why a request failed, without an address."""
+    """The reason of a failed request, without an address."""
     number = getattr(exc, "errno", None)  # the text of asyncio's error has the address
     return os.strerror(number) if number else type(exc).__name__
 
@@ -103,7 +102,6 @@ class _Content:
         self._left = message.size_bytes
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """See ``LocalMessage.body``, with the header."""
         yield self._passed(self._message.header + b"\r\n")
         async for chunk in self._message.body():
             yield self._passed(chunk)
@@ -117,11 +115,11 @@ class _Content:
         return reply if self._left > 0 else Unanswered(*reply)
 
 
-# ---- Read a small text by HTTPS from addresses that are known. The adapter of aiohttp's client for this.
+# ---- A small text by HTTPS from known addresses.
 
 
 class FetchFailed(Exception):
-    """There is no such text, or it cannot be read now; the text of the exception says why."""
+    """The text does not exist, or cannot be read now; the text of the exception has the reason."""
 
 
 class _Known(AbstractResolver):
@@ -133,7 +131,7 @@ class _Known(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """See aiohttp; the family is that of each address."""
+        """Answer with the known addresses; the family is that of each."""
         return [
             ResolveResult(
                 hostname=host, host=ip, port=port, proto=0, flags=socket.AI_NUMERICHOST,

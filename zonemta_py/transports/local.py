@@ -1,7 +1,18 @@
-"""Delivery into maildirs: written to ``tmp``, synced, then renamed into ``new``.
+"""Transports without a session: maildirs, Python functions, and a transport that discards mail.
 
-Source: https://cr.yp.to/proto/maildir.html. The file name in ``new`` consists of message id and a hash of the
-recipient, so a message that is delivered again after a crash replaces its first copy.
+Each delivers one message to one recipient, with the message as a stream, and returns its result as a ``Reply``, as a server would:
+2xx delivered, 4xx try again later, 5xx failed. ``Unanswered`` is a result that is not known.
+
+Invariants:
+
+- ``begin`` is awaited before the first action that cannot be undone, so that a crash afterwards is an uncertain delivery.
+- A maildir has a message completely or not at all: it is written to ``tmp``, synced, and renamed into ``new``. Its name is made of
+  message id and recipient, so a repetition after a crash replaces the first copy.
+- A function that hangs keeps a thread of its transport, never one of the event loop.
+
+Callers: ``delivery.local_agent``. Example: ``MaildirTransport("/home/{user}/Maildir", create=True, hostname="mx")``.
+
+Source: https://cr.yp.to/proto/maildir.html.
 """
 
 import asyncio
@@ -22,9 +33,7 @@ from zonemta_py.smtp.reply import Reply
 log = logging.getLogger(__name__)
 
 
-# ---- What transports without a session have in common: one recipient at a time, the message as a stream.
-#
-# A transport returns its result as a ``Reply``, like a server: 2xx delivered, 4xx try again later, 5xx failed.
+# ---- The interface: one recipient at a time, the message as a stream.
 
 DELIVERED = Reply(250, "2.0.0", "delivered")
 
@@ -99,7 +108,7 @@ def parts(address: str) -> dict[str, str]:
     }
 
 
-# ---- maildir
+# ---- Maildirs.
 
 
 DIRECTORIES = ("tmp", "new", "cur")
@@ -117,10 +126,9 @@ class MaildirTransport:
         self._hostname = hostname.replace("/", "_").replace(":", "_")
 
     def close(self) -> None:
-        """See ``LocalTransport``; there is nothing to release."""
+        """Do nothing: no connection is kept."""
 
     async def deliver(self, message: LocalMessage) -> Reply:
-        """See ``LocalTransport``."""
         names = parts(message.recipient)
         if any("/" in each or "\0" in each or each.startswith(".") for each in names.values()):
             return Reply(550, "5.1.3", "the address cannot be a directory name")
@@ -180,7 +188,7 @@ def _publish(temporary: Path, new: Path) -> None:
         os.close(directory)
 
 
-# ---- Delivery by a Python function of the user, named ``package.module.function`` in the configuration.
+# ---- Python functions of the user, named ``package.module.function`` in the configuration.
 #
 # The function gets a ``LocalMessage`` and returns a ``Reply``, or None for delivered. A coroutine function runs
 # on the event loop, any other function in a thread. When it raises, the recipient is tried again later.
@@ -199,13 +207,12 @@ class PythonTransport:
         self._threads: ThreadPoolExecutor | None = None
 
     def close(self) -> None:
-        """See ``LocalTransport``; a function that hangs is not waited for."""
+        """Release the threads, without a wait for a function that hangs."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
 
     async def deliver(self, message: LocalMessage) -> Reply:
-        """See ``LocalTransport``."""
         await message.begin()
         in_thread = None if inspect.iscoroutinefunction(self._function) else self._submit(message)
         try:
@@ -238,7 +245,7 @@ class PythonTransport:
         return self._threads.submit(run, self._function, message)
 
 
-# ---- A transport that discards every message, for tests and for zones whose mail must not leave.
+# ---- Discarded mail, for tests and for zones whose mail must not leave.
 
 DISCARDED = Reply(250, "2.0.0", "into the black hole")
 
@@ -250,10 +257,9 @@ class BlackholeTransport:
         self._latency_s = latency_s
 
     def close(self) -> None:
-        """See ``LocalTransport``; there is nothing to release."""
+        """Do nothing: no connection is kept."""
 
     async def deliver(self, message: LocalMessage) -> Reply:
-        """See ``LocalTransport``."""
         async for _ in message.body():
             pass
         if self._latency_s:

@@ -53,10 +53,9 @@ class PipeTransport:
         self._temporary = temporary
 
     def close(self) -> None:
-        """See ``LocalTransport``; there is nothing to release."""
+        """Do nothing: no connection is kept."""
 
     async def deliver(self, message: LocalMessage) -> Reply:
-        """See ``LocalTransport``."""
         values = {**parts(message.recipient), "sender": message.sender, "message": message.message}
         arguments = [argument.format(**values) for argument in self._command]
         if any("\0" in value for value in values.values()) or any(
@@ -121,7 +120,7 @@ class _Program(asyncio.SubprocessProtocol):
         pipe.close()
 
     def end(self, transport: asyncio.SubprocessTransport) -> None:
-        """Close the pipes. What a child that goes on has not read is discarded."""
+        """Close the pipes. Data that a surviving child has not read are discarded."""
         pipe = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
         if pipe.get_write_buffer_size():
             pipe.abort()
@@ -149,11 +148,9 @@ class _Program(asyncio.SubprocessProtocol):
             self.exited.set_result(self._transport.get_returncode() or 0)
 
     def pause_writing(self) -> None:
-        """Wait before the next chunk."""
         self._may_write.clear()
 
     def resume_writing(self) -> None:
-        """Go on."""
         self._may_write.set()
 
 

@@ -1,9 +1,31 @@
 """Transactions on an open session: pipelined commands, streamed bodies.
 
-The session takes over the connection after aiosmtplib has connected, greeted, encrypted and authenticated
-(decision 3). A reply that arrives during a body is not lost.
+The session takes over the connection after aiosmtplib has connected, greeted, encrypted and authenticated (decision 3).
+``Dialogue`` has replies, time limits and flow control; ``SmtpSession`` the transactions; ``LmtpSession`` a reply for each recipient.
 
-Source: RFC 5321 sections 3.3, 4.1.1, 4.5.3.2; RFC 2920 (pipelining).
+States::
+
+    idle ─ transact ─▶ envelope ─ 354 ─▶ body ─▶ final dot ─▶ idle
+      │                   └── refused: dirty, RSET before the next transaction
+      └─ QUIT, 421, an error or a time limit ─▶ not usable; lost once the connection has ended
+
+Invariants:
+
+- Replies belong to commands in their order. One that arrives before it is awaited is kept; more than ``_replies_owed`` end the
+  session, for a peer that answers what was not asked cannot be trusted to the message.
+- The final dot is sent only after ``before_dot`` and when no reply has arrived during the body. An unfinished message is aborted,
+  so that it does not look finished.
+- Before the final dot a lost connection raises SessionLost, or is the answer of recipients when the peer has refused something
+  before: the peer does not have the message. After the final dot the result is ``uncertain``.
+- Each recipient has an answer with its deciding phase, or None: send it in the next transaction.
+- ``usable`` never becomes True again; the pool closes such a session.
+
+Callers: ``delivery.smtp_agent``, ``submit`` and the pipeline's ``send`` call ``transact``; ``delivery.session_pool`` keeps and closes.
+
+Example: MAIL, two RCPT and DATA leave in one write; the peer answers 250, 250, 550, 354. The body and the final dot follow; the
+250 to the dot is the answer of the first recipient, the 550 with ``Phase.RCPT`` that of the second.
+
+Source: RFC 5321 sections 3.3, 4.1.1, 4.5.3.2; RFC 2920 (pipelining); RFC 2033 (LMTP).
 """
 
 import asyncio
@@ -20,10 +42,7 @@ from zonemta_py.smtp.transparency import DotEncoder
 from zonemta_py.smtp.verdict import Phase, limits_recipients, may_limit_recipients
 from zonemta_py.transports.tracing import SessionTrace
 
-# ---- The connection of an open session: replies in order, time limits, flow control.
-#
-# Replies are matched to commands in order. A reply that arrives before it is awaited is kept; more replies
-# than commands end the session.
+# ---- The dialogue: replies in order, time limits, flow control.
 
 JOINED_MAX = 16_384  # bytes: above it a copy costs more than a list of buffers
 
@@ -63,17 +82,17 @@ class Dialogue(asyncio.Protocol):
         self.size_max = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 20 else 0
 
     def offers(self, extension: str) -> bool:
-        """Whether the peer announced ``extension`` (lower case)."""
+        """True if the peer announced ``extension`` (lower case)."""
         return extension in self._extensions
 
     def withdraw(self, extensions: Collection[str]) -> None:
-        """Use ``extensions`` (lower case) no more, as if the peer had not announced them."""
+        """Stop the use of ``extensions`` (lower case), as if the peer had not announced them."""
         offered = self._extensions
         self.withdrawn |= offered.keys() & extensions
         self._extensions = {name: offered[name] for name in offered if name not in extensions}
 
     def parameter(self, extension: str) -> str:
-        """What the peer announced behind ``extension`` (lower case); empty without it."""
+        """The parameter of ``extension`` (lower case) in the peer's announcement; empty without it."""
         return self._extensions.get(extension, "")
 
     def data_received(self, data: bytes) -> None:
@@ -100,11 +119,11 @@ class Dialogue(asyncio.Protocol):
         self._end(SessionLost(f"connection lost: {exc}" if exc else "the peer closed the connection"))
 
     def pause_writing(self) -> None:
-        """The write buffer is full: ``_drained`` waits."""
+        """Let ``_drained`` wait: the write buffer is full."""
         self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """The write buffer has room again."""
+        """End the wait of ``_drained``: the write buffer has room."""
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         self._writable = None
@@ -208,7 +227,7 @@ class Dialogue(asyncio.Protocol):
         return reply
 
 
-# ---- pipelining
+# ---- Transactions.
 
 WRITE_AT_ONCE = 131_072  # bytes: a smaller message is sent in one write
 SPARE_REPLIES = 4  # replies of a transaction other than to RCPT: RSET, MAIL, DATA, the final dot

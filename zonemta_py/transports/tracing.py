@@ -1,6 +1,20 @@
-"""What is traced in this process: the dialogues of a domain, a message or an IP address, as they happen.
+"""Traces of dialogues of a domain, a message or an IP address, as they happen.
 
-As for the log, there is one tracer for a process: TRACER. While nothing is traced, a session asks it for one attribute.
+``Tracer`` has the targets of this process (as for the log there is one, TRACER), ``SessionTrace`` the lines of one session, ``Traces``
+the watchers of a relay over all of its processes.
+
+States of a trace of a client's session: kept back (its address or a domain is not known to be traced) ─▶ emitted.
+
+Invariants:
+
+- While nothing is traced, a session reads one attribute (``is_active``) and does no more.
+- Lines have no bodies and no secrets (``smtp.dialogue``).
+- A trace never delays mail: at most LINES_PER_S lines in a second leave a process, a slow watcher misses some and gets their number.
+- A defect in a trace never ends a session.
+
+Callers: ``intake.connection`` and ``transports.session`` write; ``zonemta trace`` watches by ``Traces.watch``.
+
+Example: ``async for row in traces.watch("b.example")`` yields the lines of all sessions with the MX hosts of b.example.
 """
 
 import asyncio
@@ -69,7 +83,7 @@ def normal_target(text: str) -> str:
 
 
 class Tracer:
-    """What is traced, and who gets it: the relays of this process, or the queue's process that this one belongs to.
+    """The targets of traces, and the receivers of their lines: the relays of this process, or the queue's process.
 
     ``generation`` changes with what is traced, ``activation`` when tracing begins after a pause.
     """
@@ -83,7 +97,7 @@ class Tracer:
         self._second, self._lines = 0, 0
 
     def configure(self, owner: object, targets: Iterable[str], emit: Emit) -> None:
-        """Trace ``targets`` for ``owner`` from now on, and no others, and give it the lines."""
+        """Trace ``targets`` for ``owner``, instead of its earlier ones, and give it the lines."""
         self._owners.pop(owner, None)
         if wanted := frozenset(targets):
             self._owners[owner] = wanted, emit
@@ -110,7 +124,7 @@ class Tracer:
                 emit(line)
 
     def label(self) -> str:
-        """For a session."""
+        """A label for a session, unique in the relay."""
         return f"{os.getpid()}-{next(self._numbers)}"
 
     def outgoing(
@@ -146,25 +160,25 @@ class SessionTrace:
         self._kept: deque[tuple[int, str, str]] = deque(maxlen=KEPT_LINES)
 
     def client(self, data: bytes) -> None:
-        """The client sends ``data``."""
+        """Trace ``data`` of the client."""
         self._add("C", self._lines.client(data))
 
     def server(self, data: bytes) -> None:
-        """The server sends ``data``."""
+        """Trace ``data`` of the server, and the data of the client that waited for the reply to DATA."""
         self._add("S", self._lines.server(data))
         self._add("C", self._lines.client(b""))  # what waited for the reply to DATA
 
     def note(self, text: str) -> None:
-        """Something that no side has sent."""
+        """Trace a remark, which no side has sent."""
         self._add("", iter((readable(text.encode("utf-8", "surrogateescape")),)))
 
     def said(self, speaker: str, text: str) -> None:
-        """Whole lines that another part of the relay has read or written."""
+        """Trace whole lines that another part of the relay has read or written."""
         lines = text.encode("utf-8", "surrogateescape").split(b"\n")
         self._add(speaker, (readable(line.rstrip(b"\r")) for line in lines if line))
 
     def _add(self, speaker: str, texts: Iterator[str]) -> None:
-        """A defect here must not end a session."""
+        """Add a line. A defect here must not end a session."""
         try:
             self._keep(speaker, texts)
             self._emit_kept()
@@ -190,7 +204,14 @@ class SessionTrace:
             time_ms, speaker, text = self._kept.popleft()
             self._tracer.emit(
                 TraceLine(
-                    time_ms, targets, self._side, self.label, self._peer, speaker, text, self._message
+                    time_ms=time_ms,
+                    targets=targets,
+                    side=self._side,
+                    session=self.label,
+                    peer=self._peer,
+                    speaker=speaker,
+                    text=text,
+                    message=self._message,
                 )
             )
 
@@ -198,7 +219,7 @@ class SessionTrace:
 TRACER = Tracer()
 
 
-# ---- Live traces of dialogues, over all processes of a relay: who watches what.
+# ---- The watchers of a relay, over all of its processes.
 
 WATCHERS_MAX = 5
 BACKLOG_LINES = 10_000  # that a slow watcher has not taken; further ones are counted
@@ -223,7 +244,7 @@ class Traces:
         self._missed: dict[asyncio.Queue[TraceLine | None], int] = {}
 
     async def watch(self, text: str) -> AsyncIterator[dict[str, Any]]:
-        """The lines of what ``text`` names, from now on; ``{"missed": number}`` where a slow watcher missed some.
+        """The lines of the targets in ``text`` as they happen; ``{"missed": number}`` where a slow watcher missed some.
 
         Raises LocalError.
         """

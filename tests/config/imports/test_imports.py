@@ -506,7 +506,7 @@ def test_an_error_of_the_result_names_the_source(
     def refuse(path: Path, *, shipped: bool) -> None:
         raise ConfigError(f"{path}:3: rules[0]: no")
 
-    monkeypatch.setattr("zonemta_py.cli.import_shaping.load_shaping", refuse)
+    monkeypatch.setattr("zonemta_py.cli.config.load_shaping", refuse)
     source = tmp_path / "shaping.toml"
     source.write_text(KUMOMTA)
     done = zonemta("import-shaping", source, "-o", tmp_path / "out")

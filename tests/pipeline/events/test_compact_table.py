@@ -130,7 +130,7 @@ def test_a_commit_that_is_not_atomic(
 ) -> None:
     """Some rows are there: nothing is appended until they are gone, by the way that docs/pipeline.md names."""
     from zonemta_py.pipeline.events import compact as module
-    from zonemta_py.pipeline.spark.output import append_once
+    from zonemta_py.pipeline.events.compact import append_once
 
     def append_some(session: Any, table: str, run: str, rows: Any, **options: Any) -> None:
         some = rows.where("seq < 2")
@@ -172,7 +172,7 @@ def test_a_table_with_other_columns(
 
 def test_a_table_of_ones_own(spark: "SparkSession", tmp_path: Path) -> None:
     """Its columns may have another order, and it may have more; the table may be partitioned by others."""
-    from zonemta_py.pipeline.spark.output import run_table_schema
+    from zonemta_py.pipeline.events.compact import run_table_schema
 
     fields = [f"`{each.name}` {each.dataType.simpleString()}" for each in reversed(run_table_schema())]
     columns = ", ".join([*fields, "owner string"])

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.pipeline.events.log import Coverage
+from zonemta_py.pipeline.events.coverage import Coverage
 
 RANGES = st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda pair: (pair[0], sum(pair)))
 

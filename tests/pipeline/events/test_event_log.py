@@ -257,9 +257,8 @@ def test_files_are_listed_as_spark_does(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same paths and lengths, also of a relative directory; a segment that was read is not read again."""
-    from zonemta_py.pipeline.events import files as segment_files
     from zonemta_py.pipeline.events import log as event_log
-    from zonemta_py.pipeline.events.log import Coverage
+    from zonemta_py.pipeline.events.coverage import Coverage
     from zonemta_py.pipeline.spark import files as listing
 
     log = tmp_path / "a log"
@@ -271,8 +270,8 @@ def test_files_are_listed_as_spark_does(
     for path in (str(log), relative, f"{log}/../a log", f"{log}/"):
         files = listing.local_files(spark, path)
         with monkeypatch.context() as patched:
-            patched.setattr(segment_files, "local_files", lambda *_: None)
-            assert segment_files.segment_lengths(spark, path) == files
+            patched.setattr(event_log, "local_files", lambda *_: None)
+            assert event_log.segment_lengths(spark, path) == files
         assert len(files or ()) == 4
         first = event_log.open_log(spark, path)
         again = event_log.open_log(spark, path, first.read or Coverage(), first.names)

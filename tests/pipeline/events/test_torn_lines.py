@@ -2,7 +2,7 @@
 
 import json
 
-from zonemta_py.pipeline.events.log import whole_groups, whole_lines
+from zonemta_py.pipeline.events.coverage import whole_groups, whole_lines
 
 
 def line(seq: int, position: int = 0) -> bytes:

@@ -209,7 +209,8 @@ def test_suppressed_addresses(spark: "SparkSession", tmp_path: Path) -> None:
 
     A report about an address that is in no ledger does not count: reports are easily forged.
     """
-    from zonemta_py.pipeline.feedback.bounces import DAY_MS, SuppressRequest, make_suppression
+    from zonemta_py.pipeline.events.rows import DAY_MS
+    from zonemta_py.pipeline.feedback.bounces import SuppressRequest, make_suppression
     from zonemta_py.pipeline.feedback.reports import DsnRequest, read_reports
 
     now = now_ms()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zonemta_py.pipeline.send.submission import submission_key
+from zonemta_py.pipeline.plan.pack import submission_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ import pytest
 from tests.pipeline.campaigns import PERSONAL, plan, write_list
 from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.pipeline.plan.pack import submission_key
 from zonemta_py.pipeline.plan.rows import Selection, parse_variants
-from zonemta_py.pipeline.send.submission import submission_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.segments import delivered
-from zonemta_py.pipeline.report.templates import masked
+from zonemta_py.pipeline.events.replies import KIND_MAX, masked
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
@@ -148,4 +148,4 @@ def test_quantiles(ages: list[int]) -> None:
 def test_kinds_of_replies(replies: list[str]) -> None:
     """Digits are made equal before replies are masked, which makes no difference."""
     found = attempts_module.reply_kinds(pa.array(replies, pa.string())).to_pylist()
-    assert found == [masked(each)[: attempts_module.KIND_MAX] for each in replies]
+    assert found == [masked(each)[:KIND_MAX] for each in replies]

@@ -18,7 +18,6 @@ def test_clean_and_limited_minutes(spark: "SparkSession", tmp_path: Path) -> Non
     """A minute with a reply about limits is not clean; recipients of one transaction count once."""
     from zonemta_py.pipeline.events.rows import read_events
     from zonemta_py.pipeline.report.advice import provider_stats
-    from zonemta_py.pipeline.report.attempts import attempt_rows
 
     def attempt(seq: int, minute: int, **changes: Any) -> dict[str, Any]:
         time_ms = HOUR_BEGINS_MS + minute * MINUTE_MS + seq
@@ -32,8 +31,8 @@ def test_clean_and_limited_minutes(spark: "SparkSession", tmp_path: Path) -> Non
     refused = {"event": "deferred", "code": 450, "status": "4.7.1", "reply": "Greylisted"}
     events += [attempt(30, 0, **grey, **refused), attempt(31, 2, **grey, attempt=2)]
     write_segment(tmp_path, "a", events)
-    rows = read_events(spark, open_log(spark, str(tmp_path))).transform(attempt_rows(None))
-    [found] = rows.transform(provider_stats).collect()
+    log = read_events(spark, open_log(spark, str(tmp_path)))
+    [found] = log.transform(provider_stats).collect()
     assert (found["provider"], found["domains"], found["zones"]) == ("x.example", ["x.example"], ["default"])  # fmt: skip
     assert (found["transactions"], found["limited"], found["limited_sessions"]) == (12, 1, 1)
     assert found["limit_reply"] == "Too many connections"

@@ -85,7 +85,7 @@ async def test_a_run(spark: "SparkSession", directory: Path, moment: int) -> Non
             lambda: len(here.delivered()) >= moment, "deliveries"
         )
         assert (directory / "plan" / "ledger").exists() == (moment > 0)
-        found = await Job(directory, "resume", *arguments).result()
+        found = await Job(directory, "send", *arguments).result()
         assert (found["accepted"], found["unsent"], found["earlier"]) == (COUNT, 0, 0)
         await until(lambda: len(here.delivered()) >= COUNT, "every delivery", DONE_S)
         delivered = here.delivered()
@@ -162,7 +162,7 @@ async def test_compact_that_goes_on(directory: Path) -> None:
     """A stream, killed in the middle of its second batch: the next one finishes it, and ends in order when it is interrupted."""
     write_events(directory / "log", 1, 2000)
     output = directory / "lake"
-    arguments = ["compact", str(directory / "log"), "--output", str(output), "--every", "1s"]
+    arguments = ["compact", str(directory / "log"), "--output", str(output), "--interval", "1s"]
     stream = Job(directory, *arguments)
     await until(lambda: compacted(output) == list(range(1, 2001)), "the first batch", DONE_S)
     await until(lambda: not (output / "staging").exists(), "its end", DONE_S)

@@ -149,7 +149,8 @@ async def test_a_sender_that_is_refused(spark: "SparkSession", directory: Path) 
         sink = await stage.receiver("relay.example", refused)
         options = submit_options(f"127.0.1.1:{stage.port}", patience_s=600)
         with pytest.raises(
-            LocalError, match=r"the message or its sender: 127.0.1.1:\d+: 553 5.7.1 not yours; .* resume"
+            LocalError,
+            match=r"the message or its sender: 127.0.1.1:\d+: 553 5.7.1 not yours; .* send again",
         ):
             await asyncio.to_thread(send, spark, plan_path, options)
         assert sink.tally.recipients == 50
@@ -288,9 +289,9 @@ async def test_the_same_campaign_with_another_letter(
     spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everyone gets it. With plans made once per campaign every run ends with an error, unless repeats are allowed."""
-    from zonemta_py.pipeline.plan import request
+    from zonemta_py.pipeline.send import ledger
 
-    monkeypatch.setattr(request, "SEND_STARTS_MS", 0)  # no command starts here
+    monkeypatch.setattr(ledger, "SEND_STARTS_MS", 0)  # no command starts here
     from zonemta_py.pipeline.send import job as module
 
     async with relay_and_sinks(directory) as here:
@@ -347,7 +348,7 @@ async def test_warnings_of_relays_that_forget(
         assert await warnings(patience_s=600.0, credentials=("ann", "secret")) == []
         monkeypatch.undo()
         [long] = await warnings(patience_s=7200.0)
-        assert "--patience is 2.0h, and 127.0.0.1:" in long
+        assert "--timeout is 2.0h, and 127.0.0.1:" in long
         await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
         assert await warnings(patience_s=600.0) == []
         [run] = (plan_path / "ledger").glob("run=*")

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.pipeline.send.submission import relays_of, submission_key
+from zonemta_py.pipeline.plan.pack import submission_key
+from zonemta_py.pipeline.send.submission import relays_of
 
 addresses = st.lists(st.emails(), min_size=1, max_size=5, unique=True)
 

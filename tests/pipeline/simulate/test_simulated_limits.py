@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,10 +19,11 @@ from zonemta_py.config.sending import AddressLimits, ControllerSettings, PoolAdd
 from zonemta_py.config.shaping import ShapingRule, ShapingTarget
 from zonemta_py.config.values import Rate
 from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.egress.message import MessageEgress
 from zonemta_py.egress.paths import Refusal
 from zonemta_py.egress.sources import source_name
 from zonemta_py.egress.warmup import DAY_MS
-from zonemta_py.pipeline.simulate.egress import RecordedDomain, SendingSettings, SimulatedAdmission
+from zonemta_py.pipeline.simulate.egress import RecordedDomain, SendingSettings
 from zonemta_py.pipeline.simulate.prediction import PeerModel, SimulatedMessage
 from zonemta_py.pipeline.simulate.recorded import CountedReply, RecordedReply, ReplyModel, rate_step
 from zonemta_py.pipeline.simulate.world import PeerModels, SentTransaction
@@ -354,13 +356,13 @@ def test_mail_that_wants_one_address_waits_for_that(
 ) -> None:
     """At a gate, as in the relay, and is not looked at again and again."""
     put_off: list[Refusal] = []
-    real = SimulatedAdmission.again_s
+    real = MessageEgress.retry_at_ms
 
-    def counted(self: SimulatedAdmission, refusal: Refusal) -> float:
+    def counted(self: MessageEgress, refusal: Refusal, calendar_ms: int) -> int:
         put_off.append(refusal)
-        return real(self, refusal)
+        return real(self, refusal, calendar_ms)
 
-    monkeypatch.setattr(SimulatedAdmission, "again_s", counted)
+    monkeypatch.setattr(MessageEgress, "retry_at_ms", counted)
     model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, reply, 50, of_sender=True)])
     limits = ProviderLimits(sessions_per_address=1, rate=(Rate(1, 5.0),))
     sending = big(limits)
@@ -411,6 +413,41 @@ def test_the_provider_of_a_domain() -> None:
         "big.example": RecordedDomain("old", ()),
     }
     egress = SimulatedEgress(SendingSettings(table), domains, VirtualClock())
-    assert [egress.provider_of(name) for name in (*domains, "d.example")] == [
+    assert [egress.provider(name) for name in (*domains, "d.example")] == [
         "big", "old", "mx.small.example", "big", "d.example",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "limits", [ProviderLimits(), ProviderLimits(sessions=5)], ids=["free", "limited"]
+)
+def test_a_blocked_message_leaves_its_address(limits: ProviderLimits) -> None:
+    """As in the relay, also where nothing limits the address."""
+    model = ReplyModel([CountedReply(0, REFUSED, 50, of_sender=True)])
+    zones = "default: {retry: {delays: [1m], give_up_after: 10m}}"
+    [message] = mail(1)
+    played = Played(big(limits), [message], replies=model, zones=zones)
+    sources = [each.path[1] for each in played.sent]
+    assert len(sources) > 5
+    assert all(before != after for before, after in pairwise(sources))
+
+
+def test_a_refusal_for_good_of_an_address_is_tried_from_the_others() -> None:
+    """As in the relay: a recipient bounces when each address of the pool was refused."""
+    refused = RecordedReply("bounced", "blocked", 550, "5.7.1", "blocked using a list")
+    model = ReplyModel([CountedReply(0, refused, 50, of_sender=True)])
+    zones = "default: {retry: {delays: [1m]}}"
+    played = Played(big(ProviderLimits(sessions=5)), mail(1), replies=model, zones=zones)
+    assert {each.path[1] for each in played.sent} == {A.address, B.address}
+    found = played.found.zones["default"]
+    assert (found.deferrals, found.bounced) == (1, 1)
+
+
+def test_mail_that_no_address_can_send_expires() -> None:
+    """As in the relay: an attempt from an address without the family of the hosts fails, and others follow."""
+    table = {"big": ProviderSettings(("*.big.example",), family="ipv6")}
+    zones = "default: {retry: {delays: [1m], give_up_after: 5m}}"
+    sending = SendingSettings(table, pools={"default": (A,)})
+    played = Played(sending, mail(1), zones=zones)
+    assert played.sent == []
+    assert played.found.zones["default"].expired == 1

@@ -180,7 +180,7 @@ def test_a_file_of_sums_that_is_damaged_or_missing(sessions: list[object], tmp_p
 def test_a_segment_that_is_removed_meanwhile(
     sessions: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zonemta_py.pipeline.events import files as segment_files
+    from zonemta_py.pipeline.events import log as segment_files
     from zonemta_py.pipeline.spark.files import local_files
 
     paths = write_log(tmp_path / "events")

@@ -8,7 +8,8 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, held_mail, lease, opened, problems, settle
-from zonemta_py.admin.reasons import Reasons, RunningRelay
+from zonemta_py.admin.reasons import Reasons
+from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.commit import WriteBatch

@@ -27,9 +27,9 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.cleanup import ABANDONED_MS
-from zonemta_py.queue.upkeep.interrupted import SUSPECT_DELAY_MS
 from zonemta_py.queue.upkeep.move import flush, move_zone
 from zonemta_py.queue.upkeep.operator import Operator
+from zonemta_py.queue.upkeep.startup import SUSPECT_DELAY_MS
 
 pytestmark = pytest.mark.usefixtures("each_store")
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from zonemta_py.admin.connections import Shares, owner_of
 from zonemta_py.admin.http_server import HttpRoute
+from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.page.logins import Logins, PageSession
 from zonemta_py.admin.page.responses import (
     HEADERS,
@@ -30,7 +31,7 @@ from zonemta_py.admin.page.responses import (
     redirect,
 )
 from zonemta_py.admin.page.views import Charts, Context, Views
-from zonemta_py.admin.registry import OPERATIONS, Operations, restrict, run_operation
+from zonemta_py.admin.registry import OPERATIONS, restrict, run_operation
 from zonemta_py.admin.tokens import Role, Token, Tokens
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_query, to_json
@@ -359,7 +360,7 @@ class Page:
         operation = OPERATIONS.get(request.match_info["operation"])
         if operation is None or not operation.changes or operation.name == "login":
             return html_page("There is no such operation.", 404)
-        if not session.token.allows(operation.role):
+        if not session.token.allows(operation.permission):
             return html_page(f"The token '{session.token.name}' has the role {session.token.role}.", 403)
         try:
             given = {name: value for name, value in fields.items() if value}

@@ -8,7 +8,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from zonemta_py.admin.egress import is_lowered
-from zonemta_py.admin.registry import Operations, restrict, run_operation
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import restrict, run_operation
 from zonemta_py.admin.requests import (
     DestinationsRequest,
     HistoryRequest,
@@ -104,7 +105,7 @@ ALL_TENANTS = 20_000  # more than a census counts apart
 PATHS_OF_PROVIDER = 500
 EVENTS_MAX = 500
 RECIPIENTS_MAX = 200  # of one message
-SUSPENSIONS = ("suspension", "probe")
+UNREACHABLE = ("unreachable", "probe")  # reasons of a destination that fails
 SUSPENDED_KINDS = ("tenant", "user", "zone", "provider", "address", "domain", "mail")
 NO_RATE: Row = {
     "attempts": 0,
@@ -231,16 +232,16 @@ class Views:
         }
 
     async def holds(self) -> Context:
-        """Everything that was stopped on purpose, or because nothing answers, and until when."""
+        """Everything that is suspended or held, or does not answer, and until when."""
         request = DestinationsRequest(troubled=True, limit=TENANTS_MAX)
         troubled = await self._destinations_of(request)
         suspended = await self._suspended()
         held = await self._rows(ListRequest(state="held", limit=HELD_MAX + 1))
         return {
             "destinations": [
-                row for row in troubled if row["why"] and row["why"]["name"] in SUSPENSIONS
+                row for row in troubled if row["why"] and row["why"]["name"] in UNREACHABLE
             ],
-            "stopped": [(kind, row) for kind in SUSPENDED_KINDS for row in suspended[kind].values()],
+            "suspended": [(kind, row) for kind in SUSPENDED_KINDS for row in suspended[kind].values()],
             "held": held[:HELD_MAX],
             "more_held": len(held) > HELD_MAX,
             "unreachable": await self._rows(UnreachableRequest()),

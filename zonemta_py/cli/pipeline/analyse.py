@@ -52,7 +52,7 @@ from zonemta_py.cli.pipeline.common import (
     help="Create the report, or bring it up to date: only new segments are read.",
 )
 @click.option(
-    "--every",
+    "--interval",
     "every_s",
     type=DURATION,
     help="Like --update, again and again at this interval, such as 5m, until interrupted.",
@@ -77,7 +77,7 @@ def report(
     \b
     Examples:
       zonemta pipeline report events --plan plans/june --output reports/june
-      zonemta pipeline report events --output reports/now --every 5m
+      zonemta pipeline report events --output reports/now --interval 5m
     """
     from zonemta_py.config.warmup import read_warmups
     from zonemta_py.pipeline.events.log import damage_counts
@@ -104,7 +104,7 @@ def report(
     click.echo(f"{request.output}/report.html")
 
 
-@click.command()
+@click.command(short_help="Convert segments of the event log to Parquet.")
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--output",
@@ -119,7 +119,7 @@ def report(
     "OUTPUT keeps what has been read.",
 )
 @click.option(
-    "--every",
+    "--interval",
     "every_s",
     type=DURATION,
     help="Again and again at this interval, such as 1h, until interrupted; otherwise once.",
@@ -136,7 +136,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
 
     \b
     Examples:
-      zonemta pipeline compact events --output lake --every 1h
+      zonemta pipeline compact events --output lake --interval 1h
       zonemta pipeline compact events --output lake-state --table lake.mail.events
     """
     from zonemta_py.pipeline.events.compact import CompactRequest
@@ -189,10 +189,7 @@ def reconcile(*, spark: SparkOptions, as_json: bool, events: str, **options: Any
         click.echo(f"{count:>12,} {name}")
 
 
-# ---- ``zonemta pipeline anomaly`` and ``recommend``.
-
-
-@click.command()
+@click.command(short_help="List hours with unusual deferrals or bounces.")
 @click.argument("events", metavar="EVENTS")
 @rows_option
 @overwrite_option
@@ -300,9 +297,6 @@ def recommend(
         click.echo(f"in {output}" if found else f"no reason to change a setting; {output} says so")
 
 
-# ---- ``zonemta pipeline dsn`` and ``suppress``.
-
-
 @click.command()
 @click.argument("mail", metavar="MAIL...", nargs=-1, required=True)
 @click.option(
@@ -357,7 +351,7 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
         click.echo(f"{count:>12,} {method if method == 'not matched' else f'matched by {method}'}")
 
 
-@click.command()
+@click.command(short_help="List the addresses that should get no more mail.")
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--output",
@@ -379,7 +373,8 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     help="Ignore bounces that are older.",
 )
 @click.option(
-    "--times",
+    "--min-bounces",
+    "times",
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,

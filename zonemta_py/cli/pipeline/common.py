@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from zonemta_py.pipeline.events.log import EventLog
-    from zonemta_py.pipeline.events.quarantine import Damage
+    from zonemta_py.pipeline.spark.output import Damage
     from zonemta_py.pipeline.spark.tables import Progress
 
 

@@ -44,7 +44,7 @@ SCRIPT = """\
 """
 
 
-@click.command()
+@click.command(short_help="Run a campaign and its delivery on this machine.")
 @click.option(
     "--recipients",
     type=click.IntRange(100, 5_000_000),

@@ -5,7 +5,7 @@ import click
 from zonemta_py.cli.pipeline.analyse import anomaly, compact, dsn, recommend, reconcile, report, suppress
 from zonemta_py.cli.pipeline.demo import demo
 from zonemta_py.cli.pipeline.plan import plan, segment
-from zonemta_py.cli.pipeline.send import resume, send
+from zonemta_py.cli.pipeline.send import send
 from zonemta_py.cli.pipeline.simulate import simulate
 
 
@@ -24,6 +24,6 @@ def pipeline() -> None:
 
 
 for _command in (
-    plan, send, resume, report, compact, reconcile, dsn, suppress, segment, anomaly, recommend, simulate, demo,
+    plan, send, report, compact, reconcile, dsn, suppress, segment, anomaly, recommend, simulate, demo,
 ):  # fmt: skip
     pipeline.add_command(_command)

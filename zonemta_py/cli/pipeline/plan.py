@@ -279,8 +279,6 @@ def _print_bad_rows(suppression: "Suppression") -> None:
         click.echo(f"… and {more} more rows", err=True)
 
 
-# ---- ``zonemta pipeline segment``.
-
 DAYS = click.IntRange(1, 36500)
 
 

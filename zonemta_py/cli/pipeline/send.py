@@ -1,4 +1,4 @@
-"""``zonemta pipeline send`` and ``resume``."""
+"""``zonemta pipeline send``."""
 
 import socket
 import sys
@@ -28,7 +28,7 @@ CONNECTIONS_MAX = 500
 
 
 def submit_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Adds the options that ``send`` and ``resume`` share."""
+    """Add the options of ``send``."""
     command = spark_options(json_option(reports_errors(command)))
     for option in (
         click.option(
@@ -38,7 +38,7 @@ def submit_options(command: Callable[P, R]) -> Callable[P, R]:
             "some recipients may get the message twice.",
         ),
         click.option(
-            "--patience",
+            "--timeout",
             "patience_s",
             type=DURATION,
             default="1h",
@@ -53,9 +53,6 @@ def submit_options(command: Callable[P, R]) -> Callable[P, R]:
         tls_option,
         password_option,
         user_option,
-        click.option(
-            "--sessions", type=click.IntRange(1, CONNECTIONS_MAX), hidden=True, help="Use --connections."
-        ),
         click.option(
             "--connections",
             type=click.IntRange(1, CONNECTIONS_MAX),
@@ -93,21 +90,6 @@ def send(**options: Any) -> None:
     _send(**options)
 
 
-@click.command()
-@submit_options
-def resume(**options: Any) -> None:
-    """Continue with a plan that was submitted in part.
-
-    The same as ``send``, which continues, too: submits what the ledger of the plan lacks, and what was deferred; all if
-    the run before was killed before it had one.
-
-    \b
-    Example:
-      zonemta pipeline resume plans/june --relay 10.0.0.1:2525 --relay 10.0.0.2:2525
-    """
-    _send(**options)
-
-
 def _send(
     *,
     plan_path: str,
@@ -141,15 +123,11 @@ def _submit_values(
     *,
     relays: tuple[HostPort, ...],
     connections: int,
-    sessions: int | None,
     user: str | None,
     password_file: Path | None,
     **options: Any,
 ) -> dict[str, Any]:
     """Fields of ``SubmitOptions`` from the options of the command. Raises ConfigError."""
-    if sessions is not None:
-        click.secho("warning: --sessions is now called --connections", fg="yellow", err=True)
-        connections = sessions
     return {
         "relays": tuple(map(str, relays)),
         "connections": connections,

@@ -37,7 +37,7 @@ def _per_second(value: object) -> float:
 PER_SECOND = ConfigValue("RATE", _per_second)
 
 
-@click.command()
+@click.command(short_help="Predict how long a delivery takes under other settings.")
 @click.argument("events", metavar="EVENTS")
 @relay_config_option
 @click.option(
@@ -57,13 +57,14 @@ PER_SECOND = ConfigValue("RATE", _per_second)
     help="The rate in recipients at which the plan is submitted, such as 100/s; otherwise all at once.",
 )
 @click.option(
-    "--most",
+    "--max-rate",
     "relay_limit_per_s",
     type=PER_SECOND,
     help="The highest rate of transactions that the relay itself can do, from zonemta bench.",
 )
 @click.option(
-    "--begins",
+    "--start",
+    "begins",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]),
     help="When the mail begins (UTC), which warm-up schedules need; otherwise when it did, a plan now.",
 )

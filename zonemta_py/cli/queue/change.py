@@ -1,140 +1,37 @@
-"""``zonemta queue flush`` and ``zonemta queue repair``."""
+"""``zonemta queue hold``, ``release``, ``delete``, ``bounce`` and ``flush``: one message, or all mail that options select."""
 
-import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import (
     BounceRequest,
-    ChangeRequest,
     DeleteRequest,
     FlushRequest,
     HoldRequest,
     MailRequest,
     ReleaseRequest,
-    Request,
-    ResumeRequest,
-    Row,
 )
+from zonemta_py.cli.ask import rows_of
 from zonemta_py.cli.common import (
     EXIT_FAILED,
-    EXIT_USAGE,
-    TENANT,
     config_option,
     counted,
     domain_option,
     echo,
-    fail,
     json_option,
     print_json,
     progress_bar,
-    read_config,
     reports_errors,
     zone_option,
 )
-from zonemta_py.cli.options import ADDRESS, DOMAIN, EXISTING_FILE, FILE, SENDER
-from zonemta_py.config.load import queue_directory
-from zonemta_py.config.schema import Config
+from zonemta_py.cli.options import ADDRESS, label_options
 from zonemta_py.core.codec import replace
-from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.text import no_such
-from zonemta_py.events.log import gaps, read_log
-from zonemta_py.events.segment_reading import open_segments
-from zonemta_py.open_queue import open_queue
-from zonemta_py.queue.format import keys
-from zonemta_py.queue.outbox import Exporter
-from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
-from zonemta_py.relay.runner import keep_copy, repair
-from zonemta_py.storage.interface import Access
-from zonemta_py.storage.open import open_store
-
-# ---- Executes an operation: through the control socket of a running relay, or on the queue when none runs.
-
-
-def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) -> Iterator[Row]:
-    """The rows of the answer to ``request``. ``relay_only``: a running relay is required.
-
-    A file with a mistake is no obstacle where a relay runs: it is an incident in which the operator makes them.
-    Raises ConfigError, QueueLocked, LocalError.
-    """
-    try:
-        config = read_config(config_path)
-    except ConfigError as exc:
-        yield from _despite(exc, config_path, request)
-        return
-    directory = config.queue.directory
-    if not directory.is_dir():
-        fail(f"{directory}: there is no queue yet; the first `zonemta serve` creates it")
-    zone = getattr(request, "zone", None)
-    if zone and zone not in config.zones and not isinstance(request, ResumeRequest):
-        fail(no_such("zone", zone, config.zones), EXIT_USAGE)
-    try:
-        yield from ask(directory, request)
-    except ConnectionRefusedError:
-        if relay_only:
-            fail(f"{directory}: no relay is running; `zonemta serve` starts one")
-        import asyncio
-
-        yield from asyncio.run(_offline(config, request))
-
-
-def _despite(mistake: ConfigError, config_path: Path, request: Request) -> Iterator[Row]:
-    """The rows, from the relay that runs on the queue that the file names. Raises ``mistake`` when none does."""
-    directory = queue_directory(config_path)
-    if directory is None:
-        raise mistake
-    rows = ask(directory, request)
-    try:
-        first = next(rows, None)
-    except OSError as exc:
-        raise mistake from exc
-    click.echo(f"warning: {mistake}\nthe running relay has an earlier configuration", err=True)
-    if first is not None:
-        yield first
-        yield from rows
-
-
-@contextmanager
-def following() -> Iterator[None]:
-    """For rows that end only when the user interrupts them, which exits 0. The end of the relay exits 1."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(0)
-    fail("the relay has stopped: what comes next is not shown; run this again when it is ready")
-
-
-async def _offline(config: Config, request: Request) -> list[Row]:
-    """The rows, from the queue itself. What a command to a running relay does not need is imported here."""
-    from zonemta_py.admin.reasons import RunningRelay
-    from zonemta_py.admin.registry import Operations, run_operation
-    from zonemta_py.delivery.egress_operator import StoppedEgress
-    from zonemta_py.open_queue import open_queue
-
-    access = Access.EXISTING if isinstance(request, ChangeRequest) else Access.READ
-    queue = open_queue(config, access=access)
-    if access is Access.EXISTING:
-        queue.commits.start()
-    relay = RunningRelay(
-        events=config.events.directory,
-        tenants=lambda: config.tenants,
-        egress=StoppedEgress(queue, config),
-    )
-    try:
-        return [row async for row in run_operation(Operations(queue, relay), request)]
-    finally:
-        await queue.close()
-
-
-# ---- ``zonemta queue hold``, ``release``, ``delete`` and ``bounce``: one message, or all that options select.
 
 Command = Callable[..., None]
 
@@ -155,30 +52,6 @@ def takes_message(command: Command) -> Command:
     )
     message_argument = click.argument("argument", metavar="[MESSAGE]", required=False)
     return message_argument(message_option(wrapper))
-
-
-def label_options(command: Command) -> Command:
-    """The options that select mail by what its submitter said of it."""
-    for option in reversed(
-        (
-            click.option("--tenant", type=TENANT, help="Only mail of this tenant."),
-            click.option("--user", help="Only mail of this user."),
-            click.option(
-                "--sender",
-                type=SENDER,
-                help="Only mail with this envelope sender; <> is the null sender.",
-            ),
-            click.option(
-                "--sender-domain",
-                type=DOMAIN,
-                help="Only mail whose envelope sender is in this domain.",
-            ),
-            click.option("--campaign", help="Only mail with this X-Campaign."),
-            click.option("--tag", help="Only mail with this tag among its X-Tags."),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 def selects_mail(command: Command) -> Command:
@@ -319,11 +192,6 @@ def _sums(config_path: Path, request: MailRequest, done: str) -> Counter[str]:
     return sums
 
 
-# ---- change
-
-SHOWN = 50  # lines of a repair that are printed without --json
-
-
 @click.command()
 @config_option
 @zone_option
@@ -334,7 +202,7 @@ SHOWN = 50  # lines of a repair that are printed without --json
 def flush(
     config_path: Path, zone: str | None, domain: str | None, message: str | None, as_json: bool
 ) -> None:
-    """Make deferred recipients due now, and try suspended destinations.
+    """Make deferred recipients due now, and try unreachable destinations.
 
     \b
     Examples:
@@ -347,139 +215,12 @@ def flush(
             continue
         text = f"{_counted(row['woken'], 'deferred recipient')} due now"
         if row["tried"]:
-            text += f", {_counted(row['tried'], 'suspended destination')} tried now"
+            text += f", {_counted(row['tried'], 'unreachable destination')} tried now"
         echo(text)
-        if row["stopped"]:
-            what = f"{_counted(row['stopped'], 'recipient')} stopped: an operator has suspended what sends them"
+        if row["suspended"]:
+            what = f"{_counted(row['suspended'], 'recipient')} suspended: an operator has suspended what sends them"
             echo(f"{what}; `zonemta suspend --list`")
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{' is' if number == 1 else 's are'}"
-
-
-@click.command("repair")
-@config_option
-@json_option
-@reports_errors
-def repair_(config_path: Path, as_json: bool) -> None:
-    """Repair a damaged queue. The relay must be down; a copy of the queue is kept.
-
-    The database files are repaired, every message is read and verified, and recipients and markers are
-    compared with the event log. What LevelDB's log has of the last mail is read with its checksums before: a flipped bit
-    is set right, and a damaged part is left out, kept in the directory `lost`, and named with its recipients. Exits 1 when
-    accepted recipients are lost, and lists them, or when a part was damaged.
-
-    \b
-    Example:
-      zonemta queue repair -c config/zonemta.yaml
-    """
-    config = read_config(config_path)
-    copy = keep_copy(config)
-    click.echo(f"a copy is kept in {copy}", err=True)
-    damage = list(gaps(config.events.directory, {}))
-    rows = asyncio.run(repair(config, read_log(config.events.directory, damage)))
-    for text in damage:
-        click.echo(f"event log: {text}", err=True)
-    for number, row in enumerate(rows):
-        if as_json:
-            print_json(row)
-        elif number < SHOWN or row["what"] in ("lost", "damaged"):
-            recipient = f" to {row['recipient']}" if row["recipient"] else ""
-            message = f" {row['message']}{recipient}:" if row["message"] else ""
-            echo(f"{row['what']}:{message} {row['reason']}")
-    counts = Counter(row["what"] for row in rows)
-    if as_json:
-        print_json(
-            {
-                "copy": str(copy),
-                **{what: counts[what] for what in ("restored", "removed", "damaged", "lost")},
-            }
-        )
-    else:
-        places = f", {counts['damaged']} places damaged" if counts["damaged"] else ""
-        echo(
-            f"{counts['restored']} restored, {counts['removed']} removed, {counts['lost']} lost{places}"
-        )
-    if counts["lost"] or counts["damaged"]:
-        sys.exit(EXIT_FAILED)
-
-
-# ---- ``zonemta queue export`` and ``import``.
-
-
-@click.command("export")
-@config_option
-@click.argument("file", type=FILE)
-@json_option
-@reports_errors
-def export_(config_path: Path, file: Path, as_json: bool) -> None:
-    """Write the whole queue to FILE, to move it to another store or machine.
-
-    The relay must be down. Run an interrupted export again to continue it. The event log of a relay that was
-    killed is finished first; apart from that the queue does not change: start a relay on only one of the
-    two, or every recipient gets the mail twice.
-
-    \b
-    Example:
-      zonemta queue export -c config/zonemta.yaml queue.export
-    """
-    config = read_config(config_path)
-    store = open_store(config.queue, access=Access.READ)
-    try:
-        if open_segments(config.events.directory, (store.get(keys.META_NODE) or b"").decode()):
-            store.close()
-            asyncio.run(_finish_log(config))
-            store = open_store(config.queue, access=Access.READ)
-        with progress_bar("export", None) as advance:
-            records = export_queue(store, file, advance)
-    finally:
-        store.close()
-    _print_count(records, file, "to", as_json=as_json)
-
-
-@click.command("import")
-@config_option
-@click.argument("file", type=EXISTING_FILE)
-@json_option
-@reports_errors
-def import_(config_path: Path, file: Path, as_json: bool) -> None:
-    """Read an exported queue from FILE into the empty store of this configuration.
-
-    The relay must be down. Run an interrupted import again to continue it; until it is complete no relay
-    opens the queue. Ids, ages, attempts, submission keys, and events that are not yet in the event log,
-    are imported too.
-
-    \b
-    Example:
-      zonemta queue import -c new.yaml queue.export
-    """
-    store = open_store(read_config(config_path).queue)
-    try:
-        with progress_bar("import", None) as advance:
-            records = import_queue(store, file, advance)
-    finally:
-        store.close()
-    _print_count(records, file, "from", as_json=as_json)
-
-
-async def _finish_log(config: Config) -> None:
-    """Export the events of a killed relay and seal its log: the imported queue has another node and cannot.
-
-    A log that cannot be written is logged, and its events stay in the queue and in the export.
-    """
-    queue = open_queue(config, access=Access.EXISTING)
-    queue.commits.start()
-    try:
-        exporter = Exporter(queue, config.events)
-        await exporter.start()
-        await exporter.close()
-    finally:
-        await queue.close()
-
-
-def _print_count(records: int, file: Path, preposition: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"records": records, "file": str(file)})
-    else:
-        click.echo(f"{records:,} records {preposition} {file}")

@@ -1,5 +1,13 @@
 """KumoMTA's ``shaping.toml`` as providers and rules.
 
+Steps: TOML is parsed, and the line of each key is found; each table becomes a provider or a rule (``_Import``); providers that
+inherit from ``default`` get its limits.
+
+Invariants: nothing is dropped in silence (``Imported.leave`` has line and reason of what has no counterpart); of two limits for the same
+provider the stricter one counts.
+
+Caller: ``zonemta import-shaping``. Example: ``["example.com"] max_message_rate = "100/min"`` is a provider with ``rate: 100/m``.
+
 Source: docs.kumomta.com, "Configuring Traffic Shaping" and ``kumo.make_egress_path``; the crate kumo-api-types, shaping.rs.
 """
 
@@ -25,7 +33,7 @@ from zonemta_py.core.errors import ConfigError
 _HEADER = re.compile(r"\s*(\[\[?.+\]\]?)\s*(?:#.*)?\Z")
 _KEY = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([\w-]+))\s*=")
 _SILENT = {"match", "mx_rollup", "automation", "replace_base", "sources"}
-# Limits of each source address. Those of a provider hold there beside those of each of its sites; here a provider has one.
+# Limits of each source address. Those of a provider hold there in addition to those of each of its sites; here a provider has one.
 _LIMITS = {
     "connection_limit": "sessions_per_address",
     "provider_connection_limit": "sessions_per_address",
@@ -45,7 +53,7 @@ _INSTEAD = {
 
 
 def import_kumomta(path: Path, known: ProviderTable) -> Imported:
-    """What the file says. Raises ConfigError."""
+    """The providers and rules of the file. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         document = tomllib.loads(text)
@@ -91,7 +99,7 @@ def _path_of(header: str) -> tuple[str, ...]:
 
 
 class _Import:
-    """One run."""
+    """The state of one import."""
 
     def __init__(self, found: Imported, lines: Mapping[tuple[str, ...], list[int]]) -> None:
         self._found = found
@@ -287,13 +295,13 @@ class _Import:
 
 
 def _tables(value: Any) -> list[dict[str, Any] | None]:
-    """The tables of a list; None for each that is no table."""
+    """The tables of a list; None for each item that is not a table."""
     values = value if isinstance(value, list) else [value]
     return [each if isinstance(each, dict) else None for each in values]
 
 
 def _bare(pattern: str) -> str:
-    """``pattern`` without the slashes around it, which are no part of a reply."""
+    """``pattern`` without the slashes around it, which are not part of a reply."""
     return pattern[1:-1] if len(pattern) > 2 and pattern[0] == pattern[-1] == "/" else pattern
 
 

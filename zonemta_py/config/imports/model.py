@@ -1,4 +1,4 @@
-"""What an import finds: providers and rules as plain values, and what has no counterpart here."""
+"""The result of an import: providers and rules as plain values, and the directives without a counterpart."""
 
 import math
 import re
@@ -23,7 +23,7 @@ _DURATION = re.compile(
 
 
 class LeftOut(NamedTuple):
-    """What line ``line`` says has no counterpart, or not the same one; ``text`` says why."""
+    """A directive in ``line`` without a counterpart, or with one of another meaning; ``text`` has the reason."""
 
     line: int
     text: str
@@ -68,7 +68,7 @@ class Imported:
     ) -> None:
         """Add a provider, or the hosts and the lower limits of a second one of this name.
 
-        What is another provider's already stays there.
+        A host that another provider has already stays with that provider.
         """
         mx, domains = self._free(name, mx, line), self._free(name, domains, line)
         if not mx and not domains and name in self.known.providers:

@@ -1,5 +1,12 @@
 """PowerMTA's ``<domain>``, ``<mx-rollup-list>`` and ``<smtp-pattern-list>`` as providers and rules.
 
+Steps: ``PowermtaFile`` takes the lines apart into domains, rollups, macros and pattern lists; ``_Import`` puts them together.
+
+Invariants: nothing is dropped in silence (``Imported.leave`` has line and reason of what has no counterpart); a list without a
+known provider has no rules, for they would be those of all providers.
+
+Caller: ``zonemta import-shaping``. Example: ``<domain example.com> max-smtp-out 5 </domain>`` is a provider with 5 sessions for each address.
+
 Source: the PowerMTA user's guide, "Configuration directives" and "Backoff mode".
 """
 
@@ -20,7 +27,7 @@ from zonemta_py.config.providers import ProviderTable, is_domain, is_mx_pattern
 from zonemta_py.config.shaping import SESSIONS_MAX
 from zonemta_py.core.errors import ConfigError
 
-# ---- A configuration of PowerMTA, taken apart: its domains, rollups, macros and pattern lists.
+# ---- The parts of a file: domains, rollups, macros and pattern lists.
 #
 # Source: the PowerMTA user's guide, "Configuration directives" and "Backoff mode".
 
@@ -52,7 +59,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 class PowermtaFile:
-    """``leave`` is called with the number of each line that has no counterpart, and why.
+    """The directives of a file. ``leave`` is called with each line that has no counterpart, and the reason.
 
     ``is_powermta``: whether a block or a macro of PowerMTA was met. ``rollups``: patterns of MX hosts by name. ``lists``: line,
     pattern and action by name. ``nested_lists``: those that domains within other blocks use, with their lines.
@@ -158,7 +165,7 @@ class PowermtaFile:
         self.lists[name].append((number, pattern, action))
 
 
-# ---- powermta
+# ---- The import of a file.
 
 _LIMITS = {
     "max-smtp-out": "sessions_per_address",
@@ -187,7 +194,7 @@ _T = TypeVar("_T")
 
 
 def import_powermta(path: Path, known: ProviderTable) -> Imported:
-    """What the file says; files that it includes are imported on their own. Raises ConfigError."""
+    """The providers and rules of the file; files that it includes are imported on their own. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as exc:
@@ -215,7 +222,6 @@ class _Import:
         self._file = file
 
     def finish(self) -> Imported:
-        """Providers and rules."""
         used = {name for name, _ in self._file.nested_lists}
         for name, number in self._file.nested_lists:
             self._found.leave(number, f"smtp-pattern-list {name}: the rules of this block are left out")
@@ -305,7 +311,7 @@ class _Import:
                     )
 
     def _backoff(self, domain: Domain) -> Iterator[dict[str, Any]]:
-        """What backoff mode means for a domain."""
+        """The rules for the backoff mode of a domain."""
         for_ = self._read(
             domain, "backoff-to-normal-after", duration_of, f"the rule is for {DEFAULT_FOR}"
         )

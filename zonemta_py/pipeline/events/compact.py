@@ -2,17 +2,20 @@
 
     OUTPUT/events/date=…/hour=…/RUN-…parquet      the Parquet files
     OUTPUT/table.json                             instead of them: the table, and what names its runs
-    OUTPUT/read                                   what has been read (``spark.read_state``)
-    OUTPUT/quarantine                             what is damaged or missing in it (``spark.quarantine``), also when nothing is
+    OUTPUT/read                                   what has been read (``ReadState``)
+    OUTPUT/quarantine                             what is damaged or missing in it, also when nothing is
     OUTPUT/staging/RUN                            what a run writes; moved, or appended, when it is complete
     OUTPUT/moving.json                            the run whose files are being moved or appended, and their rows
 
 A run that is killed before ``moving.json`` is there has written nothing that is read, and is done again; one that is killed later is
-finished by the next. So no event is there twice, and no file of half a run. Of a table ``append_once`` finds out what it has.
+finished by the next. So no event is there twice, and no file of half a run. The column ``run`` of a table names the run: the next
+one sees whether the rows of one that was killed are there. Iceberg and Delta commit all rows of a run or none; Spark's own Parquet
+tables show the files of the tasks that had ended.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,31 +25,35 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.events.coverage import Range
 from zonemta_py.pipeline.events.log import (
     EVENTS,
     READ,
     STATE,
     EventLog,
-    Range,
-    lines_of,
+    lines_in,
     open_unread,
     read_state,
     write_names,
     write_state,
 )
-from zonemta_py.pipeline.events.quarantine import QUARANTINE, read_quarantine, write_quarantine
-from zonemta_py.pipeline.events.rows import EventDecoder, event_schema, read_events
-from zonemta_py.pipeline.plan.list import TABLE
-from zonemta_py.pipeline.report.attempts import HOUR_MS
-from zonemta_py.pipeline.report.job import repeat_until_interrupted
+from zonemta_py.pipeline.events.rows import (
+    HOUR_MS,
+    EventDecoder,
+    event_schema,
+    read_events,
+    with_columns_of,
+)
 from zonemta_py.pipeline.spark.arrow import arrow_codec
 from zonemta_py.pipeline.spark.files import (
+    TABLE,
     is_url,
     local_path,
     make_directory,
@@ -56,112 +63,12 @@ from zonemta_py.pipeline.spark.files import (
     remove,
     write_text,
 )
-from zonemta_py.pipeline.spark.output import append_once, locks_output, prepare_table
-from zonemta_py.pipeline.spark.session import spark_errors
+from zonemta_py.pipeline.spark.output import QUARANTINE, locks_output, read_quarantine, write_quarantine
+from zonemta_py.pipeline.spark.session import repeat_until_interrupted, spark_errors
 from zonemta_py.pipeline.spark.tables import Progress, record_batch
-
-# ---- Writes events into Parquet files by the hour of their time, as Spark names the directories of a partitioned table.
-
-GROUP_ROWS = 100_000  # that are read or left out together
-WAITING_ROWS = 1_000_000  # in memory, of all hours
-OPEN_MAX = 200  # files
-ZSTD_LEVEL = 3  # Spark's; Arrow's is 1
-RISING = ("seq", "time_ms", "created_ms")
-UNIQUE = frozenset(
-    (*RISING, "message", "recipient", "reply")
-)  # a dictionary makes the file half as large again
-NO_TIME_MS = -(1 << 62)
-YEARS_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # from 1 to 9999
-NO_HOUR = "date=__HIVE_DEFAULT_PARTITION__/hour=__HIVE_DEFAULT_PARTITION__"
-
-
-class HourFiles:
-    """The files of one task below ``directory``. ``compression``: of Parquet."""
-
-    def __init__(self, directory: Path, schema: pa.Schema, compression: str) -> None:
-        self._directory, self._schema, self._compression = directory, schema, compression
-        self._name = f"part-{uuid4()}"
-        self._waiting: dict[str, list[pa.Table]] = {}
-        self._rows: dict[str, int] = {}
-        self._writers: dict[str, pq.ParquetWriter] = {}
-        self.written: dict[str, int] = {}  # rows of each file, by its path below the directory
-
-    def add(self, events: pa.Table) -> None:
-        """Write ``events``, or keep them until there are enough for the hour."""
-        times_ms = events.column("time_ms")
-        hours = times_ms.fill_null(NO_TIME_MS).to_numpy() // HOUR_MS
-        order = np.argsort(hours, kind="stable")
-        if (hours[1:] < hours[:-1]).any():
-            events = events.take(pa.array(order))
-        found, begins = np.unique(hours[order], return_index=True)
-        for hour, begin, end in zip(found, begins, [*begins[1:], len(order)], strict=True):
-            self._keep(_directory_of(int(hour)), events.slice(begin, end - begin))
-        if sum(self._rows.values()) >= WAITING_ROWS:
-            self._write_all()
-
-    def _keep(self, hour: str, events: pa.Table) -> None:
-        self._waiting.setdefault(hour, []).append(events)
-        self._rows[hour] = self._rows.get(hour, 0) + events.num_rows
-        if self._rows[hour] >= GROUP_ROWS:
-            self._write(hour)
-
-    def _write(self, hour: str) -> None:
-        rows = pa.concat_tables(self._waiting.pop(hour)).combine_chunks()
-        del self._rows[hour]
-        if hour not in self._writers:
-            if len(self._writers) >= OPEN_MAX:
-                self._close_writers()
-            self._writers[hour] = self._opened(hour)
-        self._writers[hour].write_table(rows, row_group_size=rows.num_rows)
-        self.written[self._path(hour)] += rows.num_rows
-
-    def _opened(self, hour: str) -> pq.ParquetWriter:
-        path = self._path(hour)
-        self.written[path] = 0
-        file = self._directory / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        names = self._schema.names
-        return pq.ParquetWriter(
-            file,
-            self._schema,
-            compression=self._compression,
-            compression_level=ZSTD_LEVEL if self._compression == "zstd" else None,
-            use_dictionary=[name for name in names if name not in UNIQUE],
-            column_encoding=dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
-            store_schema=False,
-        )
-
-    def _path(self, hour: str) -> str:
-        return f"{hour}/{self._name}.parquet"
-
-    def _write_all(self) -> None:
-        for hour in list(self._waiting):
-            self._write(hour)
-
-    def _close_writers(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
-        self._name = f"part-{uuid4()}"  # no file is written again
-
-    def close(self) -> None:
-        """Write what waits. After an exception it is left out: the files are of no use then."""
-        self._write_all()
-        self._close_writers()
-
-
-def _directory_of(hour: int) -> str:
-    if hour * HOUR_MS not in YEARS_MS:
-        return NO_HOUR
-    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=hour)
-    return f"date={time:%Y-%m-%d}/hour={time.hour}"
-
-
-# ---- compact
 
 MOVING, STAGING = "moving.json", "staging"
 TABLE_FILE = "table.json"
-
 _FILE = StructType([StructField("path", StringType()), StructField("rows", LongType())])
 
 
@@ -289,6 +196,13 @@ def _write_by_spark(spark: SparkSession, log: EventLog, staged: str) -> int:
     return spark.read.parquet(staged).count()
 
 
+def with_hour_of_event(events: DataFrame) -> DataFrame:
+    """Events with ``date`` and ``hour`` of their own time instead of the segment's."""
+    time = F.timestamp_millis("time_ms")
+    own = [F.col(name) for name in events.columns if name not in ("date", "hour")]
+    return events.select(*own, F.to_date(time).alias("date"), F.hour(time).alias("hour"))
+
+
 def _write(spark: SparkSession, log: EventLog, staged: str) -> int:
     """As ``_write_by_spark``, for a directory that tasks write to themselves: at a third of the cost.
 
@@ -318,13 +232,7 @@ def _convert(
     own = [each for each in event_schema() if each.name not in ("date", "hour")]
     decoder = EventDecoder(to_arrow_schema(StructType(own)))
     files = HourFiles(directory, decoder.schema, codec)
-    lines = (
-        block
-        for batch in batches
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True)
-        for block in lines_of(content.as_py(), path.as_py(), parts)
-    )
-    for events in decoder.tables(lines):
+    for events in decoder.tables(lines for _, lines in lines_in(batches, parts)):
         files.add(events)
     files.close()
     yield record_batch(list(files.written.items()), _FILE)
@@ -367,8 +275,159 @@ def _move_files(spark: SparkSession, output: str, run: int) -> None:
                     move(spark, f"{staged}/{date}/{hour}/{name}", f"{lake}/{date}/{hour}/{run}-{name}")
 
 
-def with_hour_of_event(events: DataFrame) -> DataFrame:
-    """Events with ``date`` and ``hour`` of their own time instead of the segment's."""
-    time = F.timestamp_millis("time_ms")
-    own = [F.col(name) for name in events.columns if name not in ("date", "hour")]
-    return events.select(*own, F.to_date(time).alias("date"), F.hour(time).alias("hour"))
+# ---- A table of a catalog, to which each run appends its rows once.
+
+RUN = "run"
+
+
+def run_table_schema() -> StructType:
+    """The columns of a table of events: those of ``event_schema``, and ``run``."""
+    return StructType([*event_schema().fields, StructField(RUN, StringType())])
+
+
+def prepare_table(spark: SparkSession, table: str) -> None:
+    """Create ``table``, by ``date``, unless it exists. Raises LocalError for one that lacks a column, or has it with another type.
+
+    Without ``USING`` the catalog chooses the format; Spark's own takes that of spark.sql.sources.default.
+    """
+    columns = ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in run_table_schema())
+    with spark_errors(f"table {table}"):
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) PARTITIONED BY (date)")
+        spark.catalog.refreshTable(table)  # a job that failed may have written files
+        present = {each.name: each.dataType.simpleString() for each in spark.table(table).schema}
+    for each in run_table_schema():
+        kind = each.dataType.simpleString()
+        if each.name not in present:
+            raise LocalError(
+                f"table {table}: has no column {each.name}; if it is a table of events, add it: "
+                f"ALTER TABLE {table} ADD COLUMNS (`{each.name}` {kind})"
+            )
+        if present[each.name] != kind:
+            raise LocalError(
+                f"table {table}: the column {each.name} is {present[each.name]}, expected {kind}"
+            )
+
+
+def append_once(
+    spark: SparkSession, table: str, run: str, rows: DataFrame, *, count: int, is_first_try: bool
+) -> None:
+    """Append the ``count`` ``rows`` of ``run`` to a table that is prepared, in one commit, unless they are there.
+
+    Columns of the table that are not in ``run_table_schema`` are null. Raises LocalError when some of the rows are there.
+    """
+    with spark_errors(f"table {table}"):
+        found = 0 if is_first_try else _rows_of(spark, table, run)
+        if found == count:
+            return
+        if found:
+            raise LocalError(
+                f"table {table}: has {found:,} rows of the run {run}, which are {count:,}: the commit was interrupted, and the table "
+                f"shows a part of it; delete the rows with {RUN} = '{run}', then run this again"
+            )
+        tagged = rows.withColumn(RUN, F.lit(run))
+        # By position: to append by name Spark would need the format of a table of its own.
+        with_columns_of(tagged, spark.table(table).schema).write.insertInto(table)
+
+
+def _rows_of(spark: SparkSession, table: str, run: str) -> int:
+    # A kill after the files of a new partition, and before the Hive metastore knew it: the next append would show them.
+    with suppress(AnalysisException):  # tables without partitions, and all others than Spark's own
+        spark.sql(f"MSCK REPAIR TABLE {table}")
+    return spark.table(table).where(F.col(RUN) == run).count()
+
+
+# ---- Parquet files by the hour of the event, as Spark names the directories of a partitioned table.
+
+GROUP_ROWS = 100_000  # that are read or left out together
+WAITING_ROWS = 1_000_000  # in memory, of all hours
+OPEN_MAX = 200  # files
+ZSTD_LEVEL = 3  # Spark's; Arrow's is 1
+RISING = ("seq", "time_ms", "created_ms")
+UNIQUE = frozenset(
+    (*RISING, "message", "recipient", "reply")
+)  # a dictionary makes the file half as large again
+NO_TIME_MS = -(1 << 62)
+YEARS_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # from 1 to 9999
+NO_HOUR = "date=__HIVE_DEFAULT_PARTITION__/hour=__HIVE_DEFAULT_PARTITION__"
+
+
+class HourFiles:
+    """The files of one task below ``directory``. ``compression``: of Parquet."""
+
+    def __init__(self, directory: Path, schema: pa.Schema, compression: str) -> None:
+        self._directory, self._schema, self._compression = directory, schema, compression
+        self._name = f"part-{uuid4()}"
+        self._waiting: dict[str, list[pa.Table]] = {}
+        self._rows: dict[str, int] = {}
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self.written: dict[str, int] = {}  # rows of each file, by its path below the directory
+
+    def add(self, events: pa.Table) -> None:
+        """Write ``events``, or keep them until there are enough for the hour."""
+        times_ms = events.column("time_ms")
+        hours = times_ms.fill_null(NO_TIME_MS).to_numpy() // HOUR_MS
+        order = np.argsort(hours, kind="stable")
+        if (hours[1:] < hours[:-1]).any():
+            events = events.take(pa.array(order))
+        found, begins = np.unique(hours[order], return_index=True)
+        for hour, begin, end in zip(found, begins, [*begins[1:], len(order)], strict=True):
+            self._keep(_directory_of(int(hour)), events.slice(begin, end - begin))
+        if sum(self._rows.values()) >= WAITING_ROWS:
+            self._write_all()
+
+    def _keep(self, hour: str, events: pa.Table) -> None:
+        self._waiting.setdefault(hour, []).append(events)
+        self._rows[hour] = self._rows.get(hour, 0) + events.num_rows
+        if self._rows[hour] >= GROUP_ROWS:
+            self._write(hour)
+
+    def _write(self, hour: str) -> None:
+        rows = pa.concat_tables(self._waiting.pop(hour)).combine_chunks()
+        del self._rows[hour]
+        if hour not in self._writers:
+            if len(self._writers) >= OPEN_MAX:
+                self._close_writers()
+            self._writers[hour] = self._opened(hour)
+        self._writers[hour].write_table(rows, row_group_size=rows.num_rows)
+        self.written[self._path(hour)] += rows.num_rows
+
+    def _opened(self, hour: str) -> pq.ParquetWriter:
+        path = self._path(hour)
+        self.written[path] = 0
+        file = self._directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        names = self._schema.names
+        return pq.ParquetWriter(
+            file,
+            self._schema,
+            compression=self._compression,
+            compression_level=ZSTD_LEVEL if self._compression == "zstd" else None,
+            use_dictionary=[name for name in names if name not in UNIQUE],
+            column_encoding=dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
+            store_schema=False,
+        )
+
+    def _path(self, hour: str) -> str:
+        return f"{hour}/{self._name}.parquet"
+
+    def _write_all(self) -> None:
+        for hour in list(self._waiting):
+            self._write(hour)
+
+    def _close_writers(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+        self._name = f"part-{uuid4()}"  # no file is written again
+
+    def close(self) -> None:
+        """Write what waits. After an exception it is left out: the files are of no use then."""
+        self._write_all()
+        self._close_writers()
+
+
+def _directory_of(hour: int) -> str:
+    if hour * HOUR_MS not in YEARS_MS:
+        return NO_HOUR
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=hour)
+    return f"date={time:%Y-%m-%d}/hour={time.hour}"

@@ -1,7 +1,11 @@
 """Opens an event log for a job: which segments are there, which are damaged, and what of each is to be read.
 
 Spark's own reader ends at a cut frame without an error, and fails at a frame with a wrong checksum. So each segment is verified
-first, by tasks, and the damaged ones are read frame by frame, also behind the damage.
+first, by tasks, and the damaged ones are read frame by frame, also behind the damage. ``open_log`` opens the whole log,
+``open_unread`` what the runs before have not read. The directory of such a job has
+
+    state.json             the number of complete runs, the ranges of SEQ (``Coverage``), and counts; replaced by each run
+    segments-N.txt         the segments that run N has read; without meaning if state.json has a lower number
 """
 
 import json
@@ -10,11 +14,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
@@ -25,211 +29,20 @@ from zonemta_py.events.log import UNKNOWN, Extent, extents, missing_of
 from zonemta_py.events.schema import number_before
 from zonemta_py.events.segment_reading import is_gap, verify_segment, whole_frames
 from zonemta_py.events.segments import Trailer
-from zonemta_py.pipeline.events.files import OF_SEGMENTS, name_of, read_here, segment_lengths
-from zonemta_py.pipeline.events.quarantine import Damage, read_quarantine
-from zonemta_py.pipeline.plan.list import TABLE
-from zonemta_py.pipeline.spark.files import as_read, is_here, names_in, read_text, write_text
-from zonemta_py.pipeline.spark.session import is_deferred, is_local, spark_errors
+from zonemta_py.pipeline.events.coverage import Coverage, Range, whole_groups, whole_lines
+from zonemta_py.pipeline.spark.files import (
+    TABLE,
+    as_read,
+    is_here,
+    is_url,
+    local_files,
+    names_in,
+    read_text,
+    write_text,
+)
+from zonemta_py.pipeline.spark.output import Damage, read_quarantine
+from zonemta_py.pipeline.spark.session import analysed, error_line, is_deferred, is_local, spark_errors
 from zonemta_py.pipeline.spark.tables import record_batch
-
-# ---- Which events have been read: ranges of SEQ for each node. Pure.
-#
-# An event is identified by node, SEQ and position, and a segment has all events of its SEQs. So what a segment repeats is known from
-# the ranges alone, without comparing events.
-
-Range = tuple[int, int]  # both ends belong to it
-
-
-class Coverage:
-    """The ranges read of each node, in order; none touches another."""
-
-    def __init__(self, ranges: Mapping[str, Sequence[Sequence[int]]] | None = None) -> None:
-        self._ranges: dict[str, list[Range]] = {
-            node: [(first, last) for first, last in each] for node, each in (ranges or {}).items()
-        }
-
-    @property
-    def ranges(self) -> Mapping[str, Sequence[Range]]:
-        """The ranges by node; ``Coverage`` makes the same from it."""
-        return self._ranges
-
-    def add(self, node: str, first: int, last: int) -> None:
-        """The events from ``first`` to ``last`` are read."""
-        ranges = self._ranges.setdefault(node, [])
-        begin = bisect_left(ranges, first - 1, key=lambda each: each[1])
-        end = begin
-        while end < len(ranges) and ranges[end][0] <= last + 1:
-            first, last = min(first, ranges[end][0]), max(last, ranges[end][1])
-            end += 1
-        ranges[begin:end] = [(first, last)]
-
-    def missing(self, node: str, first: int, last: int) -> tuple[Range, ...]:
-        """The parts of ``first`` to ``last`` that are not read."""
-        found: list[Range] = []
-        ranges = self._ranges.get(node, [])
-        for begin, end in ranges[bisect_left(ranges, first, key=lambda each: each[1]) :]:
-            if begin > last:
-                break
-            if begin > first:
-                found.append((first, begin - 1))
-            first = end + 1
-        if first <= last:
-            found.append((first, last))
-        return tuple(found)
-
-
-# ---- Which events of a frame can be read when some of its lines are not JSON. Pure.
-#
-# What is read of an event log is known by SEQ (``rules.coverage``), so a group commit is read as a whole or not at all: when the
-# segment is restored, the rest of it is read then, and nothing twice.
-
-_HEAD = re.compile(rb'\{"node":"[^"]*","seq":(\d{1,19}),')
-
-
-def whole_groups(lines: bytes) -> tuple[list[Range], int]:
-    """The ranges of SEQ of which ``lines``, a frame, has every event; and the number of their lines."""
-    each = list(lines.splitlines())
-    places = list(map(_place, each))
-    known = [place for place in places if place is not None]
-    if not known:
-        return [], 0
-    found: list[Range] = []
-    begin, last = known[0][0], known[-1][0]
-    if len(known) < len(places):
-        for low, high in _torn(each, places):
-            if begin < low:
-                found.append((begin, low - 1))
-            begin = max(begin, high + 1)
-    if begin <= last:
-        found.append((begin, last))
-    return found, sum(_is_in(seq, found) for seq, _ in known)
-
-
-def whole_lines(lines: bytes, ranges: Sequence[Range]) -> bytes:
-    """Those of ``lines`` that are JSON, and whose SEQ is in ``ranges``."""
-    ordered = sorted(ranges)
-    return b"".join(
-        line
-        for line in lines.splitlines(keepends=True)
-        if (place := _place(line)) is not None and _is_in(place[0], ordered)
-    )
-
-
-def _is_in(seq: int, ordered: Sequence[Range]) -> bool:
-    at = bisect_left(ordered, seq, key=itemgetter(1))
-    return at < len(ordered) and ordered[at][0] <= seq
-
-
-def _place(line: bytes) -> tuple[int, int] | None:
-    """SEQ and position of an event; None for a line that is no event."""
-    try:
-        record = from_json(line)
-        seq, position = record["seq"], record["position"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return (seq, position) if type(seq) is int and type(position) is int else None
-
-
-def _torn(lines: Sequence[bytes], places: Sequence[tuple[int, int] | None]) -> Iterator[Range]:
-    """The SEQs that may lack an event, in order: one range for each row of torn lines.
-
-    A tear may also have taken lines as a whole, from the beginning of the torn line to the next whole one.
-    """
-    before = next(place[0] for place in places if place is not None) - 1
-    at = 0
-    while at < len(places):
-        if (place := places[at]) is not None:
-            before, at = place[0], at + 1
-            continue
-        head = _HEAD.match(lines[at])
-        low = max(before, int(head[1])) if head else before  # what is in front of a head was read
-        while at < len(places) and places[at] is None:
-            at += 1
-        if at == len(places):
-            yield low, max(seq for seq, _ in filter(None, places))
-            return
-        seq, position = places[at] or (low, 0)
-        if low > seq:
-            low = before
-        yield low, seq if position or low == seq else seq - 1
-
-
-# ---- What a job that is run again has read of an event log.
-#
-# DIRECTORY/state.json             the number of complete runs, the ranges of SEQ, and counts; replaced by each run
-# DIRECTORY/segments-N.txt         the segments that run N has read; without meaning if state.json has a lower number
-
-FORMAT = 1
-STATE = "state.json"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadState:
-    """``run``: the number of the last complete run; 0: none. ``records`` and ``segments``: how many were read.
-
-    ``sums``: the files of sums of a report, by name, with the run that wrote each.
-    """
-
-    run: int = 0
-    coverage: Coverage = field(default_factory=Coverage)
-    records: int = 0
-    segments: int = 0
-    sums: Mapping[str, int] = field(default_factory=dict)
-
-    def after(self, log: "EventLog", sums: Mapping[str, int] | None = None) -> "ReadState":
-        """The state when ``log`` is read, by the next run; ``sums``: the files with its events, too."""
-        coverage = log.read or self.coverage
-        records, segments = self.records + log.records, self.segments + log.first_read
-        return ReadState(self.run + 1, coverage, records, segments, sums or {})
-
-
-def names_read(spark: SparkSession, directory: str, run: int) -> set[str]:
-    """The names of the segments that the runs up to ``run`` have read. Raises LocalError."""
-    names: set[str] = set()
-    for name in names_in(spark, directory) or ():
-        number = name.removeprefix("segments-").removesuffix(".txt")
-        if number.isdecimal() and int(number) <= run:
-            names.update((read_text(spark, f"{directory}/{name}") or "").splitlines())
-    return names
-
-
-def read_state(spark: SparkSession, directory: str) -> ReadState:
-    """The state; that before the first run if there is none. Raises LocalError for one that is not of this version."""
-    path = f"{directory}/{STATE}"
-    text = read_text(spark, path)
-    if text is None:
-        return ReadState()
-    try:
-        found = json.loads(text)
-        if found["format"] != FORMAT:
-            raise LocalError(f"{path}: written by another version; begin again in another directory")
-        coverage = Coverage(found["ranges"])
-        return ReadState(
-            found["run"], coverage, found["records"], found["segments"], found.get("sums", {})
-        )
-    except (ValueError, KeyError, TypeError) as exc:
-        raise LocalError(f"{path}: not a state of the pipeline: {exc}") from exc
-
-
-def write_names(spark: SparkSession, directory: str, run: int, log: "EventLog") -> None:
-    """Write which segments ``run`` has read. Raises LocalError."""
-    write_text(spark, f"{directory}/segments-{run}.txt", "".join(f"{name}\n" for name in log.names))
-
-
-def write_state(spark: SparkSession, path: str, state: ReadState) -> None:
-    """Write the file ``path``, or replace it. Raises LocalError."""
-    document = {
-        "format": FORMAT,
-        "run": state.run,
-        "records": state.records,
-        "segments": state.segments,
-        "ranges": state.coverage.ranges,
-        "sums": state.sums,
-    }
-    write_text(spark, path, json.dumps(document) + "\n")
-
-
-# ---- event log
 
 EVENTS, READ = (
     "events",
@@ -238,9 +51,7 @@ EVENTS, READ = (
 LOCAL = ("/", "file:")  # what paths of this machine begin with
 SMALL_BYTES = 16 << 20  # of segments that are read in this process, before a session has started
 PATHS_MAX = 1000  # that are named to Spark one by one; else it lists the directory and filters
-
 Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]  # of ``mapInArrow``
-
 _NAME = re.compile(r"([^-.]+)-([0-9a-f]{16})(?=[-.])")
 _NUMBERS = ("at", "records", "unread", "previous", "first", "last")
 _SEGMENT = StructType(
@@ -249,6 +60,10 @@ _SEGMENT = StructType(
     + [StructField("runs", ArrayType(LongType()))]  # of a damaged segment: SEQs of whole frames
 )
 _LINE = StructType([StructField(name, StringType()) for name in ("path", "line")])
+GLOB = "*.jsonl.zst"
+SUFFIXES = (".zst", ".parquet")  # of a single file that is an event log
+# Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
+OF_SEGMENTS = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +191,7 @@ def open_log(
     )  # fmt: skip
 
 
-def open_unread(spark: SparkSession, events: str, directory: str, state: ReadState) -> EventLog:
+def open_unread(spark: SparkSession, events: str, directory: str, state: "ReadState") -> EventLog:
     """The event log with what the runs before have not read; damaged segments are verified again. Raises LocalError."""
     log = open_log(spark, events, state.coverage, names_read(spark, directory, state.run))
     if log.is_compacted:
@@ -491,6 +306,17 @@ def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) ->
             yield whole_lines(frame.lines, wanted)
 
 
+def lines_in(
+    batches: Iterable[pa.RecordBatch], parts: Mapping[str, Sequence[Range]]
+) -> Iterator[tuple[str, bytes]]:
+    """The path of a segment and lines of it, for each segment in batches of ``path`` and ``content``."""
+    for batch in batches:
+        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
+            name = path.as_py()
+            for block in lines_of(content.as_py(), name, parts):
+                yield name, block
+
+
 def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
     """``path`` and ``line`` of the events in the segments of which only parts are read."""
     parts = {path: ranges for path, ranges in (log.parts or {}).items() if ranges}
@@ -503,12 +329,9 @@ def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
 def _part_lines(
     parts: Mapping[str, Sequence[Range]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
-            name = path.as_py()
-            for block in lines_of(content.as_py(), name, parts):
-                lines = block.splitlines()  # a text has more line ends than JSON lines have
-                yield record_batch([(name, line.decode(errors="replace")) for line in lines], _LINE)
+    for path, block in lines_in(batches, parts):
+        lines = block.splitlines()  # a text has more line ends than JSON lines have
+        yield record_batch([(path, line.decode(errors="replace")) for line in lines], _LINE)
 
 
 def damage_counts(log: EventLog) -> dict[str, int | None]:
@@ -516,3 +339,123 @@ def damage_counts(log: EventLog) -> dict[str, int | None]:
     if not log.is_verified:
         return {"damaged_segments": None, "gaps": None}
     return {"damaged_segments": len(log.damaged), "gaps": len(log.damage) - len(log.damaged)}
+
+
+# ---- The files of a log.
+
+
+def segment_lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
+    """The length of each segment, by its path; None for an event log that is Parquet. Raises LocalError."""
+    files = local_files(spark, path)
+    if files is not None:
+        if any(each.endswith(".parquet") for each in files):
+            return None
+        return {each: length for each, length in files.items() if each.endswith(GLOB[1:])}
+    suffix = Path(path).suffix
+    if not is_url(path) and is_here(spark) and Path(path).is_file() and suffix not in SUFFIXES:
+        raise LocalError(f"{path}: no event log here: found a file, expected a directory")
+    try:
+        if is_parquet(spark, path):
+            return None
+        segments = analysed(spark.read.format("binaryFile").options(**OF_SEGMENTS).load(as_read(path)))
+        return {row["path"]: row["length"] for row in segments.select("path", "length").collect()}
+    except AnalysisException as exc:
+        raise LocalError(f"{path}: no event log here: {error_line(str(exc))}") from exc
+
+
+def is_parquet(spark: SparkSession, path: str) -> bool:
+    """Whether there is a Parquet file in ``path``; reads one footer."""
+    try:
+        analysed(
+            spark.read.options(**{**OF_SEGMENTS, "pathGlobFilter": "*.parquet"}).parquet(as_read(path))
+        )
+    except AnalysisException:
+        return False
+    return True
+
+
+def read_here(segments: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """``path`` and ``content`` of each segment of this machine. Raises LocalError."""
+    for path in segments:
+        try:
+            content = Path(path.removeprefix("file:")).read_bytes()
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+        yield pa.RecordBatch.from_pydict({"path": [path], "content": [content]})
+
+
+def name_of(path: str, length: int) -> str:
+    """What distinguishes a segment from others, and from itself before it was restored."""
+    return f"{path.rpartition('/')[2]} {length}"
+
+
+# ---- What a job that is run again has read.
+
+FORMAT = 1
+STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """``run``: the number of the last complete run; 0: none. ``records`` and ``segments``: how many were read.
+
+    ``sums``: the files of sums of a report, by name, with the run that wrote each.
+    """
+
+    run: int = 0
+    coverage: Coverage = field(default_factory=Coverage)
+    records: int = 0
+    segments: int = 0
+    sums: Mapping[str, int] = field(default_factory=dict)
+
+    def after(self, log: EventLog, sums: Mapping[str, int] | None = None) -> "ReadState":
+        """The state when ``log`` is read, by the next run; ``sums``: the files with its events, too."""
+        coverage = log.read or self.coverage
+        records, segments = self.records + log.records, self.segments + log.first_read
+        return ReadState(self.run + 1, coverage, records, segments, sums or {})
+
+
+def names_read(spark: SparkSession, directory: str, run: int) -> set[str]:
+    """The names of the segments that the runs up to ``run`` have read. Raises LocalError."""
+    names: set[str] = set()
+    for name in names_in(spark, directory) or ():
+        number = name.removeprefix("segments-").removesuffix(".txt")
+        if number.isdecimal() and int(number) <= run:
+            names.update((read_text(spark, f"{directory}/{name}") or "").splitlines())
+    return names
+
+
+def read_state(spark: SparkSession, directory: str) -> ReadState:
+    """The state; that before the first run if there is none. Raises LocalError for one that is not of this version."""
+    path = f"{directory}/{STATE}"
+    text = read_text(spark, path)
+    if text is None:
+        return ReadState()
+    try:
+        found = json.loads(text)
+        if found["format"] != FORMAT:
+            raise LocalError(f"{path}: written by another version; begin again in another directory")
+        coverage = Coverage(found["ranges"])
+        return ReadState(
+            found["run"], coverage, found["records"], found["segments"], found.get("sums", {})
+        )
+    except (ValueError, KeyError, TypeError) as exc:
+        raise LocalError(f"{path}: not a state of the pipeline: {exc}") from exc
+
+
+def write_names(spark: SparkSession, directory: str, run: int, log: EventLog) -> None:
+    """Write which segments ``run`` has read. Raises LocalError."""
+    write_text(spark, f"{directory}/segments-{run}.txt", "".join(f"{name}\n" for name in log.names))
+
+
+def write_state(spark: SparkSession, path: str, state: ReadState) -> None:
+    """Write the file ``path``, or replace it. Raises LocalError."""
+    document = {
+        "format": FORMAT,
+        "run": state.run,
+        "records": state.records,
+        "segments": state.segments,
+        "ranges": state.coverage.ranges,
+        "sums": state.sums,
+    }
+    write_text(spark, path, json.dumps(document) + "\n")

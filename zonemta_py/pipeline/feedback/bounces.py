@@ -1,6 +1,9 @@
-"""Addresses to suppress: those that bounced hard, and those whose owners complained."""
+"""Addresses to suppress: those that bounced hard, and those whose owners complained. ``zonemta pipeline plan --suppress`` reads the file.
 
-from collections.abc import Callable, Iterator, Sequence
+A bounce is hard by the class of its event (GONE): the relay has classified the reply, and no rule here knows its words.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -10,21 +13,74 @@ from pyspark.sql import functions as F
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.events.log import EventLog
-from zonemta_py.pipeline.events.rows import read_events
+from zonemta_py.pipeline.events.rows import DAY_MS, HOUR_MS, provider, read_events, with_classes
 from zonemta_py.pipeline.feedback.reports import read_matched_reports
 from zonemta_py.pipeline.plan.suppression import suppression_lines
-from zonemta_py.pipeline.report.attempts import mask_reply, provider, with_reasons
-from zonemta_py.pipeline.report.templates import BEFORE_RECIPIENTS, HARD
 from zonemta_py.pipeline.spark.files import write_lines
 from zonemta_py.pipeline.spark.session import spark_errors
-from zonemta_py.pipeline.spark.tables import Progress
+from zonemta_py.pipeline.spark.tables import Progress, Transform
+from zonemta_py.smtp.reply_class import GONE
 from zonemta_py.smtp.reports.reader import COMPLAINT
+from zonemta_py.smtp.verdict import Phase
 
 DAY = "yyyy-MM-dd"
-REPORTED_MS = 86_400_000  # from a bounce to the relay's own report of it, at most
-CLOCKS_DIFFER_MS = 3_600_000
+REPORTED_MS = DAY_MS  # from a bounce to the relay's own report of it, at most
+CLOCKS_DIFFER_MS = HOUR_MS
+BEFORE_RECIPIENTS = (
+    Phase.CONNECT.value,
+    Phase.MAIL.value,
+)  # a reply there is not about a recipient, whatever its words
 
-Transform = Callable[[DataFrame], DataFrame]
+
+@dataclass(frozen=True, slots=True)
+class SuppressRequest:
+    """An address is listed for at least ``times`` hard bounces in ``days``, or a complaint in ``complaint_days``.
+
+    ``reports``: what ``zonemta pipeline dsn`` wrote.
+    """
+
+    log: EventLog
+    output: str
+    days: int = 180
+    times: int = 1
+    reports: Sequence[str] = ()
+    complaint_days: int = 3650
+
+
+def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Progress) -> int:
+    """Write the file; returns the number of its entries. Raises LocalError."""
+    log = request.log
+    if not (log.segments or log.damage or log.is_compacted):
+        # Such as a disk that is not mounted: a file without entries would suppress nothing.
+        raise LocalError(f"{log.path}: has no events")
+    progress("searching for hard bounces and complaints")
+    now_ms = clock.now_ms()
+    since_ms = now_ms - request.days * DAY_MS
+    outcomes = delivery_outcomes(read_events(spark, request.log))
+    reports = [read_matched_reports(spark, path) for path in request.reports]
+    mail = reduce(lambda all_, each: all_.unionByName(each), reports) if reports else None
+    if mail is not None:
+        outcomes = outcomes.unionByName(mail.transform(reported_failures(outcomes)))
+    found = outcomes.transform(hard_bounces(since_ms, request.times, request.days))
+    if mail is not None:
+        since_ms = now_ms - request.complaint_days * DAY_MS
+        found = found.unionByName(mail.transform(complaints(since_ms, request.complaint_days)))
+        # An address with both has one line: the one that applies longer.
+        found = found.groupBy("entry").agg(
+            F.max_by("reason", "until").alias("reason"), F.max("until").alias("until")
+        )
+    count = 0
+
+    def rows() -> Iterator[list[str]]:
+        nonlocal count
+        for row in found.orderBy("entry").toLocalIterator():
+            count += 1
+            yield [row["entry"], row["reason"], row["until"]]
+
+    comment = f"made by zonemta pipeline suppress, {clock.utc(now_ms):%Y-%m-%d %H:%M} UTC"
+    with spark_errors(request.log.path):
+        write_lines(spark, request.output, suppression_lines(comment, rows()))
+    return count
 
 
 def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
@@ -36,7 +92,7 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
     def transform(found: DataFrame) -> DataFrame:
         hard = (
             (F.col("event") == "bounced")
-            & F.col("reason").isin(*sorted(HARD))
+            & F.col("reason").isin(*sorted(GONE))
             & (F.col("time_ms") >= since_ms)
         )
         return (
@@ -67,17 +123,18 @@ def delivery_outcomes(events: DataFrame) -> DataFrame:
     is_early = F.coalesce(F.col("phase").isin(*BEFORE_RECIPIENTS), F.lit(False)) & (
         F.coalesce("code", F.lit(0)) != 0
     )
-    replies = events.where((F.col("event") == "bounced") & (F.col("sender") != "") & ~is_early).select(
-        "recipient", "event", "time_ms", "class", "phase", "code", "status", "reply",
-        mask_reply(F.col("reply")).alias("kind"),
-    )  # fmt: skip
+    bounced = events.where((F.col("event") == "bounced") & (F.col("sender") != "") & ~is_early).select(
+        "recipient", "event", "time_ms", "class", "phase", "code", "status", "reply"
+    )
     delivered = events.where(F.col("event") == "delivered").select(
         "recipient", "event", "time_ms", "status", F.lit("").alias("reason")
     )
-    bounced = replies.transform(with_reasons()).select(
-        "recipient", "event", "time_ms", "status", "reason"
+    reason = F.col("class").alias("reason")
+    return (
+        bounced.transform(with_classes)
+        .select("recipient", "event", "time_ms", "status", reason)
+        .unionByName(delivered)
     )
-    return bounced.unionByName(delivered)
 
 
 def reported_failures(outcomes: DataFrame) -> Transform:
@@ -134,7 +191,7 @@ def complaints(since_ms: int, days: int) -> Transform:
 def complaint_counts(providers: DataFrame) -> Transform:
     """``day``, ``provider``, ``campaign`` and ``complaints``, from reports received by mail; only those that match a ledger.
 
-    ``providers``: ``domain`` and ``provider``, as events name them; of other domains that of ``rates.provider``.
+    ``providers``: ``domain`` and ``provider``, as events name them; of other domains that of the relay's table.
     """
 
     def transform(reports: DataFrame) -> DataFrame:
@@ -156,59 +213,3 @@ def _day(time_ms: str) -> Column:
 
 def _until(time_ms: str, days: int) -> Column:
     return F.date_format(F.date_add(F.to_date(F.timestamp_millis(time_ms)), days), DAY)
-
-
-# ---- Writes a suppression file from events and reports; ``zonemta pipeline plan --suppress`` reads it.
-
-DAY_MS = 86_400_000
-
-
-@dataclass(frozen=True, slots=True)
-class SuppressRequest:
-    """An address is listed for at least ``times`` hard bounces in ``days``, or a complaint in ``complaint_days``.
-
-    ``reports``: what ``zonemta pipeline dsn`` wrote.
-    """
-
-    log: EventLog
-    output: str
-    days: int = 180
-    times: int = 1
-    reports: Sequence[str] = ()
-    complaint_days: int = 3650
-
-
-def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Progress) -> int:
-    """Write the file; returns the number of its entries. Raises LocalError."""
-    log = request.log
-    if not (log.segments or log.damage or log.is_compacted):
-        # Such as a disk that is not mounted: a file without entries would suppress nothing.
-        raise LocalError(f"{log.path}: has no events")
-    progress("searching for hard bounces and complaints")
-    now_ms = clock.now_ms()
-    since_ms = now_ms - request.days * DAY_MS
-    outcomes = delivery_outcomes(read_events(spark, request.log))
-    reports = [read_matched_reports(spark, path) for path in request.reports]
-    mail = reduce(lambda all_, each: all_.unionByName(each), reports) if reports else None
-    if mail is not None:
-        outcomes = outcomes.unionByName(mail.transform(reported_failures(outcomes)))
-    found = outcomes.transform(hard_bounces(since_ms, request.times, request.days))
-    if mail is not None:
-        since_ms = now_ms - request.complaint_days * DAY_MS
-        found = found.unionByName(mail.transform(complaints(since_ms, request.complaint_days)))
-        # An address with both has one line: the one that applies longer.
-        found = found.groupBy("entry").agg(
-            F.max_by("reason", "until").alias("reason"), F.max("until").alias("until")
-        )
-    count = 0
-
-    def rows() -> Iterator[list[str]]:
-        nonlocal count
-        for row in found.orderBy("entry").toLocalIterator():
-            count += 1
-            yield [row["entry"], row["reason"], row["until"]]
-
-    comment = f"made by zonemta pipeline suppress, {clock.utc(now_ms):%Y-%m-%d %H:%M} UTC"
-    with spark_errors(request.log.path):
-        write_lines(spark, request.output, suppression_lines(comment, rows()))
-    return count

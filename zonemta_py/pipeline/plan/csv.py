@@ -1,4 +1,8 @@
-"""Quotes in a CSV file: whether a cell spans lines, and where a quote is not closed. Pure."""
+"""Quotes in a CSV file: whether a cell spans lines, and where a quote is not closed.
+
+Of a file of this machine the lines are examined here. Others (compressed ones, directories, URLs) have to be opened by Spark: a task
+reads the lines of whole files, in their order, so no file needs to fit into memory.
+"""
 
 import csv
 import re
@@ -21,6 +25,13 @@ from zonemta_py.pipeline.spark.tables import record_batch
 ONE_CHARACTER = "\x1f"  # a separator, for Python's reader, which knows those of one character only
 ESCAPES = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\", "u0000": "\0"}
 NO_QUOTE = ("", "\0")
+WHOLE = str(1 << 44)  # bytes, more than a file has: then each file is a partition of its own
+SPLITS = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
+OF_TEXT = ("pathglobfilter", "recursivefilelookup")  # options that concern lines, too
+_FOUND = StructType(
+    [StructField(name, StringType()) for name in ("path", "problem")]
+    + [StructField("spans", BooleanType())]
+)
 
 
 class CsvForm(NamedTuple):
@@ -55,8 +66,8 @@ def form_of_options(options: Mapping[str, str], cell_max: int) -> CsvForm:
     separator = lower.get("sep", lower.get("delimiter", ","))
     separator = re.sub(r"\\(u0000|[trbf\"'\\])", lambda found: ESCAPES[found[1]], separator)
     return CsvForm(
-        separator, lower.get("quote", '"'), lower.get("escape", '"'), lower.get("comment", ""),
-        lower.get("linesep", ""), lower.get("encoding", lower.get("charset", "utf-8")), cell_max,
+        separator=separator, quote=lower.get("quote", '"'), escape=lower.get("escape", '"'), comment=lower.get("comment", ""),
+        line_end=lower.get("linesep", ""), encoding=lower.get("encoding", lower.get("charset", "utf-8")), cell_max=cell_max,
     )  # fmt: skip
 
 
@@ -131,20 +142,6 @@ def _plain(lines: Iterable[str], form: CsvForm) -> Iterator[str]:
             line = escaped.sub(lambda found: other[found[1]], line)
         line = behind.sub(lambda _: form.quote, line)
         yield line if len(form.separator) == 1 else line.replace(form.separator, ONE_CHARACTER)
-
-
-# ---- Whether the cells of CSV files contain line ends, for files that Spark has to open: compressed ones, directories, URLs.
-#
-# A task reads the lines of whole files, in their order; so no file needs to fit into memory.
-
-WHOLE = str(1 << 44)  # bytes, more than a file has: then each file is a partition of its own
-SPLITS = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
-OF_TEXT = ("pathglobfilter", "recursivefilelookup")  # options that concern lines, too
-
-_FOUND = StructType(
-    [StructField(name, StringType()) for name in ("path", "problem")]
-    + [StructField("spans", BooleanType())]
-)
 
 
 def files_span_lines(

@@ -1,7 +1,7 @@
 """Writes the tables of a plan: its envelopes, and what is left out.
 
 The list is read, classified and packed in one pass: a second evaluation could see a changed list. A list of this machine is written
-by the tasks that pack it (decision 108); otherwise what is packed is kept on disk while Spark writes the tables.
+by the tasks that pack it, a file of each table for a task; otherwise what is packed is kept on disk while Spark writes the tables.
 """
 
 import os
@@ -26,6 +26,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from zonemta_py.config.providers import load_providers
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.events.compact import ZSTD_LEVEL
+from zonemta_py.pipeline.events.rows import listed_domains
 from zonemta_py.pipeline.plan.list import POSITION, PlainList, plain_list
 from zonemta_py.pipeline.plan.pack import (
     TURNS,
@@ -33,6 +34,7 @@ from zonemta_py.pipeline.plan.pack import (
     Packing,
     pack_rows,
     packed_schema,
+    submission_key,
     with_keys,
 )
 from zonemta_py.pipeline.plan.request import BY_TASKS_BYTES_MIN, CAMPAIGN, PlanRequest
@@ -47,8 +49,6 @@ from zonemta_py.pipeline.plan.rows import (
     normalise_rows,
 )
 from zonemta_py.pipeline.plan.suppression import Suppression
-from zonemta_py.pipeline.report.attempts import listed_domains
-from zonemta_py.pipeline.send.submission import submission_key
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.arrow import Blocks, arrow_codec, xxhash64
 from zonemta_py.pipeline.spark.files import is_url, local_path, local_size_bytes
@@ -56,8 +56,6 @@ from zonemta_py.pipeline.spark.session import is_local, spark_errors
 from zonemta_py.pipeline.spark.tables import ENVELOPE, Progress, record_batch
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
-
-# ---- The envelopes of a plan and what it leaves out, written by the tasks that pack them: a file of each for a task (decision 108).
 
 ENVELOPES, LEFT_OUT = "envelopes", "left_out"
 WRITING = "_writing"  # below the plan; Spark reads no names that begin so
@@ -72,6 +70,222 @@ WRITTEN = StructType(
         StructField("rows", LongType()),  # of the list
     ]
 )
+# Of a slot; less makes fewer slots. By bytes of the list where recipients are not counted first.
+SLOT_ROWS_MIN, SLOT_BYTES_MIN = 1000, 32_768
+BUCKETS_MIN, BUCKET_BYTES = 32, 4 << 20  # of the list, which may be compressed
+
+
+@dataclass(frozen=True, slots=True)
+class RecipientList:
+    """The list as Spark reads it, with the names of its columns that are used. ``required``: merge fields without a default."""
+
+    rows: DataFrame
+    email: str
+    merge_fields: Sequence[str]
+    required: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTables:
+    """What was written. ``counts``: the rows of the list by kind. ``slots``: the number of those that the envelopes are in."""
+
+    counts: Mapping[str, int]
+    rows_read: int
+    envelopes: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """How rows are classified and packed. ``blocks``: how they are distributed; None: by Spark. ``scope``: of the keys."""
+
+    classifier: Classifier
+    packing: Packing
+    blocks: Blocks | None
+    scope: str
+
+
+def write_tables(
+    request: PlanRequest,
+    listed: RecipientList,
+    suppression: Suppression | None,
+    progress: Progress,
+    *,
+    scope: str,
+    personal: bool,
+) -> PlanTables:
+    """Write the tables. Raises LocalError, also when the sums are wrong."""
+    config = request.config
+    alone = personal or request.once_per == CAMPAIGN
+    packing = Packing(
+        make_router(config),
+        domain_of(request.sender),
+        None if alone else request.recipients_per_message,
+        listed_domains(load_providers(config.providers.file, shipped=config.providers.shipped)),
+    )
+    classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
+    blocks = _blocks(request, listed, suppression)
+    steps = _Steps(classifier, packing, blocks, scope)
+    read = Observation("list")
+    with spark_errors(request.source):
+        rows = _distributed(request, listed, suppression, blocks, read)
+        if _is_for_tasks(request, listed, blocks):
+            found = _write_by_tasks(request, rows, steps)
+        else:
+            found = _write_by_spark(request, listed, rows, steps, progress)
+        counts, envelopes, slots = found
+        sums = sum(counts.values())
+        rows_read = int(read.get["rows"]) if sums else 0  # what is not run observes nothing
+        if rows_read != sums or not sums:
+            rows_read = listed.rows.count()  # a stage that ran twice was counted twice
+    if rows_read != sums:
+        raise LocalError(f"the sums are wrong: {rows_read} rows read, classified as {dict(counts)}")
+    return PlanTables(counts, rows_read, envelopes, slots)
+
+
+def _distributed(
+    request: PlanRequest,
+    listed: RecipientList,
+    suppression: Suppression | None,
+    blocks: Blocks | None,
+    read: Observation,
+) -> DataFrame:
+    """The checked rows, those of one address together."""
+    selection = request.selection or Selection(request.campaign)
+    plain = _plain(request, listed) if blocks and not blocks.columns else None
+    if blocks and plain:
+        checked = normalise_plain(plain, blocks)(listed.rows.sparkSession)
+        checked = checked.observe(read, F.coalesce(F.sum("rows"), F.lit(0)).alias("rows"))
+    else:
+        checked = listed.rows.observe(read, F.count(F.lit(1)).alias("rows")).transform(
+            normalise_rows(
+                listed.email,
+                listed.merge_fields,
+                request.send_at_column,
+                blocks,
+                required=listed.required,
+            )
+        )
+    arrange = arrange_rows(suppression, selection, request.case_sensitive)
+    return checked.transform(blocks.distribute if blocks else arrange)
+
+
+def _blocks(
+    request: PlanRequest, listed: RecipientList, suppression: Suppression | None
+) -> Blocks | None:
+    """How the rows are distributed; None where Spark has to look at single ones, or the size of the list is not known."""
+    selection = request.selection or Selection(request.campaign)
+    if (suppression and suppression.held is None) or selection.variant or selection.sample < 1:
+        return None
+    if (size_bytes := local_size_bytes(listed.rows.sparkSession, request.source)) is None:
+        return None
+    extra = [*(["fields"] if listed.merge_fields else []), *(["send_at_ms"] if request.send_at_column else [])]  # fmt: skip
+    buckets = max(BUCKETS_MIN, size_bytes // BUCKET_BYTES)
+    return Blocks(request.case_sensitive, buckets, tuple(extra))
+
+
+def _plain(request: PlanRequest, listed: RecipientList) -> PlainList | None:
+    """How tasks read the list themselves; None where Spark has to."""
+    separator = {"csv": ",", "txt": ",", "tsv": "\t"}.get(request.source.lower().rpartition(".")[2])
+    if separator is None or request.reader_options or not Path(request.source).is_file():
+        return None
+    names = [name for name in listed.rows.columns if name != POSITION]
+    return plain_list(Path(request.source), separator, names, listed.email)
+
+
+def _caps(request: PlanRequest) -> Mapping[str, int]:
+    return (request.selection.caps if request.selection else None) or {}
+
+
+def _is_for_tasks(request: PlanRequest, listed: RecipientList, blocks: Blocks | None) -> bool:
+    """Whether tasks write their files themselves: they run on this machine, and see all that is left out."""
+    if blocks is None or _caps(request) or is_url(request.output):
+        return False
+    spark = listed.rows.sparkSession
+    if not is_local(spark):
+        return False
+    return _size_bytes(request, spark) >= BY_TASKS_BYTES_MIN
+
+
+def _size_bytes(request: PlanRequest, spark: SparkSession) -> int:
+    return local_size_bytes(spark, request.source) or 0
+
+
+def _write_by_spark(
+    request: PlanRequest, listed: RecipientList, rows: DataFrame, steps: _Steps, progress: Progress
+) -> tuple[dict[str, int], int, int]:
+    """As ``_write_by_tasks``, anywhere."""
+    spark = rows.sparkSession
+    packed = rows.transform(
+        pack_rows(steps.classifier, steps.packing, _caps(request), steps.blocks)
+    ).persist(StorageLevel.DISK_ONLY)
+    kinds = packed.groupBy("kind").agg(F.sum(F.coalesce(F.size("recipients"), F.lit(1))).alias("size"))
+    counts = dict.fromkeys(KINDS, 0)
+    counts.update({row["kind"]: int(row["size"]) for row in kinds.collect()})
+    progress("writing the plan")
+    slots = min(request.slots, max(1, counts[PLANNED] // SLOT_ROWS_MIN))
+    envelopes = f"{request.output}/{ENVELOPES}"
+    planned = F.col("kind") == PLANNED
+    with spark_errors(request.output):
+        packed.where(planned).transform(with_keys(steps.scope, slots)).sortWithinPartitions(
+            "slot", "turn"
+        ).write.parquet(envelopes)
+        packed.where(~planned).select("kind", "address", "reason").write.parquet(
+            f"{request.output}/{LEFT_OUT}"
+        )
+        if _caps(request):
+            _write_postponed(request, listed, packed)
+        written = spark.read.schema(tables.ENVELOPE).parquet(envelopes).agg(
+            F.count("*").alias("envelopes"), F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("recipients")
+        ).collect()[0]  # fmt: skip
+    packed.unpersist()
+    _check(written["recipients"], counts)
+    return counts, int(written["envelopes"]), slots
+
+
+def _write_postponed(request: PlanRequest, listed: RecipientList, packed: DataFrame) -> None:
+    """Write the recipients over the caps as a list for another plan; it may have no rows."""
+    columns = [F.col("address").alias(listed.email)]
+    columns += [
+        F.col("fields")[name].alias(name) for name in listed.merge_fields if name != listed.email
+    ]
+    if request.send_at_column and request.send_at_column not in listed.merge_fields:
+        columns.append(F.timestamp_millis("send_at_ms").alias(request.send_at_column))
+    packed.where(F.col("kind") == POSTPONED).select(*columns).write.parquet(
+        f"{request.output}/postponed"
+    )
+
+
+def _check(recipients: int, counts: Mapping[str, int], left_out: int | None = None) -> None:
+    """Raises LocalError unless the envelopes that can be read have all planned ``recipients``, and the other table, if it was counted, all others."""
+    others = sum(counts.values()) - counts[PLANNED]
+    if recipients != counts[PLANNED] or left_out not in (None, others):
+        raise LocalError(
+            f"the sums are wrong: classified as {dict(counts)}, {recipients} recipients written, {left_out} left out"
+        )
+
+
+def _write_by_tasks(
+    request: PlanRequest, rows: DataFrame, steps: _Steps
+) -> tuple[dict[str, int], int, int]:
+    """Counts by kind, envelopes, slots."""
+    assert steps.blocks is not None
+    codec = arrow_codec(rows.sparkSession)
+    slots = min(request.slots, max(1, _size_bytes(request, rows.sparkSession) // SLOT_BYTES_MIN))
+    files = PlanFiles(local_path(request.output), uuid4().hex, steps.scope, slots, codec)
+    counts = dict.fromkeys(KINDS, 0)
+    try:
+        found = rows.transform(files.write(steps.classifier, steps.packing, steps.blocks)).collect()
+        files.keep({row["path"] for row in found})
+        for row in found:
+            counts[row["kind"]] += row["rows"]
+        written = files.count()
+        _check(written.recipients, counts, written.left_out)
+    except BaseException:
+        files.discard()
+        raise
+    files.publish()
+    return counts, written.envelopes, slots
 
 
 class WrittenCounts(NamedTuple):
@@ -229,223 +443,3 @@ class PlanFiles:
     def discard(self) -> None:
         """Remove what is left of the run."""
         shutil.rmtree(self.output / WRITING, ignore_errors=True)
-
-
-# ---- plan tables
-
-# Of a slot; less makes fewer slots. By bytes of the list where recipients are not counted first.
-SLOT_ROWS_MIN, SLOT_BYTES_MIN = 1000, 32_768
-BUCKETS_MIN, BUCKET_BYTES = 32, 4 << 20  # of the list, which may be compressed
-
-
-@dataclass(frozen=True, slots=True)
-class RecipientList:
-    """The list as Spark reads it, with the names of its columns that are used. ``required``: merge fields without a default."""
-
-    rows: DataFrame
-    email: str
-    merge_fields: Sequence[str]
-    required: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTables:
-    """What was written. ``counts``: the rows of the list by kind. ``slots``: the number of those that the envelopes are in."""
-
-    counts: Mapping[str, int]
-    rows_read: int
-    envelopes: int
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """How rows are classified and packed. ``blocks``: how they are distributed; None: by Spark. ``scope``: of the keys."""
-
-    classifier: Classifier
-    packing: Packing
-    blocks: Blocks | None
-    scope: str
-
-
-def write_tables(
-    request: PlanRequest,
-    listed: RecipientList,
-    suppression: Suppression | None,
-    progress: Progress,
-    *,
-    scope: str,
-    personal: bool,
-) -> PlanTables:
-    """Write the tables. Raises LocalError, also when the sums are wrong."""
-    config = request.config
-    alone = personal or request.once_per == CAMPAIGN
-    packing = Packing(
-        make_router(config),
-        domain_of(request.sender),
-        None if alone else request.recipients_per_message,
-        listed_domains(load_providers(config.providers.file, shipped=config.providers.shipped)),
-    )
-    classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
-    blocks = _blocks(request, listed, suppression)
-    steps = _Steps(classifier, packing, blocks, scope)
-    read = Observation("list")
-    with spark_errors(request.source):
-        rows = _distributed(request, listed, suppression, blocks, read)
-        if _is_for_tasks(request, listed, blocks):
-            found = _write_by_tasks(request, rows, steps)
-        else:
-            found = _write_by_spark(request, listed, rows, steps, progress)
-        counts, envelopes, slots = found
-        sums = sum(counts.values())
-        rows_read = int(read.get["rows"]) if sums else 0  # what is not run observes nothing
-        if rows_read != sums or not sums:
-            rows_read = listed.rows.count()  # a stage that ran twice was counted twice
-    if rows_read != sums:
-        raise LocalError(f"the sums are wrong: {rows_read} rows read, classified as {dict(counts)}")
-    return PlanTables(counts, rows_read, envelopes, slots)
-
-
-def _distributed(
-    request: PlanRequest,
-    listed: RecipientList,
-    suppression: Suppression | None,
-    blocks: Blocks | None,
-    read: Observation,
-) -> DataFrame:
-    """The checked rows, those of one address together."""
-    selection = request.selection or Selection(request.campaign)
-    plain = _plain(request, listed) if blocks and not blocks.columns else None
-    if blocks and plain:
-        checked = normalise_plain(plain, blocks)(listed.rows.sparkSession)
-        checked = checked.observe(read, F.coalesce(F.sum("rows"), F.lit(0)).alias("rows"))
-    else:
-        checked = listed.rows.observe(read, F.count(F.lit(1)).alias("rows")).transform(
-            normalise_rows(
-                listed.email,
-                listed.merge_fields,
-                request.send_at_column,
-                blocks,
-                required=listed.required,
-            )
-        )
-    arrange = arrange_rows(suppression, selection, request.case_sensitive)
-    return checked.transform(blocks.distribute if blocks else arrange)
-
-
-def _blocks(
-    request: PlanRequest, listed: RecipientList, suppression: Suppression | None
-) -> Blocks | None:
-    """How the rows are distributed; None where Spark has to look at single ones, or the size of the list is not known."""
-    selection = request.selection or Selection(request.campaign)
-    if (suppression and suppression.held is None) or selection.variant or selection.sample < 1:
-        return None
-    if (size_bytes := local_size_bytes(listed.rows.sparkSession, request.source)) is None:
-        return None
-    extra = [*(["fields"] if listed.merge_fields else []), *(["send_at_ms"] if request.send_at_column else [])]  # fmt: skip
-    buckets = max(BUCKETS_MIN, size_bytes // BUCKET_BYTES)
-    return Blocks(request.case_sensitive, buckets, tuple(extra))
-
-
-def _plain(request: PlanRequest, listed: RecipientList) -> PlainList | None:
-    """How tasks read the list themselves; None where Spark has to."""
-    separator = {"csv": ",", "txt": ",", "tsv": "\t"}.get(request.source.lower().rpartition(".")[2])
-    if separator is None or request.reader_options or not Path(request.source).is_file():
-        return None
-    names = [name for name in listed.rows.columns if name != POSITION]
-    return plain_list(Path(request.source), separator, names, listed.email)
-
-
-def _caps(request: PlanRequest) -> Mapping[str, int]:
-    return (request.selection.caps if request.selection else None) or {}
-
-
-def _is_for_tasks(request: PlanRequest, listed: RecipientList, blocks: Blocks | None) -> bool:
-    """Whether tasks write their files themselves: they run on this machine, and see all that is left out."""
-    if blocks is None or _caps(request) or is_url(request.output):
-        return False
-    spark = listed.rows.sparkSession
-    if not is_local(spark):
-        return False
-    return _size_bytes(request, spark) >= BY_TASKS_BYTES_MIN
-
-
-def _size_bytes(request: PlanRequest, spark: SparkSession) -> int:
-    return local_size_bytes(spark, request.source) or 0
-
-
-def _write_by_tasks(
-    request: PlanRequest, rows: DataFrame, steps: _Steps
-) -> tuple[dict[str, int], int, int]:
-    """Counts by kind, envelopes, slots."""
-    assert steps.blocks is not None
-    codec = arrow_codec(rows.sparkSession)
-    slots = min(request.slots, max(1, _size_bytes(request, rows.sparkSession) // SLOT_BYTES_MIN))
-    files = PlanFiles(local_path(request.output), uuid4().hex, steps.scope, slots, codec)
-    counts = dict.fromkeys(KINDS, 0)
-    try:
-        found = rows.transform(files.write(steps.classifier, steps.packing, steps.blocks)).collect()
-        files.keep({row["path"] for row in found})
-        for row in found:
-            counts[row["kind"]] += row["rows"]
-        written = files.count()
-        _check(written.recipients, counts, written.left_out)
-    except BaseException:
-        files.discard()
-        raise
-    files.publish()
-    return counts, written.envelopes, slots
-
-
-def _write_by_spark(
-    request: PlanRequest, listed: RecipientList, rows: DataFrame, steps: _Steps, progress: Progress
-) -> tuple[dict[str, int], int, int]:
-    """As ``_write_by_tasks``, anywhere."""
-    spark = rows.sparkSession
-    packed = rows.transform(
-        pack_rows(steps.classifier, steps.packing, _caps(request), steps.blocks)
-    ).persist(StorageLevel.DISK_ONLY)
-    kinds = packed.groupBy("kind").agg(F.sum(F.coalesce(F.size("recipients"), F.lit(1))).alias("size"))
-    counts = dict.fromkeys(KINDS, 0)
-    counts.update({row["kind"]: int(row["size"]) for row in kinds.collect()})
-    progress("writing the plan")
-    slots = min(request.slots, max(1, counts[PLANNED] // SLOT_ROWS_MIN))
-    envelopes = f"{request.output}/{ENVELOPES}"
-    planned = F.col("kind") == PLANNED
-    with spark_errors(request.output):
-        packed.where(planned).transform(with_keys(steps.scope, slots)).sortWithinPartitions(
-            "slot", "turn"
-        ).write.parquet(envelopes)
-        packed.where(~planned).select("kind", "address", "reason").write.parquet(
-            f"{request.output}/{LEFT_OUT}"
-        )
-        if _caps(request):
-            _write_postponed(request, listed, packed)
-        written = spark.read.schema(tables.ENVELOPE).parquet(envelopes).agg(
-            F.count("*").alias("envelopes"), F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("recipients")
-        ).collect()[0]  # fmt: skip
-    packed.unpersist()
-    _check(written["recipients"], counts)
-    return counts, int(written["envelopes"]), slots
-
-
-def _write_postponed(request: PlanRequest, listed: RecipientList, packed: DataFrame) -> None:
-    """Write the recipients over the caps as a list for another plan; it may have no rows."""
-    columns = [F.col("address").alias(listed.email)]
-    columns += [
-        F.col("fields")[name].alias(name) for name in listed.merge_fields if name != listed.email
-    ]
-    if request.send_at_column and request.send_at_column not in listed.merge_fields:
-        columns.append(F.timestamp_millis("send_at_ms").alias(request.send_at_column))
-    packed.where(F.col("kind") == POSTPONED).select(*columns).write.parquet(
-        f"{request.output}/postponed"
-    )
-
-
-def _check(recipients: int, counts: Mapping[str, int], left_out: int | None = None) -> None:
-    """Raises LocalError unless the envelopes that can be read have all planned ``recipients``, and the other table, if it was counted, all others."""
-    others = sum(counts.values()) - counts[PLANNED]
-    if recipients != counts[PLANNED] or left_out not in (None, others):
-        raise LocalError(
-            f"the sums are wrong: classified as {dict(counts)}, {recipients} recipients written, {left_out} left out"
-        )

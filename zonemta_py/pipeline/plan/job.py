@@ -13,7 +13,6 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.plan.files import ENVELOPES, LEFT_OUT, WRITING, RecipientList, write_tables
 from zonemta_py.pipeline.plan.list import (
     POSITION,
-    TABLE,
     address_column,
     begins_with_rows,
     read_list,
@@ -23,7 +22,7 @@ from zonemta_py.pipeline.plan.request import CAMPAIGN, VERSION, PlanManifest, Pl
 from zonemta_py.pipeline.plan.rows import POSTPONED
 from zonemta_py.pipeline.plan.suppression import Suppression, read_suppression
 from zonemta_py.pipeline.spark import tables
-from zonemta_py.pipeline.spark.files import names_in, prepare_output
+from zonemta_py.pipeline.spark.files import TABLE, names_in, prepare_output
 from zonemta_py.pipeline.spark.output import locks_output, replace_tables
 from zonemta_py.pipeline.spark.session import spark_errors
 from zonemta_py.pipeline.spark.tables import Progress

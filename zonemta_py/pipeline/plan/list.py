@@ -1,4 +1,8 @@
-"""Reads recipient lists: CSV, JSON lines, Parquet or ORC files by their suffix, or a table."""
+"""Reads recipient lists: CSV, JSON lines, Parquet or ORC files by their suffix, or a table.
+
+The addresses of the most common kind of list, a local CSV without quotes (``plain_list``), are read by Arrow in the tasks. Spark's
+reader gives the same rows at several times the cost: it parses each cell in Java, and copies it to Python.
+"""
 
 import codecs
 import os
@@ -22,6 +26,7 @@ from zonemta_py.pipeline.plan.csv import (
     form_of_options,
 )
 from zonemta_py.pipeline.spark.files import (
+    TABLE,
     as_read,
     check_zstd_files,
     is_here,
@@ -41,9 +46,15 @@ JSON = ("jsonl", "json", "ndjson")
 KINDS = frozenset((*JSON, "parquet", "orc", "csv", "tsv", "txt"))
 COMPRESSIONS = ("gz", "bz2", "zst")
 JDBC = "jdbc:"
-TABLE = "table:"  # before the name of a table of a catalog of the session
 OF_PLAN = frozenset(("envelopes", "manifest"))  # directories that only a plan has
 POSITION = "#position"  # an added column: orders the rows as the list does
+PART_BYTES = 1 << 20  # of the file, read together
+PARTS_OF_TASK = 16
+READ_BYTES = 1 << 18
+PARSED_BYTES = 2 << 20  # at once, by Arrow; more than a part and its last line
+LINE_MAX = 1 << 18  # bytes; a file with longer lines is left to Spark, which limits cells
+TRIMMED = "".join(map(chr, range(0x21)))  # what Spark's reader removes around a cell
+PART_SHIFT = 33  # a position has the number of its part above that of its row, as those of Spark
 
 
 def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataFrame:
@@ -203,17 +214,16 @@ def refuse_repeated(columns: Sequence[str], name: str, source: str) -> None:
         raise LocalError(f"{source}: found the column {name} twice; rename one of the two")
 
 
-# ---- Reads the addresses of the most common kind of list, a local CSV without quotes, by Arrow in the tasks.
-#
-# Spark's reader gives the same rows at several times the cost: it parses each cell in Java, and copies it to Python.
+def begins_with_rows(source: str) -> bool:
+    """Whether a local CSV file seems to have a row: a second line that is not blank. It saves a look by Spark."""
+    path = Path(source)
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return all(file.readline(LINE_MAX).strip() for _ in range(2))
 
-PART_BYTES = 1 << 20  # of the file, read together
-PARTS_OF_TASK = 16
-READ_BYTES = 1 << 18
-PARSED_BYTES = 2 << 20  # at once, by Arrow; more than a part and its last line
-LINE_MAX = 1 << 18  # bytes; a file with longer lines is left to Spark, which limits cells
-TRIMMED = "".join(map(chr, range(0x21)))  # what Spark's reader removes around a cell
-PART_SHIFT = 33  # a position has the number of its part above that of its row, as those of Spark
+
+# ---- A local CSV without quotes.
 
 
 class PlainList(NamedTuple):
@@ -308,15 +318,6 @@ def _trimmed(cells: pa.Array) -> pa.Array:
     return pc.utf8_trim(pc.utf8_trim(cells, characters=TRIMMED), characters=BLANKS)
 
 
-def begins_with_rows(source: str) -> bool:
-    """Whether a local CSV file seems to have a row: a second line that is not blank. It saves a look by Spark."""
-    path = Path(source)
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return all(file.readline(LINE_MAX).strip() for _ in range(2))
-
-
 def plain_list(path: Path, separator: str, names: Sequence[str], column: str) -> PlainList | None:
     """How to read ``path``, for which Spark has found the columns ``names``; None for a file that Spark has to read.
 
@@ -333,12 +334,12 @@ def plain_list(path: Path, separator: str, names: Sequence[str], column: str) ->
     if found != list(names):  # such as names that occur twice, which Spark has changed
         return None
     return PlainList(
-        os.fspath(path.absolute()),
-        separator,
-        len(found),
-        found.index(column),
-        begin,
-        path.stat().st_size,
+        path=os.fspath(path.absolute()),
+        separator=separator,
+        columns=len(found),
+        column=found.index(column),
+        begin=begin,
+        end=path.stat().st_size,
     )
 
 

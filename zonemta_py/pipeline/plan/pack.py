@@ -1,12 +1,17 @@
-"""Packs blocks of classified rows into envelopes, by Arrow and numpy.
+"""Packs the classified rows of a list into envelopes, in the order of sending, by Arrow and numpy.
 
 The recipients of one provider share envelopes; those of small domains share envelopes with each other,
 because otherwise each of a million domains would need a message of its own.
+
+The key of an envelope depends on its scope and the recipients alone: a task or a job that runs twice uses the same key, and the relay
+answers a repeat with the id of the first message (docs/pipeline.md). The scope is the id of the plan, or the name of the campaign.
+``turn`` is a hash of the key: the envelopes of each provider are spread over the campaign, so that none receives them in bursts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +31,6 @@ from zonemta_py.pipeline.plan.rows import (
     blocks_of,
     domains_of,
 )
-from zonemta_py.pipeline.send.submission import KEY_DIGITS
 from zonemta_py.pipeline.spark.arrow import Blocks
 from zonemta_py.pipeline.spark.tables import RECIPIENT
 from zonemta_py.routing import Router
@@ -34,7 +38,22 @@ from zonemta_py.routing import Router
 BATCH_ROWS = 10_000
 SHARED = ""  # the provider of envelopes for small domains
 SMALL_ENVELOPES = 10  # a provider that fills fewer envelopes of a block has none that is not full
-
+TURNS = 1 << 40  # ``turn`` is below this
+KEY_DIGITS = 32
+_STRING = StringType()
+PACKED = StructType(
+    [
+        *(StructField(name, _STRING) for name in ("kind", "zone", "provider")),
+        StructField("recipients", ArrayType(RECIPIENT)),
+        *(StructField(name, _STRING) for name in ("address", "reason")),
+    ]
+)
+CLASSIFIED = StructType(
+    [
+        StructField("digest", LongType()),
+        *(StructField(name, _STRING) for name in ("given", "address", "kind", "why", "provider")),
+    ]
+)
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -199,28 +218,6 @@ def _ranks(values: Numbers) -> tuple[Numbers, Numbers]:
     return np.arange(len(values)) - np.repeat(begins, counts), np.repeat(counts, counts)
 
 
-# ---- From the classified rows of a list to the envelopes of a plan, in the order of sending.
-#
-# ``turn`` is a hash of the key: the envelopes of each provider are spread over the campaign, so that none receives them in bursts.
-
-TURNS = 1 << 40  # ``turn`` is below this
-
-_STRING = StringType()
-PACKED = StructType(
-    [
-        *(StructField(name, _STRING) for name in ("kind", "zone", "provider")),
-        StructField("recipients", ArrayType(RECIPIENT)),
-        *(StructField(name, _STRING) for name in ("address", "reason")),
-    ]
-)
-CLASSIFIED = StructType(
-    [
-        StructField("digest", LongType()),
-        *(StructField(name, _STRING) for name in ("given", "address", "kind", "why", "provider")),
-    ]
-)
-
-
 def packed_schema(names: Collection[str]) -> StructType:
     """PACKED, with FIELDS and SEND_AT if they are among ``names``."""
     return StructType([*PACKED, *(each for each in (FIELDS, SEND_AT) if each.name in names)])
@@ -337,3 +334,9 @@ def key_of(scope: str, addresses: Column) -> Column:
     """``submission_key`` as a column, of sorted addresses."""
     text = F.concat_ws("\0", F.lit(scope), addresses)
     return F.substring(F.sha2(text, 256), 1, KEY_DIGITS)
+
+
+def submission_key(scope: str, addresses: Iterable[str]) -> str:
+    """The key of one envelope: KEY_DIGITS hex digits. The order of ``addresses`` does not matter."""
+    text = "\0".join([scope, *sorted(addresses)])
+    return sha256(text.encode()).hexdigest()[:KEY_DIGITS]

@@ -2,6 +2,12 @@
 
 A row is rejected, else a duplicate, else suppressed, else outside the sample, of another variant, or planned; the counts add up to
 the input. Spark brings equal addresses together, in the order of the list; Arrow then compares each row with the one before it.
+
+The rule of addresses is the relay's own (``smtp.address``), so an address that passes here is not rejected there. An address of the most
+common form is recognised by Arrow; only the others go through Python.
+
+The place of a recipient, a number from 0 to 1, is a hash of its address and of the campaign: it is the same in every plan of the
+campaign, whatever else is in the list. The places for samples and for variants are independent of each other.
 """
 
 import re
@@ -24,14 +30,24 @@ from zonemta_py.pipeline.spark.arrow import BLOCK, Blocks
 from zonemta_py.smtp.address import folded
 from zonemta_py.submit.recipients import BLANKS
 
-# ---- Which recipients of a list a plan takes: a sample, or one variant of a test. Pure.
-#
-# A recipient's place, a number from 0 to 1, is a hash of its address and of the campaign: it is the same in every plan of the campaign,
-# whatever else is in the list. The places for samples and for variants are independent of each other.
-
+REJECTED, DUPLICATE, SUPPRESSED, PLANNED = "rejected", "duplicate", "suppressed", "planned"
+NOT_SAMPLED, OTHER_VARIANT, POSTPONED = "not_sampled", "other_variant", "postponed"
+KINDS = (PLANNED, REJECTED, DUPLICATE, SUPPRESSED, NOT_SAMPLED, OTHER_VARIANT, POSTPONED)
+BLOCK_ROWS = 200_000  # that are classified and packed together
+EARLIER = "earlier in the list"
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PER_CENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%?")
 ROUNDING = 1e-9
+CELL_MAX = 1000  # characters that are kept of a rejected cell
+CHECKED = ("given", "address", "folded", "reason")
+SEND_AT = StructField("send_at_ms", LongType())
+_STRING = StringType()
+FIELDS = StructField("fields", MapType(_STRING, _STRING))
+NORMALISED = StructType(
+    [StructField("position", LongType()), *(StructField(name, _STRING) for name in CHECKED)]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +100,6 @@ def parse_variants(text: str) -> tuple[tuple[str, float], ...]:
     if sum(share for _, share in found) > 1 + ROUNDING:
         raise ValueError("variants with at most 100 % together")
     return tuple(found)
-
-
-# ---- classify
-
-REJECTED, DUPLICATE, SUPPRESSED, PLANNED = "rejected", "duplicate", "suppressed", "planned"
-NOT_SAMPLED, OTHER_VARIANT, POSTPONED = "not_sampled", "other_variant", "postponed"
-KINDS = (PLANNED, REJECTED, DUPLICATE, SUPPRESSED, NOT_SAMPLED, OTHER_VARIANT, POSTPONED)
-
-BLOCK_ROWS = 200_000  # that are classified and packed together
-EARLIER = "earlier in the list"
-
-Numbers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 def arrange_rows(
@@ -290,20 +293,7 @@ def _mark_run(found: Flags, key: pa.Array, rows: range, earlier: Collection[str]
             keys.add(each)
 
 
-# ---- Normalises the address of every row of a list, or says why it is rejected.
-#
-# The rule is the relay's own (``smtp.address``), so an address that passes here is not rejected there. An address
-# of the most common form is recognised by Arrow; only the others go through Python.
-
-CELL_MAX = 1000  # characters that are kept of a rejected cell
-
-CHECKED = ("given", "address", "folded", "reason")
-SEND_AT = StructField("send_at_ms", LongType())
-_STRING = StringType()
-FIELDS = StructField("fields", MapType(_STRING, _STRING))
-NORMALISED = StructType(
-    [StructField("position", LongType()), *(StructField(name, _STRING) for name in CHECKED)]
-)
+# ---- The address of each row.
 
 
 def normalise_rows(

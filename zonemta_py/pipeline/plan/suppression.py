@@ -1,7 +1,11 @@
 """Suppression lists as a table: files, directories, tables and databases, however large, read and joined by Spark.
 
-A text file is CSV with a header, or has an entry on each line (``rules.suppression``). Anything else that ``read_list``
-reads has the same columns: an entry, and, if present, ``reason``, ``until`` and ``scope``.
+A text file is CSV with a header, or has an entry on each line. Anything else that ``read_list`` reads has the same columns: an entry,
+and, if present, ``reason``, ``until`` and ``scope``.
+
+An entry is an address, or a domain (``@example.org`` or ``example.org``). ``until`` is the last day on which it
+applies, ``scope`` a name: the entry applies only to plans of that scope. Lines that begin with ``#`` are comments, if the first
+cell is not quoted. Without a header line the text after the first comma or tab is the reason, which may end in ``until 2027-05-20``.
 """
 
 import csv
@@ -25,52 +29,38 @@ from pyspark.sql.types import StringType, StructField, StructType
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.pipeline.plan.list import (
     JDBC,
-    TABLE,
     is_compressed,
     kinds_of,
     only_kind,
     read_list,
     spans_lines,
 )
-from zonemta_py.pipeline.spark.files import as_read, check_zstd_files
+from zonemta_py.pipeline.spark.files import TABLE, as_read, check_zstd_files
 from zonemta_py.pipeline.spark.session import analysed, error_line, spark_errors
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS, BLANKS
 
-# ---- Which texts are addresses, and the form of most of them, which need no further check. Pure.
-
+HELD_MAX = 1_000_000  # entries that every task keeps in memory
+BAD_ROWS_MAX = 20  # that are reported one by one
+TABLES = ("parquet", "orc", "json", "jsonl", "ndjson")  # suffixes of what is not a text of lines
+COLUMNS = ("entry", "reason", "until")  # that ``suppress`` and ``segment`` write
+ENTRY_COLUMNS = ("entry", *ADDRESS_COLUMNS, "domain")  # the first of them in a header has the entries
+OTHER_COLUMNS = ("reason", "until", "scope")
+NO_REASON = "suppressed"
+COMMENT = "#"
+DAY = r"^\d{4}-\d\d-\d\d$"
+_STRING = StringType()
+_RAW = StructType([StructField(name, _STRING) for name in ("entry", *OTHER_COLUMNS)])
+_KEYED = StructType([StructField(name, _STRING) for name in ("key", "problem", "entry", *OTHER_COLUMNS)])
+_UNTIL = re.compile(r",?\s*until (\d{4}-\d\d-\d\d)$")
+_QUOTED_LOCAL = re.compile(r'("(?:[^"\\]|\\.)*"@[^,\t]*)[,\t]?(.*)')
+_COMMENT = re.compile(r"\s#.*")
 # A normalised address already, if it has at most PLAIN_MAX characters: then its parts have not too many either.
 _ATOM, _LABEL = r"[A-Za-z0-9_+=\-]+", r"[a-z0-9](?:[a-z0-9\-]*[a-z0-9])?"
 PLAIN_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})+"
 PLAIN = rf"{_ATOM}(?:\.{_ATOM})*@{PLAIN_DOMAIN}"
 PLAIN_MAX = 64
-
 UNDECODED = "\ufffd"  # what a reader puts in place of bytes that are not UTF-8
-
-
-def address_or_reason(text: str) -> tuple[str | None, str | None]:
-    """The normalised address, or None and the reason why ``text`` is none."""
-    if UNDECODED in text:
-        return None, "not valid UTF-8"
-    try:
-        return normalise(text), None
-    except AddressError as exc:
-        return None, str(exc) if text else "no address"
-
-
-# ---- The lines of suppression files: CSV with the columns ``entry``, ``reason``, ``until`` and ``scope``, or a line for each entry.
-#
-# An entry is an address, or a domain (``@example.org`` or ``example.org``). ``until`` is the last day on which it
-# applies, ``scope`` a name: the entry applies only to plans of that scope. Lines that begin with ``#`` are comments, if the first
-# cell is not quoted. Without a header line the text after the first comma or tab is the reason, which may end in ``until 2027-05-20``.
-# Pure.
-
-COLUMNS = ("entry", "reason", "until")  # that ``suppress`` and ``segment`` write
-ENTRY_COLUMNS = ("entry", *ADDRESS_COLUMNS, "domain")  # the first of them in a header has the entries
-NO_REASON = "suppressed"
-_UNTIL = re.compile(r",?\s*until (\d{4}-\d\d-\d\d)$")
-_QUOTED_LOCAL = re.compile(r'("(?:[^"\\]|\\.)*"@[^,\t]*)[,\t]?(.*)')
-_COMMENT = re.compile(r"\s#.*")
 
 
 class SuppressionHeader(NamedTuple):
@@ -78,82 +68,6 @@ class SuppressionHeader(NamedTuple):
 
     column: str | None
     delimiter: str
-
-
-def header_of(line: str) -> SuppressionHeader:
-    """What the first line of a file that is no comment says."""
-    delimiter = next((mark for mark in "\t;" if mark in line and "," not in line), ",")
-    cells = next(csv.reader([line], delimiter=delimiter), [])
-    names = [cell.strip(BLANKS).lower() for cell in cells]
-    return SuppressionHeader(next((name for name in ENTRY_COLUMNS if name in names), None), delimiter)
-
-
-def has_entry(line: str) -> bool:
-    """Whether a line is neither empty nor a comment."""
-    text = line.strip(BLANKS)
-    return bool(text) and not text.startswith("#")
-
-
-def split_line(line: str) -> tuple[str, str, str]:
-    """Entry, reason and last day of a line without a header; ``""`` for what it lacks."""
-    entry, rest = _split(line.strip(BLANKS))
-    until = _UNTIL.search(rest)
-    return entry, _UNTIL.sub("", rest), until[1] if until else ""
-
-
-def _split(line: str) -> tuple[str, str]:
-    """Entry and the rest. The entry may be a quoted cell, or an address with a quoted local part."""
-    quoted = _QUOTED_LOCAL.fullmatch(line)
-    if quoted:
-        return quoted[1], quoted[2]
-    if line.startswith('"'):
-        try:
-            cells = next(csv.reader([line]))
-        except csv.Error:  # a cell of more than 128 KiB
-            return line, ""
-        return cells[0], ",".join(cells[1:])
-    entry, _, reason = line.replace("\t", ",").partition(",")
-    return _COMMENT.sub("", entry), reason
-
-
-def entry_key(text: str) -> str:
-    """The normal form of an address or domain in lower case. Raises AddressError."""
-    if UNDECODED in text:
-        raise AddressError("not valid UTF-8")
-    text = text.strip(BLANKS)
-    bare = text.removeprefix("@")
-    if "@" in bare:
-        return normalise(text).lower()
-    if bare == text and "." not in text:
-        raise AddressError("neither an address nor a domain; a domain without a dot is written @name")
-    return normalise_domain(bare)
-
-
-def suppression_lines(comment: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a suppression file with the columns COLUMNS."""
-    yield f"# {comment}\n"
-    yield f"{','.join(COLUMNS)}\n"
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)  # an entry may begin with #
-    for row in rows:
-        writer.writerow(row)
-        yield text.getvalue()
-        text.seek(0)
-        text.truncate()
-
-
-# ---- suppression
-
-HELD_MAX = 1_000_000  # entries that every task keeps in memory
-BAD_ROWS_MAX = 20  # that are reported one by one
-TABLES = ("parquet", "orc", "json", "jsonl", "ndjson")  # suffixes of what is not a text of lines
-OTHER_COLUMNS = ("reason", "until", "scope")
-COMMENT = "#"
-DAY = r"^\d{4}-\d\d-\d\d$"
-
-_STRING = StringType()
-_RAW = StructType([StructField(name, _STRING) for name in ("entry", *OTHER_COLUMNS)])
-_KEYED = StructType([StructField(name, _STRING) for name in ("key", "problem", "entry", *OTHER_COLUMNS)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +130,13 @@ def read_suppression(
         found_held = _first_of_each(applying.toArrow()) if held else None
     joined = None if held else _distinct(applying)
     return Suppression(
-        found_held, joined, counts["entries"], counts["bad"], counts["expired"], problems, rows
+        held=found_held,
+        rows=joined,
+        entries=counts["entries"],
+        bad=counts["bad"],
+        expired=counts["expired"],
+        bad_rows=problems,
+        _stored=rows,
     )
 
 
@@ -392,3 +312,78 @@ def _key_or_problem(text: str) -> tuple[str | None, str | None]:
         return entry_key(text), None
     except AddressError as exc:
         return None, str(exc)
+
+
+# ---- Single addresses and lines. Pure.
+
+
+def address_or_reason(text: str) -> tuple[str | None, str | None]:
+    """The normalised address, or None and the reason why ``text`` is none."""
+    if UNDECODED in text:
+        return None, "not valid UTF-8"
+    try:
+        return normalise(text), None
+    except AddressError as exc:
+        return None, str(exc) if text else "no address"
+
+
+def entry_key(text: str) -> str:
+    """The normal form of an address or domain in lower case. Raises AddressError."""
+    if UNDECODED in text:
+        raise AddressError("not valid UTF-8")
+    text = text.strip(BLANKS)
+    bare = text.removeprefix("@")
+    if "@" in bare:
+        return normalise(text).lower()
+    if bare == text and "." not in text:
+        raise AddressError("neither an address nor a domain; a domain without a dot is written @name")
+    return normalise_domain(bare)
+
+
+def header_of(line: str) -> SuppressionHeader:
+    """What the first line of a file that is no comment says."""
+    delimiter = next((mark for mark in "\t;" if mark in line and "," not in line), ",")
+    cells = next(csv.reader([line], delimiter=delimiter), [])
+    names = [cell.strip(BLANKS).lower() for cell in cells]
+    return SuppressionHeader(next((name for name in ENTRY_COLUMNS if name in names), None), delimiter)
+
+
+def has_entry(line: str) -> bool:
+    """Whether a line is neither empty nor a comment."""
+    text = line.strip(BLANKS)
+    return bool(text) and not text.startswith("#")
+
+
+def split_line(line: str) -> tuple[str, str, str]:
+    """Entry, reason and last day of a line without a header; ``""`` for what it lacks."""
+    entry, rest = _split(line.strip(BLANKS))
+    until = _UNTIL.search(rest)
+    return entry, _UNTIL.sub("", rest), until[1] if until else ""
+
+
+def _split(line: str) -> tuple[str, str]:
+    """Entry and the rest. The entry may be a quoted cell, or an address with a quoted local part."""
+    quoted = _QUOTED_LOCAL.fullmatch(line)
+    if quoted:
+        return quoted[1], quoted[2]
+    if line.startswith('"'):
+        try:
+            cells = next(csv.reader([line]))
+        except csv.Error:  # a cell of more than 128 KiB
+            return line, ""
+        return cells[0], ",".join(cells[1:])
+    entry, _, reason = line.replace("\t", ",").partition(",")
+    return _COMMENT.sub("", entry), reason
+
+
+def suppression_lines(comment: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a suppression file with the columns COLUMNS."""
+    yield f"# {comment}\n"
+    yield f"{','.join(COLUMNS)}\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)  # an entry may begin with #
+    for row in rows:
+        writer.writerow(row)
+        yield text.getvalue()
+        text.seek(0)
+        text.truncate()

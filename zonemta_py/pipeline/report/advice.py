@@ -1,11 +1,11 @@
-"""Recommends settings for the zone of a provider from its statistics, each with its evidence. Pure.
+"""Recommends settings for the zones of single providers from their statistics, as YAML with evidence; nothing is applied.
 
 A limit is recommended only when replies of the provider mention one, a longer first delay only when it
 greylists, more connections only when all of them were in use and no reply mentioned a limit.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -19,8 +19,13 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.text import one_line
 from zonemta_py.pipeline.events.log import EventLog
-from zonemta_py.pipeline.events.rows import read_events
-from zonemta_py.pipeline.report.attempts import attempt_rows, with_reasons
+from zonemta_py.pipeline.events.rows import (
+    ATTEMPTS,
+    named_provider,
+    read_events,
+    reply_kind,
+    with_classes,
+)
 from zonemta_py.pipeline.spark.files import write_text
 from zonemta_py.pipeline.spark.session import spark_errors
 from zonemta_py.pipeline.spark.tables import Progress
@@ -30,6 +35,15 @@ REPLIES_MIN = 20  # fewer replies are not evidence
 SHARE_MIN = 0.005  # of a provider's transactions
 IN_USE_MIN = 0.9  # of the connections: then our own limit holds mail back, not the peer's
 TEXT_MAX = 90
+LIMITS = (
+    ReplyClass.RATE_LIMITED.value,
+    ReplyClass.CONNECTION_LIMITED.value,
+    ReplyClass.TOO_MANY_RECIPIENTS.value,
+)
+DOMAINS_MAX = 50  # listed of one provider
+MINUTE_MS = 60_000
+FIRST_ATTEMPT = 1  # the one that greylisting refuses
+PROVIDERS_MAX = 200  # the ones with most transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,46 @@ class Recommendation:
     key: str
     value: object
     evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendRequest:
+    """``output``: the YAML file. ``config``: the configuration that was in force, or None."""
+
+    log: EventLog
+    output: str
+    config: Config | None = None
+
+
+def recommend(
+    spark: SparkSession, request: RecommendRequest, progress: Progress
+) -> dict[str, list[Recommendation]]:
+    """Write the file; returns the recommendations for each provider. Raises LocalError."""
+    progress("computing statistics of providers")
+    with spark_errors(request.log.path):
+        rows = read_events(spark, request.log).transform(provider_stats).limit(PROVIDERS_MAX).collect()
+    names = [each.name for each in fields(ProviderStats)]
+    providers = [ProviderStats(**{name: row[name] for name in names}) for row in rows]
+    advice = [
+        (stats, found)
+        for stats in providers
+        if (found := advise(stats, _zone_of(stats, request.config)))
+    ]
+    title = f"made by zonemta pipeline recommend from {request.log.path}, {clock.utc(clock.now_ms()):%Y-%m-%d %H:%M} UTC"
+    text = as_yaml(advice, title)
+    parse_config(text, Path(request.output))  # the relay must accept it
+    write_text(spark, request.output, text)
+    return {stats.provider: found for stats, found in advice}
+
+
+def _zone_of(stats: ProviderStats, config: Config | None) -> Zone | None:
+    """The settings that were in force, if all mail of the provider was in one zone."""
+    if config is None or len(stats.zones) != 1:
+        return None
+    return config.zones.get(stats.zones[0])
+
+
+# ---- The rules. Pure.
 
 
 def advise(stats: ProviderStats, zone: Zone | None) -> list[Recommendation]:
@@ -159,25 +213,17 @@ def _short(text: str) -> str:
     return flat if len(flat) <= TEXT_MAX else flat[: TEXT_MAX - 1] + "…"
 
 
-# ---- Statistics of providers for ``rules.advice``: their minutes, replies about limits, and greylisting.
-
-SESSIONS = r"(?i)connection|session|concurren"
-LIMITS = (
-    ReplyClass.RATE_LIMITED.value,
-    ReplyClass.CONNECTION_LIMITED.value,
-    ReplyClass.TOO_MANY_RECIPIENTS.value,
-)
-DOMAINS_MAX = 50  # listed of one provider
-MINUTE_MS = 60_000
-FIRST_ATTEMPT = 1  # the one that greylisting refuses
-
-Transform = Callable[[DataFrame], DataFrame]
+# ---- Statistics of providers: their minutes, replies about limits, and greylisting.
 
 
-def provider_stats(attempts: DataFrame) -> DataFrame:
-    """The fields of ``advice.ProviderStats`` for each provider, from rows of ``rates.attempt_rows``."""
-    with_reason = attempts.transform(_with_reasons)
-    transactions = with_reason.transform(_transactions).transform(_by_minute)
+def provider_stats(events: DataFrame) -> DataFrame:
+    """The fields of ``ProviderStats`` for each provider."""
+    attempts = _attempts(events)
+    is_failure = F.col("event") != "delivered"
+    classified = (
+        attempts.where(is_failure).transform(with_classes).unionByName(attempts.where(~is_failure))
+    )
+    transactions = classified.transform(_transactions).transform(_by_minute)
     clean, limited = F.col("limited") == 0, F.col("limited") > 0
     by_provider = transactions.groupBy("provider").agg(
         F.sum("transactions").alias("transactions"),
@@ -195,7 +241,7 @@ def provider_stats(attempts: DataFrame) -> DataFrame:
     )
     return (
         by_provider.join(names, "provider")
-        .join(with_reason.transform(_greylisted), "provider", "left")
+        .join(classified.transform(_greylisted), "provider", "left")
         .select(
             "provider", "domains", "zones", "transactions", "limited", "limited_sessions",
             F.coalesce("limit_reply", F.lit("")).alias("limit_reply"), "clean_per_minute", "limited_per_minute", "clean_sessions",
@@ -206,22 +252,26 @@ def provider_stats(attempts: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _with_reasons(attempts: DataFrame) -> DataFrame:
-    rows = attempts.withColumn("kind", F.coalesce("kind", F.lit("")))
-    failed = rows.where(F.col("event") != "delivered").transform(with_reasons())
-    return failed.unionByName(
-        rows.where(F.col("event") == "delivered").select("*", F.lit("").alias("reason"))
-    )
+def _attempts(events: DataFrame) -> DataFrame:
+    """One row for each attempt; a failure has the ``kind`` of its reply."""
+    is_failure = F.col("event") != "delivered"
+    return events.where(F.col("event").isin(*ATTEMPTS)).select(
+        "event", "message", "recipient", "zone", "domain", named_provider().alias("provider"), "attempt",
+        F.timestamp_millis("time_ms").alias("time"), "duration_ms", "phase", "code", "status", "reply",
+        F.coalesce("class", F.lit("")).alias("class"), F.when(is_failure, reply_kind(F.col("reply"))).alias("kind"),
+    )  # fmt: skip
 
 
 def _transactions(attempts: DataFrame) -> DataFrame:
     """One row for each transaction: its recipients have the same attempt, time and duration."""
-    limited = F.col("reason").isin(*LIMITS)
+    limited = F.col("class").isin(*LIMITS)
     return attempts.groupBy(
         "provider", "message", "domain", "attempt", "time", F.col("duration_ms").alias("took_ms")
     ).agg(
         F.max(limited.cast("int")).alias("limited"),
-        F.max((limited & F.col("reply").rlike(SESSIONS)).cast("int")).alias("limited_sessions"),
+        F.max((F.col("class") == ReplyClass.CONNECTION_LIMITED.value).cast("int")).alias(
+            "limited_sessions"
+        ),
         F.max(F.when(limited, F.col("kind"))).alias("limit_reply"),
     )
 
@@ -239,7 +289,7 @@ def _by_minute(transactions: DataFrame) -> DataFrame:
 
 def _greylisted(attempts: DataFrame) -> DataFrame:
     """Recipients whose first attempt was greylisted, and how long their delivery then took."""
-    first = (F.col("reason") == ReplyClass.GREYLISTED.value) & (F.col("attempt") == FIRST_ATTEMPT)
+    first = (F.col("class") == ReplyClass.GREYLISTED.value) & (F.col("attempt") == FIRST_ATTEMPT)
     of_recipient = attempts.groupBy("provider", "message", "recipient").agg(
         F.min(F.when(first, F.col("time"))).alias("refused_at"),
         F.min(F.when(F.col("event") == "delivered", F.col("time"))).alias("delivered_at"),
@@ -254,51 +304,3 @@ def _greylisted(attempts: DataFrame) -> DataFrame:
             F.percentile(waited_s, 0.9).alias("greylist_s"),
         )
     )
-
-
-# ---- Recommends settings for zones of single providers, as YAML with evidence; nothing is applied.
-
-PROVIDERS_MAX = 200  # the ones with most transactions
-
-
-@dataclass(frozen=True, slots=True)
-class RecommendRequest:
-    """``output``: the YAML file. ``config``: the configuration that was in force, or None."""
-
-    log: EventLog
-    output: str
-    config: Config | None = None
-
-
-def recommend(
-    spark: SparkSession, request: RecommendRequest, progress: Progress
-) -> dict[str, list[Recommendation]]:
-    """Write the file; returns the recommendations for each provider. Raises LocalError."""
-    progress("computing statistics of providers")
-    with spark_errors(request.log.path):
-        rows = (
-            read_events(spark, request.log)
-            .transform(attempt_rows(None))
-            .transform(provider_stats)
-            .limit(PROVIDERS_MAX)
-            .collect()
-        )
-    names = [each.name for each in fields(ProviderStats)]
-    providers = [ProviderStats(**{name: row[name] for name in names}) for row in rows]
-    advice = [
-        (stats, found)
-        for stats in providers
-        if (found := advise(stats, _zone_of(stats, request.config)))
-    ]
-    title = f"made by zonemta pipeline recommend from {request.log.path}, {clock.utc(clock.now_ms()):%Y-%m-%d %H:%M} UTC"
-    text = as_yaml(advice, title)
-    parse_config(text, Path(request.output))  # the relay must accept it
-    write_text(spark, request.output, text)
-    return {stats.provider: found for stats, found in advice}
-
-
-def _zone_of(stats: ProviderStats, config: Config | None) -> Zone | None:
-    """The settings that were in force, if all mail of the provider was in one zone."""
-    if config is None or len(stats.zones) != 1:
-        return None
-    return config.zones.get(stats.zones[0])

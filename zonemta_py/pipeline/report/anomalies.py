@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from zonemta_py.pipeline.events.log import EventLog
-from zonemta_py.pipeline.report.attempts import ATTEMPTS, HOUR_MS, part_of, reasons_in, templates_of
+from zonemta_py.pipeline.events.replies import templates_of
+from zonemta_py.pipeline.events.rows import ATTEMPTS, HOUR_MS, classes_of
+from zonemta_py.pipeline.report.attempts import part_of
 from zonemta_py.pipeline.report.sums import attempt_sums
 from zonemta_py.pipeline.spark.output import RowsOutput, locks_output
 from zonemta_py.pipeline.spark.session import spark_errors
@@ -27,7 +29,6 @@ MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
 MAD_TO_SIGMA = 1.4826
 DEVIATION_MIN = 0.01  # for a rate that was nearly constant
 TEMPLATES_SHOWN = 3  # with each hour
-
 _REPLIES = pa.list_(
     pa.struct(
         [("nth", pa.int32()), ("count", pa.int64()), ("reason", pa.string()), ("template", pa.string())]
@@ -39,7 +40,6 @@ ANOMALY = pa.schema(
         ("usual", pa.float64()), ("score", pa.float64()), ("attempts", pa.int64()), ("replies", _REPLIES),
     ]
 )  # fmt: skip
-
 Rates = npt.NDArray[np.float64]
 
 
@@ -54,6 +54,34 @@ class AnomalyThresholds:
     attempts: int = 50
     history: int = 24
     history_max: int = 168
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyRequest:
+    """``output``: for the rows, see ``RowsOutput``."""
+
+    log: EventLog
+    thresholds: AnomalyThresholds
+    output: str | None = None
+    overwrite: bool = False
+
+
+@locks_output
+def find_anomalies(
+    spark: SparkSession, request: AnomalyRequest, progress: Progress
+) -> list[dict[str, Any]]:
+    """The anomalies, latest first. Raises LocalError."""
+    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
+    progress("comparing hours")
+    with spark_errors(request.log.path):
+        sums = attempt_sums(spark, request.log)
+    unusual = unusual_hours(part_of(sums, "provider_hours"), request.thresholds)
+    found = explained(unusual, part_of(sums, "replies"))
+    output.write(found)
+    output.keep_damage(request.log.damage)
+    rows: list[dict[str, Any]] = found.to_pylist()
+    rows.sort(key=lambda row: (row["provider"], row["measure"]))
+    return sorted(rows, key=lambda row: row["hour"], reverse=True)
 
 
 class UnusualHour(NamedTuple):
@@ -93,7 +121,10 @@ def _of_provider(provider: str, rows: pa.Table, thresholds: AnomalyThresholds) -
     for measure, events in MEASURES.items():
         rates = sum(counts[event] for event in events) / np.asarray(attempts)
         for n, usual, score in unusual_rates(rates, np.asarray(attempts), thresholds):
-            yield UnusualHour(provider, int(at_ms[n]), measure, float(rates[n]), usual, score, int(attempts[n]))  # fmt: skip
+            yield UnusualHour(
+                provider=provider, at_ms=int(at_ms[n]), measure=measure, rate=float(rates[n]), usual=usual, score=score,
+                attempts=int(attempts[n]),
+            )  # fmt: skip
 
 
 def unusual_rates(
@@ -157,7 +188,7 @@ def _explanations(
     counted: Counter[tuple[tuple[str, int, str], str, str | None]] = Counter()
     rows = near.select(["provider", "at_ms", "event", "kind", "count"]).to_pylist()
     weights: Counter[str | None] = Counter()
-    for row, reason in zip(rows, reasons_in(near), strict=True):
+    for row, reason in zip(rows, classes_of(near, "example"), strict=True):
         key = (row["provider"], row["at_ms"], measure_of.get(row["event"], ""))
         if key in keys:
             counted[key, reason, row["kind"]] += row["count"]
@@ -175,34 +206,3 @@ def _most(together: Counter[tuple[str, str | None]]) -> list[dict[str, object]]:
         {"nth": n, "count": count, "reason": reason, "template": template}
         for n, ((reason, template), count) in enumerate(ordered[:TEMPLATES_SHOWN], 1)
     ]
-
-
-# ---- Finds hours in which a rate of a provider deviates from its own history.
-
-
-@dataclass(frozen=True, slots=True)
-class AnomalyRequest:
-    """``output``: for the rows, see ``RowsOutput``."""
-
-    log: EventLog
-    thresholds: AnomalyThresholds
-    output: str | None = None
-    overwrite: bool = False
-
-
-@locks_output
-def find_anomalies(
-    spark: SparkSession, request: AnomalyRequest, progress: Progress
-) -> list[dict[str, Any]]:
-    """The anomalies, latest first. Raises LocalError."""
-    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
-    progress("comparing hours")
-    with spark_errors(request.log.path):
-        sums = attempt_sums(spark, request.log)
-    unusual = unusual_hours(part_of(sums, "provider_hours"), request.thresholds)
-    found = explained(unusual, part_of(sums, "replies"))
-    output.write(found)
-    output.keep_damage(request.log.damage)
-    rows: list[dict[str, Any]] = found.to_pylist()
-    rows.sort(key=lambda row: (row["provider"], row["measure"]))
-    return sorted(rows, key=lambda row: row["hour"], reverse=True)

@@ -1,9 +1,11 @@
-"""Makes sums of attempts, what a report counts, from the JSON lines of segments or from rows of events, by Arrow.
+"""Sums of attempts, what a report counts, from the JSON lines of segments or from rows of events, by Arrow.
 
-A task makes the sums of all that it reads, so that Spark moves and adds sums instead of events.
+A task makes the sums of all that it reads (``TaskSums``), so that Spark moves and adds sums instead of events. A row of sums belongs to
+one ``part``, has the keys of that part (KEYS) and counts; those of ``rates`` have the times to delivery, too, as a histogram
+(``age_bucket``). Sums of two parts of a log are added (``add_sums``).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 
 import numpy as np
@@ -11,43 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
-from zonemta_py.config.providers import ProviderTable, load_providers
 from zonemta_py.core.codec import from_json
-from zonemta_py.pipeline.report.templates import MASKS, FailedReply, masked, mine_templates, reason_of
-from zonemta_py.pipeline.spark.tables import record_batch
+from zonemta_py.pipeline.events.rows import ATTEMPTS, DAY_MS, HOUR_MS, provider_of, reply_kinds
 
-# ---- The mail provider of a domain, as the relay names it. Pure.
-#
-# The pipeline looks up no MX hosts. Events name the provider of their domain; where there are none, it is known by the
-# ``domains`` of the relay's table, which ``config/providers.yaml`` has, and any other domain is its own provider.
-
-
-def listed_domains(table: ProviderTable) -> dict[str, str]:
-    """The provider of each domain that ``table`` lists."""
-    return {domain: name for name, each in table.providers.items() for domain in each.domains}
-
-
-PROVIDERS = listed_domains(load_providers(None, shipped=True))
-
-
-def provider_of(domain: str) -> str:
-    """The provider of a normalised domain: a name of the shipped table, or the domain itself."""
-    return PROVIDERS.get(domain, domain)
-
-
-# ---- The table of sums of attempts: its rows, how those of two parts of a log are added, and what is read from it.
-#
-# A row belongs to one ``part``, has the keys of that part (KEYS) and counts; those of ``rates`` have the times to delivery, too, as a
-# histogram (``age_bucket``).
-
-ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
-HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 BITS = 7  # of an age that are exact: buckets are at most 1/128 wide
-
 _S, _I = pa.string(), pa.int64()
 COUNTS = tuple((name, _I) for name in ATTEMPTS)
 KEYS: Mapping[str, Mapping[str, pa.DataType]] = {
@@ -65,163 +35,18 @@ SUMS = pa.schema(
         ("ages", pa.list_(_I)), ("age_counts", pa.list_(_I)),
     ]
 )  # fmt: skip
-
-Numbers = npt.NDArray[np.int64]
-
-
-def age_bucket(ages_ms: Numbers) -> Numbers:
-    """The number of the bucket of each age: of numbers with the same first BITS + 1 bits. Ages below 2^BITS have one of their own."""
-    exponent = np.maximum(np.frexp(ages_ms.astype(np.float64))[1] - 1 - BITS, 0).astype(np.int64)
-    bucket: Numbers = (exponent << BITS) + (ages_ms >> exponent)
-    return bucket
-
-
-def bucket_age_ms(buckets: Numbers) -> Numbers:
-    """The middle of each bucket."""
-    exponent = np.maximum((buckets >> BITS) - 1, 0)
-    low = (buckets - (exponent << BITS)) << exponent
-    middle: Numbers = low + ((1 << exponent) >> 1)
-    return middle
-
-
-def grouped_sums(part: str, rows: pa.Table) -> pa.Table:
-    """Rows of ``part`` from rows with its keys and counts, those with the same keys added."""
-    summed = rows.group_by(list(KEYS[part])).aggregate([(name, "sum") for name in ATTEMPTS])
-    counts = {name: summed.column(f"{name}_sum") for name in ATTEMPTS}
-    keys = {name: summed.column(name) for name in KEYS[part]}
-    return as_sums(part, {**keys, **counts}, summed.num_rows)
-
-
-def as_sums(part: str, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
-    """``columns`` as rows of SUMS; the others are null."""
-    named = {"part": pa.array([part], _S).take(pa.array(np.zeros(rows, dtype=np.int64))), **columns}
-    return pa.table(
-        [named[each.name] if each.name in named else pa.nulls(rows, each.type) for each in SUMS],
-        schema=SUMS,
-    )
-
-
-def add_sums(sums: pa.Table) -> pa.Table:
-    """Rows of SUMS, those with the same keys added."""
-    found = []
-    for part, keys in KEYS.items():
-        rows = sums.filter(pc.equal(sums.column("part"), part))
-        if not rows.num_rows:
-            continue
-        if part == "rates":
-            found.append(add_rates(rows))
-        elif part == "replies":
-            summed = rows.group_by(list(keys)).aggregate([("count", "sum"), ("example", "min")])
-            renamed = {"count": summed.column("count_sum"), "example": summed.column("example_min")}
-            columns = {name: summed.column(name) for name in keys}
-            found.append(as_sums(part, {**columns, **renamed}, summed.num_rows))
-        else:
-            found.append(grouped_sums(part, rows))
-    return pa.concat_tables(found) if found else SUMS.empty_table()
-
-
-def schema_of(parts: Collection[str]) -> pa.Schema:
-    """The columns of SUMS that rows of ``parts`` by hour or day have."""
-    names = {"part", *(name for part in parts for name in KEYS[part])}
-    names |= {"count", "example"} if "replies" in parts else set()
-    names |= set(ATTEMPTS) if set(parts) - {"replies"} else set()
-    return pa.schema([each for each in SUMS if each.name in names])
-
-
-def part_of(sums: pa.Table, part: str) -> pa.Table:
-    """The rows of one part."""
-    return sums.filter(pc.equal(sums.column("part"), part))
-
-
-def totals_of(sums: pa.Table) -> pa.Table:
-    """The rows without a time: those of ``rates`` and ``domains``, and those of ``replies``, which are added."""
-    replies = part_of(sums, "replies")
-    at = replies.schema.get_field_index("at_ms")
-    replies = replies.set_column(at, "at_ms", pa.nulls(replies.num_rows, _I))
-    return add_sums(pa.concat_tables([part_of(sums, "rates"), part_of(sums, "domains"), replies]))
-
-
-def providers_of(sums: pa.Table) -> pa.Table:
-    """``domain`` and ``provider``: that with the most attempts. ``sums``: rows of the part ``domains``."""
-    attempts = pc.add(
-        pc.add(sums["delivered"], sums["deferred"]), pc.add(sums["bounced"], sums["expired"])
-    )
-    rows = sums.select(["value", "provider"]).append_column("attempts", attempts)
-    ordered = rows.sort_by(
-        [("value", "ascending"), ("attempts", "descending"), ("provider", "ascending")]
-    )
-    first = ordered.group_by("value", use_threads=False).aggregate([("provider", "first")])
-    return pa.table({"domain": first.column("value"), "provider": first.column("provider_first")})
-
-
-def add_rates(rows: pa.Table) -> pa.Table:
-    """Rows of the part ``rates``, those of the same dimension and value added."""
-    names = pc.binary_join_element_wise(rows.column("dimension"), rows.column("value"), "\0")
-    encoded = names.combine_chunks().dictionary_encode()
-    code, size = codes_of(encoded), len(encoded.dictionary)
-    _, first = np.unique(code, return_index=True)
-    counts = {name: pa.array(_sum_by(code, rows.column(name).to_numpy(), size)) for name in ATTEMPTS}
-    ages, numbers = (rows.column(name).combine_chunks() for name in ("ages", "age_counts"))
-    owner = code[pc.list_parent_indices(ages).to_numpy()]
-    pairs, inverse = np.unique((owner << 32) + ages.flatten().to_numpy(), return_inverse=True)
-    added = _sum_by(inverse, numbers.flatten().to_numpy(), len(pairs))
-    offsets = pa.array(np.searchsorted(pairs >> 32, np.arange(size + 1)), pa.int32())
-    columns = {
-        "dimension": rows.column("dimension").take(pa.array(first)),
-        "value": rows.column("value").take(pa.array(first)),
-        **counts,
-        "ages": pa.ListArray.from_arrays(offsets, pa.array(pairs & 0xFFFFFFFF)),
-        "age_counts": pa.ListArray.from_arrays(offsets, pa.array(added)),
-    }
-    return as_sums("rates", columns, size)
-
-
-def _sum_by(code: Numbers, values: Numbers, size: int) -> Numbers:
-    """The sums of ``values`` by their code, exact below 2^53."""
-    return np.bincount(code, weights=values, minlength=size).astype(np.int64)
-
-
-def quantiles_ms(rates: pa.Table, shares: Sequence[float]) -> list[pa.Array]:
-    """For each share the age that this share of the delivered recipients has at most; null without any."""
-    ages, numbers = (rates.column(name).combine_chunks() for name in ("ages", "age_counts"))
-    owner = pc.list_parent_indices(ages).to_numpy()
-    middle = bucket_age_ms(ages.flatten().to_numpy())
-    count = numbers.flatten().to_numpy()
-    total = _sum_by(owner, count, rates.num_rows)
-    # The running sum within each row: buckets are in order.
-    running = np.cumsum(count)
-    before = np.concatenate([[0], np.cumsum(total)[:-1]]) if rates.num_rows else total
-    found = []
-    for share in shares:
-        rank = before + np.maximum(np.ceil(share * total).astype(np.int64), 1)
-        at = np.minimum(np.searchsorted(running, rank), max(len(running) - 1, 0))
-        values = middle[at] if len(middle) else np.zeros(rates.num_rows, dtype=np.int64)
-        found.append(pa.array(values, _I, mask=total == 0))
-    return found
-
-
-def codes_of(encoded: pa.DictionaryArray) -> Numbers:
-    """The index of each value in the dictionary."""
-    codes: Numbers = encoded.indices.to_numpy().astype(np.int64)
-    return codes
-
-
-# ---- attempt sums
-
+FIELDS = {
+    "event": _S, "time_ms": _I, "zone": _S, "domain": _S, "source_ip": _S, "tenant": _S, "campaign": _S,
+    "provider": _S, "tags": pa.list_(_S), "created_ms": _I, "phase": _S, "class": _S, "code": _I, "status": _S, "reply": _S,
+}  # fmt: skip
 DIMENSIONS = ("zone", "provider", "domain", "address", "campaign", "tenant")
 TAG = "tag"  # a dimension, too: an attempt counts for each of its tags
-KIND_MAX = 200  # characters of a masked reply
 BLOCK_BYTES = 4 << 20  # of JSON that is decoded at once
 COUNT_ROWS = (
     400_000  # that are counted at once: fewer have as many different values, and so almost as many sums
 )
 MERGE_ROWS = 2_000_000  # of sums that a task keeps before it adds them
-
-
-FIELDS = {
-    "event": _S, "time_ms": _I, "zone": _S, "domain": _S, "source_ip": _S, "tenant": _S, "campaign": _S,
-    "provider": _S, "tags": pa.list_(_S), "created_ms": _I, "phase": _S, "class": _S, "code": _I, "status": _S, "reply": _S,
-}  # fmt: skip
+Numbers = npt.NDArray[np.int64]
 
 
 def decode_attempts(blocks: Iterable[bytes]) -> Iterator[pa.Table]:
@@ -322,7 +147,7 @@ def sums_of(attempts: pa.Table) -> pa.Table:
 def _named(attempts: pa.Table) -> dict[str, pa.Array]:
     """The columns of FIELDS as arrays, with ``address``; texts that are missing are empty.
 
-    ``provider``: that of the event, which the relay knew by the hosts of the domain; else that of ``rules.provider``.
+    ``provider``: that of the event, which the relay knew by the hosts of the domain; else that of the relay's table (``provider_of``).
     """
     columns = {name: attempts.column(name).combine_chunks() for name in FIELDS}
     for name in ("zone", "domain", "source_ip", "tenant", "campaign", "class"):
@@ -366,125 +191,141 @@ def _replies(columns: Mapping[str, pa.Array], event: Numbers, hour: Numbers) -> 
     return as_sums("replies", {**keys, **renamed}, summed.num_rows)
 
 
-def reply_kinds(replies: pa.Array) -> pa.Array:
-    """Replies without addresses, ids and numbers (``templates.masked``), of at most KIND_MAX characters.
-
-    What the digits are makes no difference to that, so that few replies are left to be masked.
-    """
-    encoded = pc.replace_substring_regex(replies, r"[0-9]", "0").dictionary_encode()
-    kinds = pa.array([masked(text)[:KIND_MAX] for text in encoded.dictionary.to_pylist()], _S)
-    return kinds.take(encoded.indices)
+def codes_of(encoded: pa.DictionaryArray) -> Numbers:
+    """The index of each value in the dictionary."""
+    codes: Numbers = encoded.indices.to_numpy().astype(np.int64)
+    return codes
 
 
-# ---- Replies to failures: masked (their *kind*), with the reason and the template of each.
-
-_SAME = ("phase", "code", "status", "kind")  # of replies that have one class
-_REASONS = StructType([StructField(f"r_{name}", StringType()) for name in (*_SAME, "reason")])
-
-Transform = Callable[[DataFrame], DataFrame]
+# ---- Sums of sums, and what is read from them.
 
 
-def reasons_in(replies: pa.Table) -> list[str]:
-    """The reason of each row of the part ``replies`` of sums: its class, else that of its example."""
-    names = ("class", "phase", "code", "status", "example")
-    columns = (replies.column(name).to_pylist() for name in names)
-    return [reason_of(FailedReply(*each)) for each in zip(*columns, strict=True)]
+def grouped_sums(part: str, rows: pa.Table) -> pa.Table:
+    """Rows of ``part`` from rows with its keys and counts, those with the same keys added."""
+    summed = rows.group_by(list(KEYS[part])).aggregate([(name, "sum") for name in ATTEMPTS])
+    counts = {name: summed.column(f"{name}_sum") for name in ATTEMPTS}
+    keys = {name: summed.column(name) for name in KEYS[part]}
+    return as_sums(part, {**keys, **counts}, summed.num_rows)
 
 
-def templates_of(weights: Mapping[str | None, int]) -> dict[str, str]:
-    """The template of each kind. ``weights``: how often each occurs."""
-    kinds = sorted((-weight, kind) for kind, weight in weights.items() if kind is not None)
-    return mine_templates(kind for _, kind in kinds)
+def as_sums(part: str, columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
+    """``columns`` as rows of SUMS; the others are null."""
+    named = {"part": pa.array([part], _S).take(pa.array(np.zeros(rows, dtype=np.int64))), **columns}
+    return pa.table(
+        [named[each.name] if each.name in named else pa.nulls(rows, each.type) for each in SUMS],
+        schema=SUMS,
+    )
 
 
-def with_reasons() -> Transform:
-    """Rows with ``reason`` (``reasons.reason_of``), from their ``class``, ``phase``, ``code``, ``status``, ``reply`` and ``kind``.
-
-    Those without a class have that of one reply of their kind.
-    """
-
-    def classify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [
-                (*(row[name] for name in _SAME), reason_of(FailedReply("", row["phase"], row["code"], row["status"], row["reply"])))
-                for row in batch.to_pylist()
-            ]  # fmt: skip
-            yield record_batch(rows, _REASONS)
-
-    def transform(rows: DataFrame) -> DataFrame:
-        text = {"code": F.col("code").cast("string")}
-        keys = [text.get(name, F.col(name)).alias(name) for name in _SAME]
-        unclassified = rows.where(F.coalesce("class", F.lit("")) == "").groupBy(*keys)
-        reasons = unclassified.agg(F.min("reply").alias("reply")).mapInArrow(classify, _REASONS)
-        same = F.lit(True)
-        for name in _SAME:
-            same = same & text.get(name, F.col(name)).eqNullSafe(F.col(f"r_{name}"))
-        found = rows.join(F.broadcast(reasons.withColumnRenamed("r_reason", "searched")), same, "left")
-        reason = F.coalesce(F.nullif("class", F.lit("")), "searched").alias("reason")
-        return found.select(*rows.columns, reason)
-
-    return transform
+def add_sums(sums: pa.Table) -> pa.Table:
+    """Rows of SUMS, those with the same keys added."""
+    found = []
+    for part, keys in KEYS.items():
+        rows = sums.filter(pc.equal(sums.column("part"), part))
+        if not rows.num_rows:
+            continue
+        if part == "rates":
+            found.append(add_rates(rows))
+        elif part == "replies":
+            summed = rows.group_by(list(keys)).aggregate([("count", "sum"), ("example", "min")])
+            renamed = {"count": summed.column("count_sum"), "example": summed.column("example_min")}
+            columns = {name: summed.column(name) for name in keys}
+            found.append(as_sums(part, {**columns, **renamed}, summed.num_rows))
+        else:
+            found.append(grouped_sums(part, rows))
+    return pa.concat_tables(found) if found else SUMS.empty_table()
 
 
-def mask_reply(reply: Column) -> Column:
-    """A reply without addresses, ids and numbers: ``templates.masked`` in Spark, of at most KIND_MAX characters."""
-    for pattern, placeholder in MASKS:
-        reply = F.regexp_replace(reply, pattern, placeholder)
-    return F.substring(reply, 1, KIND_MAX)
+def add_rates(rows: pa.Table) -> pa.Table:
+    """Rows of the part ``rates``, those of the same dimension and value added."""
+    names = pc.binary_join_element_wise(rows.column("dimension"), rows.column("value"), "\0")
+    encoded = names.combine_chunks().dictionary_encode()
+    code, size = codes_of(encoded), len(encoded.dictionary)
+    _, first = np.unique(code, return_index=True)
+    counts = {name: pa.array(_sum_by(code, rows.column(name).to_numpy(), size)) for name in ATTEMPTS}
+    ages, numbers = (rows.column(name).combine_chunks() for name in ("ages", "age_counts"))
+    owner = code[pc.list_parent_indices(ages).to_numpy()]
+    pairs, inverse = np.unique((owner << 32) + ages.flatten().to_numpy(), return_inverse=True)
+    added = _sum_by(inverse, numbers.flatten().to_numpy(), len(pairs))
+    offsets = pa.array(np.searchsorted(pairs >> 32, np.arange(size + 1)), pa.int32())
+    columns = {
+        "dimension": rows.column("dimension").take(pa.array(first)),
+        "value": rows.column("value").take(pa.array(first)),
+        **counts,
+        "ages": pa.ListArray.from_arrays(offsets, pa.array(pairs & 0xFFFFFFFF)),
+        "age_counts": pa.ListArray.from_arrays(offsets, pa.array(added)),
+    }
+    return as_sums("rates", columns, size)
 
 
-# ---- The attempts in an event log as rows of Spark. A *failure* is an attempt that ended deferred, bounced or expired.
+def _sum_by(code: Numbers, values: Numbers, size: int) -> Numbers:
+    """The sums of ``values`` by their code, exact below 2^53."""
+    return np.bincount(code, weights=values, minlength=size).astype(np.int64)
 
 
-def attempt_rows(campaigns: DataFrame | None) -> Transform:
-    """One row for each attempt; a failure has the ``kind`` of its reply.
-
-    ``campaigns`` maps ``message`` to ``campaign``; other messages have that of their X-Campaign.
-    """
-
-    def transform(events: DataFrame) -> DataFrame:
-        rows = events.where(F.col("event").isin(*ATTEMPTS)).select(
-            "event",
-            "message",
-            "recipient",
-            "zone",
-            "domain",
-            named_provider().alias("provider"),
-            F.col("source_ip").alias("address"),
-            F.timestamp_millis("time_ms").alias("time"),
-            "attempt",
-            (F.col("time_ms") - F.col("created_ms")).alias("age_ms"),
-            "phase",
-            "class",
-            "code",
-            "status",
-            "reply",
-            # Masked here once, and not again for each table: it is five expressions over every reply.
-            F.when(F.col("event") != "delivered", mask_reply(F.col("reply"))).alias("kind"),
-            "duration_ms",
-            F.coalesce("tenant", F.lit("")).alias("tenant"),  # null in events of earlier versions
-            F.coalesce(F.from_json("tags", "array<string>"), F.array().cast("array<string>")).alias(
-                "tags"
-            ),
-            F.coalesce("campaign", F.lit("")).alias("campaign"),
-        )
-        if campaigns is None:
-            return rows
-        planned = campaigns.withColumnRenamed("campaign", "planned")
-        return rows.join(planned, "message", "left").select(
-            *(name for name in rows.columns if name != "campaign"),
-            F.coalesce("planned", "campaign").alias("campaign"),
-        )
-
-    return transform
+def schema_of(parts: Collection[str]) -> pa.Schema:
+    """The columns of SUMS that rows of ``parts`` by hour or day have."""
+    names = {"part", *(name for part in parts for name in KEYS[part])}
+    names |= {"count", "example"} if "replies" in parts else set()
+    names |= set(ATTEMPTS) if set(parts) - {"replies"} else set()
+    return pa.schema([each for each in SUMS if each.name in names])
 
 
-def named_provider() -> Column:
-    """The provider of an event: the one that it names, which the relay knew by the hosts; else that of its domain."""
-    return F.coalesce(F.nullif("provider", F.lit("")), provider("domain"))
+def part_of(sums: pa.Table, part: str) -> pa.Table:
+    """The rows of one part."""
+    return sums.filter(pc.equal(sums.column("part"), part))
 
 
-def provider(domain: str) -> Column:
-    """The provider of a domain (``rules.provider``)."""
-    table = F.create_map(*(F.lit(text) for pair in PROVIDERS.items() for text in pair))
-    return F.coalesce(F.try_element_at(table, F.col(domain)), F.col(domain))
+def totals_of(sums: pa.Table) -> pa.Table:
+    """The rows without a time: those of ``rates`` and ``domains``, and those of ``replies``, which are added."""
+    replies = part_of(sums, "replies")
+    at = replies.schema.get_field_index("at_ms")
+    replies = replies.set_column(at, "at_ms", pa.nulls(replies.num_rows, _I))
+    return add_sums(pa.concat_tables([part_of(sums, "rates"), part_of(sums, "domains"), replies]))
+
+
+def providers_of(sums: pa.Table) -> pa.Table:
+    """``domain`` and ``provider``: that with the most attempts. ``sums``: rows of the part ``domains``."""
+    attempts = pc.add(
+        pc.add(sums["delivered"], sums["deferred"]), pc.add(sums["bounced"], sums["expired"])
+    )
+    rows = sums.select(["value", "provider"]).append_column("attempts", attempts)
+    ordered = rows.sort_by(
+        [("value", "ascending"), ("attempts", "descending"), ("provider", "ascending")]
+    )
+    first = ordered.group_by("value", use_threads=False).aggregate([("provider", "first")])
+    return pa.table({"domain": first.column("value"), "provider": first.column("provider_first")})
+
+
+def age_bucket(ages_ms: Numbers) -> Numbers:
+    """The number of the bucket of each age: of numbers with the same first BITS + 1 bits. Ages below 2^BITS have one of their own."""
+    exponent = np.maximum(np.frexp(ages_ms.astype(np.float64))[1] - 1 - BITS, 0).astype(np.int64)
+    bucket: Numbers = (exponent << BITS) + (ages_ms >> exponent)
+    return bucket
+
+
+def bucket_age_ms(buckets: Numbers) -> Numbers:
+    """The middle of each bucket."""
+    exponent = np.maximum((buckets >> BITS) - 1, 0)
+    low = (buckets - (exponent << BITS)) << exponent
+    middle: Numbers = low + ((1 << exponent) >> 1)
+    return middle
+
+
+def quantiles_ms(rates: pa.Table, shares: Sequence[float]) -> list[pa.Array]:
+    """For each share the age that this share of the delivered recipients has at most; null without any."""
+    ages, numbers = (rates.column(name).combine_chunks() for name in ("ages", "age_counts"))
+    owner = pc.list_parent_indices(ages).to_numpy()
+    middle = bucket_age_ms(ages.flatten().to_numpy())
+    count = numbers.flatten().to_numpy()
+    total = _sum_by(owner, count, rates.num_rows)
+    # The running sum within each row: buckets are in order.
+    running = np.cumsum(count)
+    before = np.concatenate([[0], np.cumsum(total)[:-1]]) if rates.num_rows else total
+    found = []
+    for share in shares:
+        rank = before + np.maximum(np.ceil(share * total).astype(np.int64), 1)
+        at = np.minimum(np.searchsorted(running, rank), max(len(running) - 1, 0))
+        values = middle[at] if len(middle) else np.zeros(rates.num_rows, dtype=np.int64)
+        found.append(pa.array(values, _I, mask=total == 0))
+    return found

@@ -1,4 +1,8 @@
-"""The small charts of the busiest providers: attempts and rates by day or week. Geometry only; the template draws it."""
+"""The charts of a report: attempts by hour, day or week as bars, and small charts of the busiest providers. Geometry only; templates draw it.
+
+The parts of a chart are paths in a box of ``width`` units by HEIGHT pixels that the browser stretches to the width of the screen; axes
+are in shares of that box, so that text keeps its size.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,7 +117,7 @@ def rounded(value: int) -> str:
 
 
 def short_number(value: int) -> str:
-    """For an axis: 950, 20k, 1.5M. Exact for the values of ``axis.value_ticks``."""
+    """For an axis: 950, 20k, 1.5M. Exact for the values of ``value_ticks``."""
     for letter, unit in (("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)):
         if value >= unit:
             return f"{value / unit:g}{letter}"
@@ -271,10 +275,7 @@ def _month(time: datetime, index: int) -> str:
     return f"{name} {time.year}" if time.month == 1 or index == 0 else name
 
 
-# ---- The large chart: attempts of each hour, day or week as bars of three parts. Geometry only; the template draws it.
-#
-# The parts are paths in a box of ``width`` units by HEIGHT pixels that the browser stretches to the width of the screen; axes
-# are in shares of that box, so that text keeps its size.
+# ---- The large chart: attempts of each hour, day or week as bars of three parts.
 
 HEIGHT = 200  # of the box, in pixels
 SLOT = 20  # units of the width for each bar and the gap behind it
@@ -337,14 +338,14 @@ def bar_chart(sums: Sequence[AttemptCounts], period: TimeRange, unit: timedelta)
             BarText(SLOT * index, _text(counts, bucket_label(period.begins + index * unit, unit)))
         )
     return BarChart(
-        unit_name(unit),
-        width,
-        HEIGHT,
-        SLOT,
-        value_ticks(most),
-        time_ticks(period, unit),
-        [BarPart(name, "".join(found)) for name, found in paths.items() if found],
-        texts,
+        unit=unit_name(unit),
+        width=width,
+        height=HEIGHT,
+        slot=SLOT,
+        values=value_ticks(most),
+        times=time_ticks(period, unit),
+        parts=[BarPart(name, "".join(found)) for name, found in paths.items() if found],
+        texts=texts,
     )
 
 
@@ -367,7 +368,7 @@ def _text(counts: AttemptCounts, label: str) -> str:
     )
 
 
-# ---- trends
+# ---- The small charts: attempts and rates of a provider by day or week.
 
 TREND_HEIGHT = 32  # of a chart, in pixels
 POINT = 4  # units of the width for each day or week; a point is in its middle
@@ -433,7 +434,11 @@ def _trend(provider: str, sums: Sequence[AttemptCounts], unit: str) -> ProviderT
     ):
         low, high = _ends([rate(each) for each in sums], from_above=rate is delivery_rate)
         path = _line([rate(each) for each in sums], low, high)
-        lines.append(Sparkline(title, name, percent(rate(total)), _share(low), _share(high), path))
+        lines.append(
+            Sparkline(
+                title=title, name=name, total=percent(rate(total)), low=_share(low), high=_share(high), path=path,
+            )
+        )  # fmt: skip
     return ProviderTrend(provider, unit, POINT * len(sums), TREND_HEIGHT, lines)
 
 
@@ -445,8 +450,9 @@ def _attempts(sums: Sequence[AttemptCounts], total: AttemptCounts) -> Sparkline:
         if each.attempts
     )
     return Sparkline(
-        "attempts", "attempts", rounded(total.attempts), "0", short_number(high), path, is_area=True
-    )
+        title="attempts", name="attempts", total=rounded(total.attempts), low="0", high=short_number(high), path=path,
+        is_area=True,
+    )  # fmt: skip
 
 
 def _ends(rates: Iterable[float | None], *, from_above: bool) -> tuple[float, float]:

@@ -1,16 +1,12 @@
 """Writes a delivery report from the event log: Parquet tables and one HTML page.
 
 A report is made from segments or from the output of ``compact``. Spark's tasks make the sums of what they read; the rest is done here, by
-Arrow. A report that is kept up to date stores the sums of what it has read (``spark.report_sums``), and adds those of new segments.
+Arrow. A report that is kept up to date stores the sums of what it has read (``ReportSums``), and adds those of new segments. Its tables
+and its page are written to OUTPUT/_next, and put in place when all of them are there.
 """
 
-import contextlib
-import signal
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.events.log import (
     READ,
@@ -30,18 +25,12 @@ from zonemta_py.pipeline.events.log import (
     write_names,
     write_state,
 )
-from zonemta_py.pipeline.events.quarantine import QUARANTINE, write_quarantine
 from zonemta_py.pipeline.feedback.bounces import complaint_counts
 from zonemta_py.pipeline.feedback.reports import read_matched_reports
-from zonemta_py.pipeline.plan.request import read_ledger
 from zonemta_py.pipeline.report.anomalies import AnomalyThresholds, explained, hours_of, unusual_hours
-from zonemta_py.pipeline.report.attempts import ATTEMPTS, part_of, providers_of
+from zonemta_py.pipeline.report.attempts import part_of, providers_of
 from zonemta_py.pipeline.report.page import (
-    COMPLAINED,
-    ROWS_MAX,
     PageHeader,
-    PageRows,
-    busiest_providers,
     page_content,
     render,
 )
@@ -49,148 +38,19 @@ from zonemta_py.pipeline.report.sums import ReportSums, attempt_sums
 from zonemta_py.pipeline.report.tables import (
     days_table,
     hours_table,
+    page_rows,
     rates_table,
     replies_table,
     warmup_table,
 )
+from zonemta_py.pipeline.send.ledger import read_ledger
 from zonemta_py.pipeline.spark.arrow import write_table
 from zonemta_py.pipeline.spark.files import move, names_in, prepare_output, remove, write_text
-from zonemta_py.pipeline.spark.output import locks_output, replace_tables
-from zonemta_py.pipeline.spark.session import spark_errors
+from zonemta_py.pipeline.spark.output import QUARANTINE, locks_output, replace_tables, write_quarantine
+from zonemta_py.pipeline.spark.session import repeat_until_interrupted, spark_errors
 from zonemta_py.pipeline.spark.tables import Progress
 
-# ---- The HTML page of a report, from its tables: the rows that are shown.
-
 __all__ = ["PageHeader", "page"]
-
-Rows = list[dict[str, Any]]
-
-_TEMPLATE = ("template", "reason", "provider", "event", "code", "status")
-
-
-def page(about: PageHeader, tables: Mapping[str, pa.Table]) -> str:
-    """The complete file, from ``rates``, ``hours``, ``days``, ``replies``, ``anomalies``; ``warmup`` and ``complaints`` if there."""
-    complaints = _complaints(tables["complaints"]) if "complaints" in tables else None
-    rates_shown = _rates(tables["rates"], complaints or ())
-    rows = PageRows(
-        rates=rates_shown,
-        hours=_by_time(tables["hours"], "hour"),
-        days=_days(tables["days"], busiest_providers(rates_shown)),
-        reasons=_most(tables["replies"], ("reason", "event")),
-        templates=_most(tables["replies"], _TEMPLATE, ROWS_MAX),
-        anomalies=_anomalies(tables["anomalies"]),
-        warmup=tables["warmup"].to_pylist() if "warmup" in tables else None,
-        complaints=complaints,
-    )
-    return render(page_content(about, rows))
-
-
-def _complaints(table: pa.Table) -> Rows:
-    """The sum of all, and those of the providers and campaigns with most, the most first."""
-    found = [("all", Counter({"": pc.sum(table.column("complaints")).as_py() or 0}))]
-    for name in COMPLAINED:
-        summed = table.group_by(name).aggregate([("complaints", "sum")])
-        by: Counter[str] = Counter()
-        for row in summed.to_pylist():
-            by[row[name] or ""] += row["complaints_sum"]
-        found.append((name, by))
-    return [
-        {"dimension": dimension, "value": value, "complaints": count}
-        for dimension, by in found
-        for value, count in sorted(by.items(), key=lambda item: (-item[1], item[0]))[:ROWS_MAX]
-    ]
-
-
-def _rates(table: pa.Table, complaints: Sequence[Mapping[str, Any]]) -> Rows:
-    """The row of all, the busiest of each dimension, and those with complaints: these are few and need ``delivered``."""
-    found: Rows = []
-    for dimension in pc.unique(table.column("dimension")).to_pylist():
-        rows = table.filter(pc.equal(table.column("dimension"), dimension))
-        if dimension == "all":
-            found += rows.to_pylist()
-            continue
-        wanted = pa.array(
-            [row["value"] for row in complaints if row["dimension"] == dimension], pa.string()
-        )
-        complained = rows.filter(pc.is_in(rows.column("value"), wanted))
-        named = rows.filter(pc.not_equal(rows.column("value"), ""))
-        order = [("attempts", "descending"), ("value", "ascending")]
-        shown = pa.concat_tables([named.sort_by(order).slice(0, ROWS_MAX), complained])
-        found += {row["value"]: row for row in shown.to_pylist()}.values()
-    return found
-
-
-def _days(table: pa.Table, providers: Sequence[str]) -> Rows:
-    wanted = pa.array(list(providers), pa.string())
-    return _by_time(table.filter(pc.is_in(table.column("provider"), wanted)), "day", "provider")
-
-
-def _by_time(table: pa.Table, time: str, *keys: str) -> Rows:
-    """The sums of each hour or day, with ``begins``."""
-    seconds = table.column(time).cast(pa.timestamp("s", "UTC")).cast(pa.int64())
-    columns = {"seconds": seconds, **{name: table.column(name) for name in (*keys, *ATTEMPTS)}}
-    summed = (
-        pa.table(columns).group_by(["seconds", *keys]).aggregate([(name, "sum") for name in ATTEMPTS])
-    )
-    names = [name.removesuffix("_sum") for name in summed.column_names]
-    rows = summed.rename_columns(names).to_pylist()
-    return [{**row, "begins": datetime.fromtimestamp(row["seconds"], UTC)} for row in rows]
-
-
-def _most(replies: pa.Table, keys: Sequence[str], limit: int | None = None) -> Rows:
-    """Sums by ``keys``, the most first."""
-    summed = replies.group_by(list(keys)).aggregate([("count", "sum")])
-    rows: Rows = summed.rename_columns([*keys, "count"]).to_pylist()
-    rows.sort(key=lambda row: (-row["count"], *(str(row[name] or "") for name in keys)))
-    return rows[:limit]
-
-
-def _anomalies(table: pa.Table) -> Rows:
-    rows = table.to_pylist()
-    return sorted(rows, key=lambda row: (-abs(row["score"]), row["hour"]))[:ROWS_MAX]
-
-
-# ---- Runs a job again and again, until SIGINT.
-
-
-def repeat_until_interrupted(run: Callable[[], None], every_s: float | None) -> None:
-    """Call ``run`` once; with ``every_s`` at this interval, until SIGINT, and then finish the current call."""
-    with _interrupted() as interrupted:
-        while True:
-            began_s = clock.monotonic_s()
-            try:
-                run()
-            except KeyboardInterrupt:
-                return
-            if every_s is None or interrupted.wait(max(0.0, began_s + every_s - clock.monotonic_s())):
-                return
-
-
-@contextlib.contextmanager
-def _interrupted() -> Iterator[threading.Event]:
-    """An event that SIGINT sets; a second SIGINT raises KeyboardInterrupt.
-
-    Spark's own handler calls into Java in the middle of another call to it, and both fail.
-    """
-    interrupted = threading.Event()
-
-    def on_signal(*_: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-# ---- report
-
 PAGE = "report.html"  # written last
 TABLES = ("rates", "hours", "days", "replies", "anomalies", "warmup", "complaints")
 SUMS, NEXT = "sums", "_next"
@@ -373,6 +233,11 @@ def _tables(request: ReportRequest, sums: ReportSums) -> dict[str, pa.Table]:
             )
             tables["complaints"] = found.transform(complaint_counts(providers)).toArrow()
     return tables
+
+
+def page(about: PageHeader, tables: Mapping[str, pa.Table]) -> str:
+    """The complete file, from ``rates``, ``hours``, ``days``, ``replies``, ``anomalies``; ``warmup`` and ``complaints`` if there."""
+    return render(page_content(about, page_rows(tables)))
 
 
 def campaigns_of(spark: SparkSession, plans: Sequence[str]) -> DataFrame | None:

@@ -1,17 +1,18 @@
-"""Exactly one outcome of each recipient of a plan, from the plan, its ledger and the relay's events."""
+"""Reconciles plan, ledger and events: exactly one outcome of each recipient of a plan, and the counts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events.schema import FINAL, Accepted
 from zonemta_py.pipeline.events.log import EventLog
 from zonemta_py.pipeline.events.rows import read_events
-from zonemta_py.pipeline.plan.request import read_ledger, read_manifest
+from zonemta_py.pipeline.plan.request import read_manifest
+from zonemta_py.pipeline.send.ledger import last_rows, read_ledger
 from zonemta_py.pipeline.send.submission import ACCEPTED, DEFERRED, REFUSED
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.output import RowsOutput, locks_output
@@ -23,14 +24,40 @@ SUBMISSION = {REFUSED: "refused by the relay", DEFERRED: "deferred by the relay"
 OUTCOMES = (*FINAL, WAITING, *SUBMISSION.values(), UNSENT)
 
 
-def last_rows(*columns: str | Column) -> Callable[[DataFrame], DataFrame]:
-    """``key``, ``address`` and ``last`` of every recipient in a ledger: the ``columns`` of its last row, unless that is deferred and an earlier one is not."""
+@dataclass(frozen=True, slots=True)
+class ReconcileRequest:
+    """``output``: for one row for each recipient, see ``RowsOutput``."""
 
-    def transform(ledger: DataFrame) -> DataFrame:
-        order = F.struct(F.col("state") != DEFERRED, "run")
-        return ledger.groupBy("key", "address").agg(F.max_by(F.struct(*columns), order).alias("last"))
+    plan: str
+    log: EventLog
+    output: str | None = None
+    overwrite: bool = False
 
-    return transform
+
+@locks_output
+def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress) -> dict[str, int]:
+    """The number of recipients by outcome. Raises LocalError, also when the counts do not add up to the plan."""
+    plan, events = request.plan, request.log.path
+    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
+    log = outcome_events(read_events(spark, request.log)).persist(StorageLevel.DISK_ONLY)
+    manifest = read_manifest(spark, plan)
+    progress("matching plan, ledger and events")
+    found = (
+        spark.read.schema(tables.ENVELOPE)
+        .parquet(f"{plan}/envelopes")
+        .transform(plan_outcomes(read_ledger(spark, plan), log))
+    )
+    with spark_errors(events):
+        rows = output.written(found).groupBy("outcome").count().collect()
+    log.unpersist()
+    output.keep_damage(request.log.damage)
+    counts = {row["outcome"]: row["count"] for row in rows}
+    if sum(counts.values()) != manifest.planned:
+        output.discard()
+        raise LocalError(
+            f"{plan}: {manifest.planned} recipients planned, {sum(counts.values())} with an outcome"
+        )
+    return {name: counts.get(name, 0) for name in OUTCOMES}
 
 
 def outcome_events(events: DataFrame) -> DataFrame:
@@ -94,42 +121,3 @@ def plan_outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[Data
         )
 
     return transform
-
-
-# ---- Reconciles plan, ledger and events: one outcome of every recipient of a campaign, and the counts.
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileRequest:
-    """``output``: for one row for each recipient, see ``RowsOutput``."""
-
-    plan: str
-    log: EventLog
-    output: str | None = None
-    overwrite: bool = False
-
-
-@locks_output
-def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress) -> dict[str, int]:
-    """The number of recipients by outcome. Raises LocalError, also when the counts do not add up to the plan."""
-    plan, events = request.plan, request.log.path
-    output = RowsOutput(spark, request.output, overwrite=request.overwrite)
-    log = outcome_events(read_events(spark, request.log)).persist(StorageLevel.DISK_ONLY)
-    manifest = read_manifest(spark, plan)
-    progress("matching plan, ledger and events")
-    found = (
-        spark.read.schema(tables.ENVELOPE)
-        .parquet(f"{plan}/envelopes")
-        .transform(plan_outcomes(read_ledger(spark, plan), log))
-    )
-    with spark_errors(events):
-        rows = output.written(found).groupBy("outcome").count().collect()
-    log.unpersist()
-    output.keep_damage(request.log.damage)
-    counts = {row["outcome"]: row["count"] for row in rows}
-    if sum(counts.values()) != manifest.planned:
-        output.discard()
-        raise LocalError(
-            f"{plan}: {manifest.planned} recipients planned, {sum(counts.values())} with an outcome"
-        )
-    return {name: counts.get(name, 0) for name in OUTCOMES}

@@ -1,9 +1,12 @@
 """The sums of a report that is kept up to date, in files by day: an update writes those of the days that have new events.
 
-DIRECTORY/total.RUN.parquet         the sums without a time (``attempt_sums.totals_of``)
+DIRECTORY/total.RUN.parquet         the sums without a time (``totals_of``)
 DIRECTORY/2026-11-24.RUN.parquet    those of the hours of this day, and of the day
 
 The state of the report names the run of each file. A file that it does not name is of a run that was killed, or was replaced.
+
+The sums of a log (``attempt_sums``) are made by Spark's tasks, and added here. A task returns them as blocks of Arrow's own format:
+Spark would copy each value twice, and generate code for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from zonemta_py.pipeline.events.log import EventLog, Range, lines_of
-from zonemta_py.pipeline.events.rows import read_events
+from zonemta_py.pipeline.events.coverage import Range
+from zonemta_py.pipeline.events.log import EventLog, lines_in
+from zonemta_py.pipeline.events.rows import ATTEMPTS, DAY_MS, read_events
 from zonemta_py.pipeline.report.attempts import (
-    ATTEMPTS,
-    DAY_MS,
     FIELDS,
     SUMS,
     TaskSums,
@@ -37,6 +39,8 @@ from zonemta_py.pipeline.spark.arrow import read_table, read_tables, write_table
 from zonemta_py.pipeline.spark.files import names_in, remove
 
 TOTAL = "total"
+BLOCK_ROWS = 500_000  # of sums, in one row of Spark
+_BLOCK = StructType([StructField("block", BinaryType())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +114,7 @@ def _day(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
 
 
-# ---- The sums of the attempts in an event log (``transforms.attempt_sums``), made by Spark's tasks, and added here.
-#
-# A task returns its sums as blocks of Arrow's own format: Spark would copy each value twice, and generate code for it.
-
-BLOCK_ROWS = 500_000  # of sums, in one row of Spark
-
-_BLOCK = StructType([StructField("block", BinaryType())])
+# ---- The sums of the attempts in an event log.
 
 
 def attempt_sums(spark: SparkSession, log: EventLog, campaigns: DataFrame | None = None) -> pa.Table:
@@ -153,14 +151,8 @@ def _sum_segments(
     parts: Mapping[str, Sequence[Range]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     # Segments are decoded together: those of a quiet relay are small.
-    lines = (
-        block
-        for batch in batches
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True)
-        for block in lines_of(content.as_py(), path.as_py(), parts)
-    )
     sums = TaskSums()
-    for attempts in decode_attempts(lines):
+    for attempts in decode_attempts(lines for _, lines in lines_in(batches, parts)):
         sums.add(attempts)
     yield from _as_blocks(sums)
 

@@ -1,8 +1,8 @@
-"""Submits the envelopes of a plan to relays, each once: what a relay defers is left to a later pass.
+"""Submits the envelopes of a plan to relays, each once: what a relay defers is left to a later pass. No Spark here.
 
-An envelope may be submitted more than once: its submission key makes the relay answer a repeat with the
-id of the first message. An envelope whose session broke is therefore submitted again, and a relay that cannot be
-reached is waited for until ``patience_s`` has passed, or the time of ``send`` is over. No Spark here.
+A key belongs to one of the relays (``relays_of``). An envelope may be submitted more than once: its submission key makes the relay
+answer a repeat with the id of the first message. An envelope whose session broke is therefore submitted again, and a relay that cannot
+be reached is waited for until ``patience_s`` has passed, or the time of ``send`` is over; after FAILOVER_S the next relay gets its keys.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from math import inf
 from typing import Any
 
@@ -26,10 +26,20 @@ from zonemta_py.submit.merge import Template, UnusableValue
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.session import DsnOptions, SmtpSession, Transaction
 
-# ---- What is submitted, how, and the result for each recipient. No Spark here.
-
 ACCEPTED, REFUSED, DEFERRED = "accepted", "refused", "deferred"
 PERMANENT = 500  # the least code of a permanent reply: of DEFERRED ones, of a reply to MAIL
+ENVID = " ENVID=submission-key-"
+KEY_FIELD = b"X-Submission-Key: "  # for a relay that does not offer DSN, and so no ENVID
+TIME_FIELD = b"X-Not-Before: "  # for a relay that does not offer FUTURERELEASE, or only after AUTH
+PAUSE_S = 0.2  # before the first retry; doubles with each retry
+PAUSE_MAX_S = 30.0
+DEFERRED_PAUSE_MAX_S = 1.0  # between two messages while the relay defers each
+LOSSES_MAX = 3  # sessions that may break in the submission of one envelope
+FAILOVER_S = 10.0  # a relay that is unreachable for this long loses its keys to the next one
+_QUEUED = re.compile(
+    r"queued as (?P<id>\w+)(?P<duplicate> duplicate)?(?:, accepted (?P<age_s>\d+\.\d+) s ago)?"
+    r"(?:, \d+ new recipients as (?P<new>\w+))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class SubmitOptions:
     """How to submit.
 
     ``relays``: each ``host:port``. ``connections``: to each relay. ``patience_s``: how long an
-    unreachable relay is waited for, and how long deferred recipients are tried again (``jobs.send_rounds``).
+    unreachable relay is waited for, and how long deferred recipients are tried again (``send.job``).
     ``failover``: a key may go to a second relay.
     """
 
@@ -97,50 +107,6 @@ class SubmissionResult:
         return self.state == DEFERRED and self.code < PERMANENT
 
 
-# ---- Submission keys of a plan, and the relay that each key belongs to. Pure.
-#
-# A key depends on its scope and the recipients alone. A task or a job that runs twice therefore uses the same key,
-# and the relay answers a repeat with the id of the first message (docs/pipeline.md). The scope is the id of the plan, or
-# the name of the campaign (decision 90).
-
-KEY_DIGITS = 32
-
-
-def submission_key(scope: str, addresses: Iterable[str]) -> str:
-    """The key of one envelope: KEY_DIGITS hex digits. The order of ``addresses`` does not matter."""
-    text = "\0".join([scope, *sorted(addresses)])
-    return sha256(text.encode()).hexdigest()[:KEY_DIGITS]
-
-
-def relays_of(key: str, relays: Sequence[str]) -> list[str]:
-    """``relays`` in the order of preference of ``key`` (rendezvous hashing); ``key`` belongs to the first.
-
-    When a relay is added or removed, only the keys that it gains or loses change their relay.
-    """
-    return sorted(relays, key=lambda relay: _weight(relay, key), reverse=True)
-
-
-def _weight(relay: str, key: str) -> bytes:
-    return blake2b(f"{relay}\0{key}".encode(), digest_size=8).digest()
-
-
-# ---- submission
-
-ENVID = " ENVID=submission-key-"
-KEY_FIELD = b"X-Submission-Key: "  # for a relay that does not offer DSN, and so no ENVID
-TIME_FIELD = b"X-Not-Before: "  # for a relay that does not offer FUTURERELEASE, or only after AUTH
-PAUSE_S = 0.2  # before the first retry; doubles with each retry
-PAUSE_MAX_S = 30.0
-DEFERRED_PAUSE_MAX_S = 1.0  # between two messages while the relay defers each
-LOSSES_MAX = 3  # sessions that may break in the submission of one envelope
-FAILOVER_S = 10.0  # a relay that is unreachable for this long loses its keys to the next one
-
-_QUEUED = re.compile(
-    r"queued as (?P<id>\w+)(?P<duplicate> duplicate)?(?:, accepted (?P<age_s>\d+\.\d+) s ago)?"
-    r"(?:, \d+ new recipients as (?P<new>\w+))?"
-)
-
-
 @dataclass(slots=True)
 class _RelayState:
     """What the envelopes for one relay share. ``failing_s``: when it first could not be reached, of late."""
@@ -153,29 +119,6 @@ class _RelayState:
         if self.failing_s is None:
             self.failing_s = clock.monotonic_s()
         return clock.monotonic_s() - self.failing_s
-
-
-async def key_windows(options: SubmitOptions) -> dict[str, int | None]:
-    """For how long, in seconds, each relay that can be reached remembers a key; None: it does not say."""
-    found: dict[str, int | None] = {}
-    for relay in options.relays:
-        try:
-            session = await _open(relay, options)
-        except DestinationFailed:
-            continue  # ``EnvelopeSubmitter`` waits for it
-        text = session.parameter(KEY_WINDOW.lower())
-        found[relay] = int(text) if text.isascii() and text.isdigit() else None
-        session.close()
-    return found
-
-
-async def _open(relay: str, options: SubmitOptions) -> SmtpSession:
-    """A session with a relay. Raises DestinationFailed."""
-    target = host_port(relay)
-    session_options = SessionOptions(
-        options.ehlo, None, options.tls, options.timeouts, options.credentials
-    )
-    return await open_session(Target(target.host, target.host, target.port), session_options)
 
 
 class EnvelopeSubmitter:
@@ -356,14 +299,14 @@ class _EnvelopeSubmission:
                 header = TIME_FIELD + time.encode() + b"\r\n" + header
         dsn = DsnOptions(parameters, [""] * len(addresses)) if parameters else None
         return Transaction(
-            self._options.sender,
-            addresses,
-            header,
-            body,
-            len(header) + 2 + len(body),
-            not (header.isascii() and body.isascii()),
-            any(map(needs_smtputf8, [self._options.sender, *addresses])),
-            dsn,
+            sender=self._options.sender,
+            recipients=addresses,
+            header=header,
+            body=body,
+            size=len(header) + 2 + len(body),
+            eight_bit=not (header.isascii() and body.isascii()),
+            smtputf8=any(map(needs_smtputf8, [self._options.sender, *addresses])),
+            dsn=dsn,
         )
 
     async def _session(self) -> SmtpSession:
@@ -382,7 +325,42 @@ class _EnvelopeSubmission:
         for address in addresses:
             self._results.append(
                 SubmissionResult(
-                    self._envelope.key, self._relay, address, state, reply.code, str(reply), messages,
-                    repeated, now_ms, age_ms,
+                    key=self._envelope.key, relay=self._relay, address=address, state=state, code=reply.code, reply=str(reply),
+                    messages=messages, repeated=repeated, time_ms=now_ms, age_ms=age_ms,
                 )
             )  # fmt: skip
+
+
+async def key_windows(options: SubmitOptions) -> dict[str, int | None]:
+    """For how long, in seconds, each relay that can be reached remembers a key; None: it does not say."""
+    found: dict[str, int | None] = {}
+    for relay in options.relays:
+        try:
+            session = await _open(relay, options)
+        except DestinationFailed:
+            continue  # ``EnvelopeSubmitter`` waits for it
+        text = session.parameter(KEY_WINDOW.lower())
+        found[relay] = int(text) if text.isascii() and text.isdigit() else None
+        session.close()
+    return found
+
+
+def relays_of(key: str, relays: Sequence[str]) -> list[str]:
+    """``relays`` in the order of preference of ``key`` (rendezvous hashing); ``key`` belongs to the first.
+
+    When a relay is added or removed, only the keys that it gains or loses change their relay.
+    """
+    return sorted(relays, key=lambda relay: _weight(relay, key), reverse=True)
+
+
+def _weight(relay: str, key: str) -> bytes:
+    return blake2b(f"{relay}\0{key}".encode(), digest_size=8).digest()
+
+
+async def _open(relay: str, options: SubmitOptions) -> SmtpSession:
+    """A session with a relay. Raises DestinationFailed."""
+    target = host_port(relay)
+    session_options = SessionOptions(
+        options.ehlo, None, options.tls, options.timeouts, options.credentials
+    )
+    return await open_session(Target(target.host, target.host, target.port), session_options)

@@ -32,10 +32,9 @@ from zonemta_py.core.model import PathKey
 from zonemta_py.delivery.egress import read_egress
 from zonemta_py.egress.warmup import EPOCH
 from zonemta_py.pipeline.events.log import EventLog
-from zonemta_py.pipeline.events.rows import read_events
+from zonemta_py.pipeline.events.rows import ATTEMPTS, read_events
 from zonemta_py.pipeline.plan.pack import TURNS
 from zonemta_py.pipeline.plan.request import read_manifest
-from zonemta_py.pipeline.report.attempts import ATTEMPTS
 from zonemta_py.pipeline.simulate.egress import RecordedDomain, SendingSettings
 from zonemta_py.pipeline.simulate.prediction import (
     ATTEMPTS_MAX,

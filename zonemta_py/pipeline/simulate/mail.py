@@ -1,4 +1,9 @@
-"""The messages of one simulated zone that could be sent now, by destination and pool. Pure; follows ``queue.ready``."""
+"""What a simulated relay has instead of a queue, a clock and sockets. Pure.
+
+``SimulatedMail``: the messages of a zone that could be sent now, by destination and pool. ``VirtualClock``: what happens at which
+moment, in order. ``SimulatedSessions``: new ones, those in use, and those that are idle for a while; a session is one of a provider
+and a source address, whichever host it is with.
+"""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -8,18 +13,23 @@ from typing import NamedTuple
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import DestinationTable, Zone
-from zonemta_py.core.model import USUAL_POOL, PathKey
-from zonemta_py.egress.limits import ANY, Permit, Permits
-from zonemta_py.egress.sources import addresses_of, fallback_pool, part_after
+from zonemta_py.core.model import USUAL_POOL, PathKey, PoolKey
+from zonemta_py.egress.admission import WorkerSlot
+from zonemta_py.egress.limits import ANY, FREE, Permit, Permits
+from zonemta_py.egress.sources import LastAttempt, addresses_of, pool_key_after
 from zonemta_py.pipeline.simulate.prediction import SimulatedMessage
 
 
 class Earlier(NamedTuple):
-    """The earlier attempts of a message: how many count; of the last one the class of the reply, and our address."""
+    """The earlier attempts of a message: how many count; of the last one the class of the reply, and our address.
+
+    ``blocked``: how many were refused for good because of our address.
+    """
 
     attempts: int = 0
     reply_class: str = ""
     source: str = ""
+    blocked: int = 0
 
 
 @dataclass(slots=True)
@@ -47,15 +57,14 @@ class SimulatedMail:
         """Whether there is mail of a destination."""
         return name in self._queues
 
-    def pools(self, name: str) -> tuple[str, ...]:
-        """The pools from which mail of a destination leaves, the next one first; USUAL_POOL: that of the destination."""
-        return tuple(self._queues.get(name, ())) or (USUAL_POOL,)
+    def pool_keys(self, name: str) -> tuple[PoolKey, ...]:
+        """From which pools mail of a destination leaves, the next one first."""
+        return tuple(self._queues.get(name, ()))
 
     def pool_key(self, name: str, earlier: Earlier) -> str:
         """From which pool, or part of one, a message leaves after its last attempt."""
-        pool = fallback_pool(self._table.settings(name), earlier.attempts, earlier.reply_class)
-        addresses = self._addresses.get(pool, ())
-        return part_after(pool, addresses, earlier.source, earlier.reply_class).key
+        last = LastAttempt(earlier.attempts, earlier.source, earlier.reply_class)
+        return pool_key_after(self._table.settings(name), self._addresses, last)
 
     def add(self, name: str, waiting: WaitingMessage) -> None:
         """Mail has arrived, or is due again."""
@@ -99,7 +108,17 @@ class SimulatedMail:
         return replace(waiting, recipients=most)
 
 
-# ---- The time of a simulation: what happens at which moment, in order. Pure.
+class SimulatedMails(dict[str, SimulatedMail]):
+    """The mail of each zone."""
+
+    def zone(self, name: str) -> SimulatedMail:
+        """That of a zone."""
+        return self[name]
+
+    def pool_keys(self, zone: str, destination: str) -> tuple[PoolKey, ...]:
+        """See ``WaitingMail``."""
+        return self[zone].pool_keys(destination) or (USUAL_POOL,)
+
 
 Act = Callable[[], None]
 
@@ -150,11 +169,6 @@ class VirtualClock:
             self._soon.popleft()()
 
 
-# ---- The sessions of a simulated relay with limited providers: new, in use, and idle for a while. Pure.
-#
-# A session is one of a provider and a source address, whichever host it is with.
-
-
 class SimulatedSession:
     """An open session; ``left``: how many messages it takes yet."""
 
@@ -167,14 +181,46 @@ class SimulatedSession:
 
 
 class SimulatedSessions:
-    """Those without a worker; the permits know their number."""
+    """Those of workers, and those without one, whose number the permits know."""
 
     def __init__(self, permits: Permits, clock: VirtualClock) -> None:
         self._permits = permits
         self._clock = clock
         self._idle: dict[PathKey, deque[SimulatedSession]] = {}
+        self._used: dict[WorkerSlot, SimulatedSession] = {}
 
-    def take(self, path: PathKey) -> SimulatedSession | None:
+    def open(self, slot: WorkerSlot, messages_max: int, idle_s: float) -> bool | None:
+        """A session for the message of a worker: whether it is a new one; None: none may be opened now.
+
+        ``messages_max``: of a new one. ``idle_s``: how long the one that it leaves for this stays open.
+        """
+        permit, session = slot.permit, self._used.get(slot)
+        if permit is FREE:
+            return False
+        path, is_new = (permit.provider, permit.address), False
+        if session is not None and session.path != path:
+            self.leave(slot, idle_s)
+            session = None
+        if session is None or not session.left:
+            session = self._take(path)
+        if session is None:
+            if permit.connects == 0:
+                return None
+            session, is_new = SimulatedSession(path, messages_max), True
+            self._make_room(permit)
+        self._used[slot] = session
+        session.left -= 1
+        return is_new
+
+    def leave(self, slot: WorkerSlot, idle_s: float) -> None:
+        """The worker leaves its session, which stays open for ``idle_s`` if it takes more messages."""
+        session = self._used.pop(slot, None)
+        if session is not None and session.left:
+            session.expires_s = self._clock.now_s + idle_s
+            self._idle.setdefault(session.path, deque()).append(session)
+            self._count(session.path)
+
+    def _take(self, path: PathKey) -> SimulatedSession | None:
         """An idle session, the newest one."""
         idle = self._idle.get(path)
         while idle and idle[0].expires_s <= self._clock.now_s:
@@ -183,14 +229,7 @@ class SimulatedSessions:
         self._count(path)
         return session
 
-    def keep(self, session: SimulatedSession, idle_s: float) -> None:
-        """The worker has left it."""
-        if session.left:
-            session.expires_s = self._clock.now_s + idle_s
-            self._idle.setdefault(session.path, deque()).append(session)
-            self._count(session.path)
-
-    def make_room(self, permit: Permit) -> None:
+    def _make_room(self, permit: Permit) -> None:
         """Close idle sessions beyond the limits of the provider: the worker of ``permit`` opens one."""
         for address in (permit.address, ANY):
             path = self._permits.path(permit.provider, address)

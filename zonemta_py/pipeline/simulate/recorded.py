@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from zonemta_py.egress.controller import OF_SENDER
-from zonemta_py.pipeline.report.attempts import ATTEMPTS, mask_reply, named_provider, provider
+from zonemta_py.pipeline.events.rows import ATTEMPTS, named_provider, provider, reply_kind
 from zonemta_py.pipeline.simulate.egress import RecordedDomain
 
 ATTEMPTS_MIN = 50  # of a step of the rate; one with fewer belongs to the next one
@@ -205,7 +205,7 @@ def recorded_replies(events: DataFrame) -> DataFrame:
         F.when(is_failure, F.coalesce("class", F.lit(""))).alias("class"),
         F.when(is_failure, F.col("code")).alias("code"),
         F.when(is_failure, F.col("status")).alias("status"),
-        F.when(is_failure, mask_reply(F.col("reply"))).alias("kind"),
+        F.when(is_failure, reply_kind(F.col("reply"))).alias("kind"),
         F.when(is_failure, F.col("reply")).alias("example"),
         is_of_sender().alias("of_sender"),
     )

@@ -1,6 +1,11 @@
-"""One zone of a simulated relay: its workers, its mail, and what becomes of it. Pure.
+"""One zone of a simulated relay, its workers, its mail, and what becomes of it; and the simulation of all zones. Pure.
 
-The scheduler, the token bucket and the retry policies are the relay's own code; peers and the queue are simulated.
+The scheduler, ``egress``, the token bucket and the retry policies are the relay's own code; peers and the queue are simulated.
+Events happen one after the other on a virtual clock: mail arrives, a worker takes a lease (``_serve``), its transaction has its
+answers (``_answered``), deferred mail is due again (``_again``), what mail waits for has room (``_wake``).
+
+Not simulated: the time that a session takes to open (it is part of the recorded time of a transaction), limits of peers
+that the relay learns, look-ups, tenants, and the work of the relay itself beyond ``relay_limit_per_s``.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,20 +15,16 @@ from random import Random
 
 from zonemta_py.config.values import Rate
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.model import PathKey
-from zonemta_py.delivery.zone_egress import EgressRoute
+from zonemta_py.core.model import Attempt, PathKey
 from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.controller import OF_SENDER
 from zonemta_py.egress.limits import FREE
-from zonemta_py.egress.paths import Refusal
-from zonemta_py.egress.rules import USUAL, Handling, ProviderReply
-from zonemta_py.pipeline.simulate.egress import (
-    RecordedDomain,
-    SendingSettings,
-    SimulatedAdmission,
-    SimulatedEgress,
-    is_limited,
-)
+from zonemta_py.egress.message import Decision, LeasedMail, MessageEgress
+from zonemta_py.egress.paths import Limit
+from zonemta_py.egress.rules import USUAL, Handling
+from zonemta_py.egress.sources import BY_SYSTEM, preferred, source_name
+from zonemta_py.egress.zone import ZoneEgress
+from zonemta_py.pipeline.simulate.egress import RecordedDomain, SendingSettings, SimulatedEgress
 from zonemta_py.pipeline.simulate.mail import Earlier, SimulatedMail, VirtualClock, WaitingMessage
 from zonemta_py.pipeline.simulate.prediction import (
     PathLimits,
@@ -36,6 +37,9 @@ from zonemta_py.pipeline.simulate.recorded import BOUNCED, RecordedReply
 from zonemta_py.pipeline.simulate.world import PeerModels, SentTransaction, SimulatedWorld
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Scheduler, TokenBucket
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
+from zonemta_py.smtp.reply_class import ReplyClass
+from zonemta_py.smtp.verdict import Phase
 
 
 @dataclass(slots=True)
@@ -52,8 +56,11 @@ class SimulatedZone:
         self._world = world
         self._clock = world.clock
         self._mail = SimulatedMail(zone, world.egress.pools)
-        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake, self._mail)
-        self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._admission)
+        egress = world.egress
+        egress.mails[name] = self._mail
+        self._egress = ZoneEgress(name, zone, egress, _no_look_up, self._wake, egress.waits)
+        self._messages = MessageEgress(egress, self._egress.routes, self._egress.closed)
+        self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._egress)
         self._table = self._scheduler.table
         self._policies = [make_policy(each.retry) for each in self._table.zones]
         self._timer_s: float | None = None
@@ -115,7 +122,7 @@ class SimulatedZone:
         while True:
             wait_s, limit = self._wait_s()
             if wait_s > 0:
-                self._admission.no_worker_starts()
+                self._egress.no_worker_starts()
                 self._limited_by = limit
                 if self._timer_s is None:
                     self._timer_s = self._clock.now_s + wait_s
@@ -125,7 +132,7 @@ class SimulatedZone:
             if slot is None:
                 full = self._scheduler.active >= self._zone.connections
                 if self._mail.messages:
-                    waits = self._admission.has_waiting  # for a limit of a provider
+                    waits = self._egress.has_waiting  # for a limit of a provider
                     other = None if waits else "connections_per_domain"
                     self._limited_by = "connections" if full else other
                 return
@@ -155,7 +162,7 @@ class SimulatedZone:
 
     def _serve(self, worker: _Worker) -> None:
         """Begin a transaction of a worker, or end the worker; follows ``ZoneWorkers._serve``."""
-        scheduler, slot, now_s = self._scheduler, worker.slot, self._clock.now_s
+        scheduler, slot, now_s, world = self._scheduler, worker.slot, self._clock.now_s, self._world
         name = slot.destination.name
         if self._wait_s()[0] > 0 or not scheduler.next_lease(slot, now_s):
             self._leave(slot, has_mail=True)
@@ -168,44 +175,86 @@ class SimulatedZone:
             return
         if scheduler.leased(slot, now_s, more=self._mail.has(name)):
             self._start_workers()
-        source = self._admission.choose(slot, str(waiting.number), waiting.earlier)
-        if isinstance(source, Refusal):  # others at its destination are sent meanwhile
-            self._clock.at(self._admission.again_s(source), partial(self._again, waiting))
+        decision = self._messages.decide(slot, self._mail_of(name, waiting))
+        if decision.refusal is not None:  # others at its destination are sent meanwhile
+            due_ms = self._messages.retry_at_ms(decision.refusal, self._clock.now_ms)
+            self._clock.at_ms(due_ms, partial(self._again, waiting))
             self._clock.soon(partial(self._serve, worker))
             return
-        waiting = self._narrowed(slot, name, waiting)
-        opened = self._admission.open_session(slot)
+        if decision.recipients < waiting.recipients:  # as many as the schedules of its address allow
+            waiting = self._mail.split(name, waiting, decision.recipients)
+            scheduler.ready(name, now_s)
+        source = self._source(decision)
+        if source is None:
+            self._fail(worker, waiting)
+            return
+        opened = world.egress.sessions.open(slot, self._messages_max(slot), self._zone.timeouts.idle)
         if opened is None:
-            self._admission.not_permitted(slot)
+            self._not_permitted(slot)
             self._mail.put_back(name, waiting)
             scheduler.ready(name, now_s)
             self._leave(slot, has_mail=True)
             return
         if not waiting.earlier.source:
             slot.note_source(source)
-        self._begin(worker, waiting, source, opened=opened)
+        self._begin(worker, waiting, (decision, source), opened=opened)
 
-    def _narrowed(self, slot: WorkerSlot, name: str, waiting: WaitingMessage) -> WaitingMessage:
-        """``waiting`` with as many recipients as the schedules of its address allow."""
-        permit, egress = slot.permit, self._world.egress
-        if not permit.warming:
-            return waiting
-        most = egress.recipients_max(permit, waiting.recipients, self._clock.now_ms)
-        if most < waiting.recipients:
-            waiting = self._mail.split(name, waiting, most)
-            self._scheduler.ready(name, self._clock.now_s)
-        return waiting
+    def _mail_of(self, name: str, waiting: WaitingMessage) -> LeasedMail:
+        earlier = waiting.earlier
+        return LeasedMail(
+            message=str(waiting.number),
+            destination=name,
+            domain=waiting.message.destination,
+            blocked=[earlier.blocked] * waiting.recipients,
+            pool_key=self._mail.pool_key(name, earlier),
+            last_source=earlier.source,
+            last_class=earlier.reply_class,
+        )
 
-    def _begin(self, worker: _Worker, waiting: WaitingMessage, source: str, *, opened: bool) -> None:
+    def _source(self, decision: Decision) -> str | None:
+        """The address that a message leaves from, by its order or as the agent chooses; None: no address reaches the hosts."""
+        route, mail = decision.route, decision.mail
+        assert route is not None
+        if decision.order is not None and decision.order.source is not None:
+            return decision.order.source
+        usable = self._egress.routes.sources(route.with_pool(mail.pool_key))
+        if not usable:
+            return None if decision.provider else BY_SYSTEM
+        return source_name(preferred(usable, mail.message, decision.prefers)[0])
+
+    def _messages_max(self, slot: WorkerSlot) -> int:
+        """How many messages a new session takes."""
+        most = self._world.egress.table.settings(slot.permit.provider).limits.messages_per_session
+        own = self._table.settings(slot.destination.name).messages_per_connection
+        return min(own, most) if most else own
+
+    def _not_permitted(self, slot: WorkerSlot) -> None:
+        """A session was needed and not allowed: its destination waits until one is."""
+        egress, permit = self._world.egress, slot.permit
+        egress.end(permit, 0, 0)
+        self._egress.not_permitted(slot)
+        limit = Limit.PROVIDER_CONNECT_RATE.value
+        egress.limits.bind((permit.provider, permit.address), limit, self._clock.now_s)
+
+    def _fail(self, worker: _Worker, waiting: WaitingMessage) -> None:
+        """No address reaches the hosts: an attempt without a transaction."""
+        self._world.egress.end(worker.slot.permit, 0, 0)
+        self._result.deferrals += waiting.recipients
+        self._defer(waiting, USUAL)
+        self._clock.soon(partial(self._serve, worker))
+
+    def _begin(
+        self, worker: _Worker, waiting: WaitingMessage, sent: tuple[Decision, str], *, opened: bool
+    ) -> None:
+        """``sent``: by which decision, and from which address."""
         world, slot, clock = self._world, worker.slot, self._clock
         self._scheduler.session_opened(slot, clock.now_s)
         if world.relay_bucket is not None:
             world.relay_bucket.take(clock.now_s)
-        if slot.permit.granted:
-            world.egress.permits.begin(slot.permit, clock.now_ms, int(opened))
-        route, key = self._admission.route(slot.destination.name), ("", "")
-        if is_limited(route):
-            key = route.provider, source
+        self._messages.begin(slot, int(opened))
+        (decision, source), key = sent, ("", "")
+        if decision.provider:
+            key = decision.provider, source
             use = self._result.paths.get(key)
             if use is None:
                 use = self._result.paths[key] = PathUse()
@@ -214,22 +263,25 @@ class SimulatedZone:
             world.on_sent(SentTransaction(clock.now_ms, key, waiting.recipients, opened))
         self._result.transactions += 1
         time_s = world.time_s(waiting.message)
-        clock.at(clock.now_s + time_s, partial(self._answered, worker, waiting, key))
+        clock.at(clock.now_s + time_s, partial(self._answered, worker, waiting, (decision, key)))
 
     def _leave(self, slot: WorkerSlot, *, has_mail: bool) -> None:
         had_permit = slot.permit is not FREE
+        self._world.egress.sessions.leave(slot, self._zone.timeouts.idle)
         self._scheduler.ended(slot, self._clock.now_s, has_mail=has_mail)
         if had_permit:
             self._clock.soon(self._start_workers)  # after other zones, which this has woken
         else:
             self._start_workers()
 
-    def _answered(self, worker: _Worker, waiting: WaitingMessage, key: PathKey) -> None:
+    def _answered(
+        self, worker: _Worker, waiting: WaitingMessage, sent: tuple[Decision, PathKey]
+    ) -> None:
         self._touch()
-        slot, egress = worker.slot, self._world.egress
+        slot = worker.slot
         worker.served += 1
-        egress.finish(slot.permit, waiting.recipients, 0, self._clock.now_ms)
-        self._settle(slot.destination.name, waiting, key)
+        self._world.egress.end(slot.permit, waiting.recipients, 0)
+        self._settle(waiting, *sent)
         self._scheduler.session_ended(slot)
         if self._scheduler.should_yield(slot, worker.served):
             self._leave(slot, has_mail=True)
@@ -238,64 +290,49 @@ class SimulatedZone:
 
     # ---- what becomes of it
 
-    def _settle(self, name: str, waiting: WaitingMessage, key: PathKey) -> None:
+    def _settle(self, waiting: WaitingMessage, decision: Decision, key: PathKey) -> None:
         world = self._world
         replies = world.replies_of(waiting.message, (waiting.recipients, waiting.attempt), key)
-        route = self._admission.route(name)
-        world.egress.settled += 1
-        for reply, count in replies.items():
-            handling = USUAL
-            if is_limited(route) and (reply is None or reply.code):
-                handling = self._report(route, waiting, key, (reply, count))
+        attempts = {reply: _attempt_of(reply, key) for reply in replies}
+        actions = self._messages.actions(decision, list(attempts.values()))
+        each_attempt = [attempts[reply] for reply, count in replies.items() for _ in range(count)]
+        self._messages.settled(decision, each_attempt, self._clock.now_ms)
+        for (reply, count), action in zip(replies.items(), actions, strict=True):
             if reply is None:
                 self._finish(count)
                 self._result.delivered += count
                 self._ages.append((self._clock.now_s - waiting.message.arrival_s, count))
-            elif handling.holds:
-                self._finish(count)
-                self._result.held += count
-            elif handling.bounces or (reply.event == BOUNCED and not handling.defers):
-                self._finish(count)
-                self._result.bounced += count
-            else:
-                self._result.deferrals += count
-                attempts = waiting.attempt - (not handling.is_counted)
-                earlier = Earlier(attempts, reply.reply_class, key[1])
-                self._defer(replace(waiting, recipients=count, earlier=earlier), handling)
+                continue
+            if decision.provider and reply.code and reply.reply_class in OF_SENDER:
+                self._result.paths[key].refused += count
+            self._refused(replace(waiting, recipients=count), (reply, action), key)
 
-    def _report(
-        self,
-        route: EgressRoute,
-        waiting: WaitingMessage,
-        key: PathKey,
-        counted: tuple[RecordedReply | None, int],
-    ) -> Handling:
-        """Tell the controller and the rules of shaping; returns what these say of the recipients."""
-        recorded, count = counted
-        egress, domain = self._world.egress, waiting.message.destination
-        if recorded is None:
-            egress.reply(ProviderReply(*key, route.own_pool, domain, "", 250, "2.0.0", ""), count)
-            return USUAL
-        reply = ProviderReply(
-            *key,
-            route.own_pool,
-            domain,
-            recorded.reply_class,
-            recorded.code,
-            recorded.status,
-            recorded.text,
-        )
-        if reply.reply_class in OF_SENDER:
-            self._result.paths[key].refused += count
-        handling = egress.engine.handling(reply)
-        egress.reply(reply, count)
-        return handling
+    def _refused(
+        self, waiting: WaitingMessage, answer: tuple[RecordedReply, Handling], key: PathKey
+    ) -> None:
+        """Its recipients got a reply, and what the rules of shaping do with them."""
+        (reply, action), count, earlier = answer, waiting.recipients, waiting.earlier
+        if action.holds:
+            self._finish(count)
+            self._result.held += count
+        elif action.bounces or (reply.event == BOUNCED and not action.defers):
+            self._finish(count)
+            self._result.bounced += count
+        else:
+            self._result.deferrals += count
+            waiting.earlier = Earlier(
+                waiting.attempt - (not action.is_counted),
+                reply.reply_class,
+                key[1],
+                earlier.blocked + (reply.code >= 500 and reply.reply_class == ReplyClass.BLOCKED),
+            )
+            self._defer(waiting, action)
 
     def _finish(self, recipients: int) -> None:
         self._backlog -= recipients
         self._result.completed_s = self._clock.now_s
 
-    def _defer(self, waiting: WaitingMessage, handling: Handling) -> None:
+    def _defer(self, waiting: WaitingMessage, action: Handling) -> None:
         number = self._table.number(self._table.name_of(waiting.message.destination))
         retry, created_ms = self._table.zones[number].retry, int(waiting.message.arrival_s * 1000)
         context = RetryContext(
@@ -304,20 +341,33 @@ class SimulatedZone:
             now_ms=int(self._clock.now_s * 1000),
             end_ms=created_ms + int(retry.give_up_after * 1000),
         )
-        policy = ladder(handling.delays_s) if handling.delays_s else self._policies[number]
+        policy = ladder(action.delays_s) if action.delays_s else self._policies[number]
         due_ms = next_attempt(policy, context, self._world.random.random() * retry.jitter / 100)
         if due_ms is None:
             self._result.expired += waiting.recipients
             self._finish(waiting.recipients)
             return
-        waiting.attempt += handling.is_counted
+        waiting.attempt += action.is_counted
         self._clock.at(due_ms / 1000, partial(self._again, waiting))
 
 
-# ---- Simulates the delivery of a load through the zones of a relay: discrete events on a virtual clock. No Spark, no network.
-#
-# Not simulated: the time that a session takes to open (it is part of the recorded time of a transaction), limits of peers
-# that the relay learns, look-ups, tenants, and the work of the relay itself beyond ``relay_limit_per_s``.
+def _attempt_of(reply: RecordedReply | None, path: PathKey) -> Attempt:
+    """The attempt of recipients that got ``reply``, or were accepted (None)."""
+    phase, (provider, source) = Phase.RCPT.value, path
+    if reply is None:
+        return Attempt(phase, 250, "2.0.0", "", source_ip=source, provider=provider)
+    return Attempt(
+        phase, reply.code, reply.status, reply.text, source_ip=source, reply_class=reply.reply_class,
+        provider=provider,
+    )  # fmt: skip
+
+
+async def _no_look_up(domain: str) -> MxAnswer:
+    """The record names the provider of each domain."""
+    return NO_MX_ANSWER
+
+
+# ---- all zones
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +411,14 @@ def simulate(
     limit_per_s = relay.relay_limit_per_s
     bucket = TokenBucket(Rate(max(1, round(limit_per_s * 60)), 60.0), 0.0) if limit_per_s else None
     world = SimulatedWorld(
-        clock, egress, load.peers, Random(relay.seed), {}, load.domains, bucket, on_sent
+        clock=clock,
+        egress=egress,
+        peers=load.peers,
+        random=Random(relay.seed),
+        meters={},
+        domains=load.domains,
+        relay_bucket=bucket,
+        on_sent=on_sent,
     )
     zones: dict[str, SimulatedZone] = {}
 

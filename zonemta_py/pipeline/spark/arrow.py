@@ -114,7 +114,7 @@ def _word(data: npt.NDArray[np.uint8], at: Numbers, size: int) -> Words:
     return np.ascontiguousarray(windows).view(f"<u{size}")[:, 0].astype(np.uint64)
 
 
-# ---- blocks
+# ---- The blocks that are distributed.
 
 BLOCK = StructType(
     [

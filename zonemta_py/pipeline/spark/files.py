@@ -26,6 +26,8 @@ RENAMING = (
 )  # schemes of file systems that show a part of a file while it is written
 SUCCESS = "_SUCCESS"  # written by Spark, when all files of a table are there
 PATTERN = frozenset("*?[]{}\\")  # characters that Hadoop takes for a pattern where it reads a path
+TABLE = "table:"  # before the name of a table of a catalog of the session
+HIDDEN = ("_", ".")  # names that Spark leaves out, too
 
 
 def prepare_output(
@@ -241,6 +243,11 @@ def is_url(path: str) -> bool:
     return "://" in path or path.startswith("file:")
 
 
+def is_here(spark: SparkSession) -> bool:
+    """Whether the driver is this process, so that its paths are those of this machine: not over Spark Connect."""
+    return isinstance(spark, DeferredSession) or hasattr(spark, "_jvm")
+
+
 def _reachable(spark: SparkSession, path: str) -> tuple[Any, Any]:
     found = _file_system(spark, path)
     if found is None:
@@ -259,11 +266,49 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
         return at.getFileSystem(context.hadoopConfiguration()), at
 
 
-# ---- Whether files compressed by zstd end where a frame ends.
-#
-# Spark's reader does not notice an end within any frame but the first: it takes what it has for the whole file. So such files are
-# decompressed once more before they are read. This is done in the driver, by the library and the file systems of Spark; over Spark
-# Connect there is neither, and nothing is examined.
+def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
+    """The length of each file below ``path``, by its path as Spark writes it; None when that is not a directory of this machine.
+    Raises LocalError for one that cannot be read: its events must not be missing without a word.
+
+    Over Spark Connect the directory is one of the server.
+    """
+    if is_url(path) or not is_here(spark) or not Path(path).is_dir():
+        return None
+    return dict(_files_below(str(local_path(path)), set()))
+
+
+def _files_below(directory: str, seen: set[str]) -> Iterator[tuple[str, int]]:
+    """Those of links to directories, too: old days may be on another disk. ``seen``: where these have led, because one may lead back."""
+    real = os.path.realpath(directory)
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                is_lost = entry.is_symlink() and not Path(entry.path).exists()
+                if is_lost or entry.name.startswith(HIDDEN):
+                    continue
+                if entry.is_dir():
+                    yield from _files_below(entry.path, seen)
+                    continue
+                with suppress(FileNotFoundError):  # the relay has removed it meanwhile
+                    yield f"file:{entry.path}", entry.stat().st_size
+    except FileNotFoundError:
+        return  # so may the directory be
+    except OSError as exc:
+        raise LocalError(f"{directory}: {exc.strerror}") from exc
+
+
+def local_size_bytes(spark: SparkSession, path: str) -> int | None:
+    """The size of a file, or of the files below a directory; None when it is not on this machine."""
+    if not is_url(path) and is_here(spark) and Path(path).is_file():
+        return Path(path).stat().st_size
+    files = local_files(spark, path)
+    return None if files is None else sum(files.values())
+
+
+# ---- Files compressed by zstd that end within a frame.
 
 SUFFIX = ".zst"
 READ_BYTES, DECOMPRESSED_BYTES = 1 << 20, 1 << 22  # at once
@@ -315,55 +360,3 @@ def _is_whole(java: Any, stream: Any) -> bool:
     finally:
         context.close()
     return bool(has_ended)
-
-
-# ---- Lists the files below a directory of this machine: Spark starts a job for that, which takes ten seconds for those of a year.
-
-HIDDEN = ("_", ".")  # names that Spark leaves out, too
-
-
-def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
-    """The length of each file below ``path``, by its path as Spark writes it; None when that is not a directory of this machine.
-    Raises LocalError for one that cannot be read: its events must not be missing without a word.
-
-    Over Spark Connect the directory is one of the server.
-    """
-    if is_url(path) or not is_here(spark) or not Path(path).is_dir():
-        return None
-    return dict(_files_below(str(local_path(path)), set()))
-
-
-def _files_below(directory: str, seen: set[str]) -> Iterator[tuple[str, int]]:
-    """Those of links to directories, too: old days may be on another disk. ``seen``: where these have led, because one may lead back."""
-    real = os.path.realpath(directory)
-    if real in seen:
-        return
-    seen.add(real)
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                is_lost = entry.is_symlink() and not Path(entry.path).exists()
-                if is_lost or entry.name.startswith(HIDDEN):
-                    continue
-                if entry.is_dir():
-                    yield from _files_below(entry.path, seen)
-                    continue
-                with suppress(FileNotFoundError):  # the relay has removed it meanwhile
-                    yield f"file:{entry.path}", entry.stat().st_size
-    except FileNotFoundError:
-        return  # so may the directory be
-    except OSError as exc:
-        raise LocalError(f"{directory}: {exc.strerror}") from exc
-
-
-def local_size_bytes(spark: SparkSession, path: str) -> int | None:
-    """The size of a file, or of the files below a directory; None when it is not on this machine."""
-    if not is_url(path) and is_here(spark) and Path(path).is_file():
-        return Path(path).stat().st_size
-    files = local_files(spark, path)
-    return None if files is None else sum(files.values())
-
-
-def is_here(spark: SparkSession) -> bool:
-    """Whether the driver is this process, so that its paths are those of this machine: not over Spark Connect."""
-    return isinstance(spark, DeferredSession) or hasattr(spark, "_jvm")

@@ -1,37 +1,70 @@
-"""Where the rows of a job go: into a directory as Parquet, into a table of a catalog of the session, or nowhere."""
+"""The output of a job: its rows, what is damaged in the event log that it read, and the lock that keeps other runs away.
+
+Rows go into a directory as Parquet, into a table of a catalog of the session (``table:NAME``), or nowhere:
+
+    output = RowsOutput(spark, request.output, overwrite=request.overwrite)    refuses what it must not replace
+    rows = output.written(rows)
+    output.keep_damage(log.damage)                                             OUTPUT/_quarantine/segments.jsonl
+
+Two runs in one directory, such as a scheduler's retry beside the first try, would mix their files. The lock is one of the directory
+itself (flock), so that it leaves nothing behind and ends with the process. Object stores and other file systems of Spark have none,
+nor has a directory of another machine that is reached over Spark Connect.
+"""
 
 import fcntl
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.events.quarantine import BESIDE_ROWS, Damage, write_quarantine
-from zonemta_py.pipeline.events.rows import event_schema, with_columns_of
-from zonemta_py.pipeline.plan.list import TABLE
 from zonemta_py.pipeline.spark.arrow import write_table
 from zonemta_py.pipeline.spark.files import (
     PATTERN,
     SUCCESS,
+    TABLE,
     is_here,
     is_url,
     local_path,
     names_in,
     prepare_output,
+    read_text,
     remove,
     write_text,
 )
 from zonemta_py.pipeline.spark.session import spark_errors
 
-FILE = "rows.parquet"
+ROWS_FILE = "rows.parquet"
+DAMAGE_FILE = "segments.jsonl"
+QUARANTINE = "quarantine"
+BESIDE_ROWS = "_quarantine"  # in the directory of a table, where Spark reads no names that begin so
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Damage(NamedTuple):
+    """A damaged segment, or a place where segments are missing: then ``path`` is empty.
+
+    ``offset``: the byte at which the damage begins. ``readable``: the records that are in the sums all the same. ``unread``: the lines
+    that can be decompressed and are not: what is no event, and the rest of its group commits.
+    """
+
+    reason: str
+    path: str = ""
+    offset: int = 0
+    readable: int = 0
+    unread: int = 0
+
+    def __str__(self) -> str:
+        if not self.path:
+            return self.reason
+        unread = f", {self.unread:,} lines not" if self.unread else ""
+        return f"{self.reason}; {self.readable:,} of its records are read{unread}"
 
 
 class RowsOutput:
@@ -72,7 +105,7 @@ class RowsOutput:
         if self._table:
             self.written(self._spark.createDataFrame(rows))
         elif self._path is not None:
-            write_table(self._spark, f"{self._path}/{FILE}", rows)
+            write_table(self._spark, f"{self._path}/{ROWS_FILE}", rows)
             write_text(self._spark, f"{self._path}/{SUCCESS}", "")
 
     def keep_damage(self, damage: Sequence[Damage]) -> None:
@@ -119,77 +152,34 @@ def _prepared(spark: SparkSession, output: str, *, overwrite: bool) -> str | Non
     )
 
 
-# ---- A table of a catalog of the session, to which each run of a job appends its rows once.
-#
-# The column ``run`` names the run: the next run can thus see whether the rows of one that was killed are there. Iceberg and Delta commit
-# all rows of a run or none; Spark's own Parquet tables show the files of the tasks that had ended.
-
-RUN = "run"
-
-
-def run_table_schema() -> StructType:
-    """The columns of a table of events: those of ``event_schema``, and ``run``."""
-    return StructType([*event_schema().fields, StructField(RUN, StringType())])
-
-
-def prepare_table(spark: SparkSession, table: str) -> None:
-    """Create ``table``, by ``date``, unless it exists. Raises LocalError for one that lacks a column, or has it with another type.
-
-    Without ``USING`` the catalog chooses the format; Spark's own takes that of spark.sql.sources.default.
-    """
-    columns = ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in run_table_schema())
-    with spark_errors(f"table {table}"):
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) PARTITIONED BY (date)")
-        spark.catalog.refreshTable(table)  # a job that failed may have written files
-        present = {each.name: each.dataType.simpleString() for each in spark.table(table).schema}
-    for each in run_table_schema():
-        kind = each.dataType.simpleString()
-        if each.name not in present:
-            raise LocalError(
-                f"table {table}: has no column {each.name}; if it is a table of events, add it: "
-                f"ALTER TABLE {table} ADD COLUMNS (`{each.name}` {kind})"
-            )
-        if present[each.name] != kind:
-            raise LocalError(
-                f"table {table}: the column {each.name} is {present[each.name]}, expected {kind}"
-            )
-
-
-def append_once(
-    spark: SparkSession, table: str, run: str, rows: DataFrame, *, count: int, is_first_try: bool
+def write_quarantine(
+    spark: SparkSession, output: str, damage: Iterable[Damage], name: str = QUARANTINE
 ) -> None:
-    """Append the ``count`` ``rows`` of ``run`` to a table that is prepared, in one commit, unless they are there.
-
-    Columns of the table that are not in ``run_table_schema`` are null. Raises LocalError when some of the rows are there.
-    """
-    with spark_errors(f"table {table}"):
-        found = 0 if is_first_try else _rows_of(spark, table, run)
-        if found == count:
-            return
-        if found:
-            raise LocalError(
-                f"table {table}: has {found:,} rows of the run {run}, which are {count:,}: the commit was interrupted, and the table "
-                f"shows a part of it; delete the rows with {RUN} = '{run}', then run this again"
-            )
-        tagged = rows.withColumn(RUN, F.lit(run))
-        # By position: to append by name Spark would need the format of a table of its own.
-        with_columns_of(tagged, spark.table(table).schema).write.insertInto(table)
+    """Write or replace the file; without damage it is empty. ``name``: of its directory. Raises LocalError."""
+    lines = (
+        json.dumps(
+            {"file": each.path or None, "offset": each.offset, "reason": each.reason, "readable": each.readable,
+             "unread": each.unread}
+        )
+        for each in damage
+    )  # fmt: skip
+    write_text(spark, f"{output}/{name}/{DAMAGE_FILE}", "".join(f"{line}\n" for line in lines))
 
 
-def _rows_of(spark: SparkSession, table: str, run: str) -> int:
-    # A kill after the files of a new partition, and before the Hive metastore knew it: the next append would show them.
-    with suppress(AnalysisException):  # tables without partitions, and all others than Spark's own
-        spark.sql(f"MSCK REPAIR TABLE {table}")
-    return spark.table(table).where(F.col(RUN) == run).count()
-
-
-# ---- One run writes to an output directory: two of them, such as a scheduler's retry beside the first try, would mix their files.
-#
-# The lock is one of the directory itself (flock), so that it leaves nothing behind and ends with the process. Object stores and other
-# file systems of Spark have none, nor has a directory of another machine that is reached over Spark Connect.
-
-P = ParamSpec("P")
-R = TypeVar("R")
+def read_quarantine(spark: SparkSession, output: str) -> list[Damage] | None:
+    """The damage; None when there is no file, or none that this process can look at. Raises LocalError."""
+    path = f"{output}/{QUARANTINE}/{DAMAGE_FILE}"
+    if DAMAGE_FILE not in (names_in(spark, f"{output}/{QUARANTINE}") or ()):
+        return None
+    found = []
+    try:
+        for line in (read_text(spark, path) or "").splitlines():
+            each = json.loads(line)
+            numbers = (each["offset"], each["readable"], each.get("unread", 0))  # the last is new
+            found.append(Damage(each["reason"], each["file"] or "", *numbers))
+    except (ValueError, KeyError, TypeError) as exc:
+        raise LocalError(f"{path}: not a file of the pipeline: {exc}") from exc
+    return found
 
 
 class _Request(Protocol):

@@ -1,5 +1,21 @@
-"""The Spark session of a job, quiet and in UTC, and the Java that runs it: JAVA_HOME, else the one in PATH."""
+"""The Spark session of a job, quiet and in UTC, and the Java that runs it: JAVA_HOME, else the one in PATH.
 
+A local session uses an archive of Java's classes (CDS, JEP 350), which saves the loading and checking of some 20,000 of them:
+
+    ~/.cache/zonemta/spark/DIGEST.jsa     written by Java when a session ends
+    ~/.cache/zonemta/spark/DIGEST.seen    a byte for each session without it
+
+The archive is made by the second session of a machine: in a container that is new for each run it would cost more than it saves. Java
+uses none that does not fit, and ends as always where it cannot write one, but says so on standard error: the fourth session was the last to try.
+
+A *deferred* session starts when it is needed: a report of a few segments is made faster without one.
+
+Ctrl-C ends a job with one line, at once, as if it were killed: the same command, run again, completes the work. Spark's own handler
+calls into Java in the middle of another call to it; both fail, and Java and Python print their stacks. A job that runs at an interval
+finishes its current run (``repeat_until_interrupted``).
+"""
+
+import contextlib
 import hashlib
 import logging
 import os
@@ -24,144 +40,10 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
+from zonemta_py.core import clock
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.files import private_directory
-
-# ---- An archive of Java's classes (CDS, JEP 350), which saves a local session the loading and checking of some 20,000 of them.
-#
-#     ~/.cache/zonemta/spark/DIGEST.jsa     written by Java when a session ends
-#     ~/.cache/zonemta/spark/DIGEST.seen    a byte for each session without it
-#
-# The archive is made by the second session of a machine: in a container that is new for each run it would cost more than it saves. Java
-# uses none that does not fit, and ends as always where it cannot write one, but says so on standard error: the fourth session was the last to try.
-
-SUFFIX, SEEN = ".jsa", ".seen"
-HEADER_BYTES = 4  # written last; zero until then
-TRIES = range(1, 4)  # sessions before this one
-WRITING_MS = 600_000  # a file without a header that is older was left by a process that was killed
-UNUSED_MS = 30 * 86_400_000  # after which an archive, of another Java or Spark, is removed
-# Java says on standard output why it leaves a class out.
-QUIET = "-Xlog:disable -Xlog:all=error:stderr"
-
-
-def directory() -> Path | None:
-    """Where the archives are; None without a home directory."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "zonemta" / "spark"
-    except RuntimeError:
-        return None
-
-
-def archive_options(within: Path, *parts: str) -> str:
-    """Options of Java that use or make the archive in ``within`` for ``parts``, all that it depends on; empty for neither.
-
-    Never raises: a session without an archive starts later, that is all.
-    """
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    archive = within / f"{digest}{SUFFIX}"
-    try:
-        # A path with a space would be two options; an archive of another user could contain any code.
-        if any(character.isspace() for character in str(archive)) or not _is_private(within):
-            return ""
-        if _is_usable(archive):
-            os.utime(archive)
-            return f"-XX:SharedArchiveFile={archive} {QUIET}"
-        if archive.exists() and now_ms() - archive.stat().st_mtime_ns // 1_000_000 < WRITING_MS:
-            return ""
-        with (within / f"{digest}{SEEN}").open("ab") as seen:
-            sessions = seen.tell()
-            seen.write(b".")
-        if sessions not in TRIES:
-            return ""
-        _remove_unused(within)
-    except OSError:
-        return ""
-    return f"-XX:ArchiveClassesAtExit={archive} {QUIET}"
-
-
-def _is_private(within: Path) -> bool:
-    private_directory(within)
-    return within.stat().st_uid == os.geteuid()
-
-
-def _is_usable(archive: Path) -> bool:
-    if not archive.is_file():
-        return False
-    with archive.open("rb") as file:
-        return any(file.read(HEADER_BYTES))
-
-
-def _remove_unused(within: Path) -> None:
-    for each in within.glob(f"*{SUFFIX}"):
-        if now_ms() - each.stat().st_mtime_ns // 1_000_000 > UNUSED_MS:
-            each.unlink(missing_ok=True)
-            each.with_suffix(SEEN).unlink(missing_ok=True)
-
-
-# ---- Spark's exceptions as one line that names the file or table and the last cause.
-
-_READ = re.compile(r"Encountered error while reading file (?:file:/*(?=/))?(\S+?)\. ")
-_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
-_THROWN = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)  # by a method that Py4J called
-
-_HEADER = re.compile(
-    r"CSV header does not conform to the schema\.\s+Header: (.+)\s+Schema: (.+)"
-    r"|Number of column in CSV header .*\s+Header length: (\d+), schema size: (\d+)"
-)
-_CSV_FILE = re.compile(r"CSV file: (?:file:/*(?=/))?(\S+)")
-_OWN = re.compile(r"^\s*zonemta_py\.core\.errors\.LocalError: (.+)$", re.MULTILINE)  # by a task of ours
-_CONDITION = re.compile(r"^\[[A-Z_.0-9]+\] |;? SQLSTATE: \w{5}\b.*$")  # Spark's names of an error
-_NO_PATH = re.compile(r"Path does not exist: (?:file:/*(?=/))?(.+?)\.(?: SQLSTATE|$)")
-_RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
-
-
-@contextmanager
-def spark_errors(context: str) -> Iterator[None]:
-    """Raise LocalError for any exception of Spark: that of a task, or one whose text begins with ``context``."""
-    try:
-        yield
-    except (Py4JNetworkError, ConnectionError) as exc:
-        raise LocalError(
-            f"{context}: Java has ended; if it had too little memory (see above), give it more with --heap"
-        ) from exc
-    except (PySparkException, Py4JError) as exc:
-        if own := _OWN.search(str(exc)):
-            raise LocalError(own[1]) from exc
-        raise LocalError(f"{context}: {error_line(str(exc))}") from exc
-
-
-def analysed(rows: DataFrame) -> DataFrame:
-    """``rows``, analysed now: over Spark Connect a missing path would be found only where they are used.
-
-    Raises pyspark's AnalysisException.
-    """
-    assert rows.schema is not None  # asks for it
-    return rows
-
-
-def error_line(text: str) -> str:
-    """The most specific line of a Java stack trace; for a CSV file with other columns, which ones."""
-    file, header = _READ.search(text), _HEADER.search(text)
-    if header is not None:
-        named = _CSV_FILE.search(text)
-        name = file[1] if file else named[1] if named else "a CSV file"
-        own, others = (each.strip() for each in header.groups() if each is not None)
-        own = f"{own} columns" if header[3] else f"the columns {own}"
-        return (
-            f"{name} has {own}, other files have {others}: "
-            "give all files the same columns in the same order"
-        )
-    if missing := _NO_PATH.search(text):
-        return f"{missing[1]} does not exist"
-    causes = _CAUSE.findall(text) or _THROWN.findall(text) or _RAISED.findall(text)
-    cause = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "")
-    cause = _CONDITION.sub("", cause)
-    return f"{file[1]} cannot be read: {cause}" if file else cause
-
-
-# ---- session
 
 LOG_SETTINGS = Path(__file__).parent / "conf" / "log4j2.properties"
 LOG_PROPERTY = "log4j2.configurationFile"
@@ -169,13 +51,10 @@ LOG_PROPERTY = "log4j2.configurationFile"
 CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 JAVA_MIN = 17
 REMEDY = f"Spark needs Java {JAVA_MIN} or newer (Debian: apt-get install openjdk-17-jre-headless)"
-
 CONNECT, CONNECT_PORT = "sc://", 15002
 REACH_S = 10.0  # to open a TCP connection to a server
 _REFUSED = re.compile(r"Failed to set (\S+) to ")  # a warning of pyspark
-
 TIME_ZONE = {"spark.sql.session.timeZone": "UTC"}  # of every session: sums are by UTC hours and days
-
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 GARBAGE = "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC"
 # Code is optimised after four times as many calls: in jobs of a minute much of it is not worth that.
@@ -186,7 +65,6 @@ LATE = (
 NEVER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 # Directories of the class path, which Java cannot archive.
 CLASS_DIRECTORIES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
-
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -204,7 +82,6 @@ DEFAULTS = {
     "spark.master": "local[*]",
     "spark.driver.memory": "2g",
 }
-
 LOCAL = {
     # The default of 200 is for a cluster: on one machine its overhead is a quarter of a plan's time.
     "spark.sql.shuffle.partitions": "32",
@@ -369,19 +246,106 @@ def java_version(java: Path) -> int:
     return int(match[1])
 
 
-# ---- Ctrl-C ends a job with one line, at once, as if it were killed: the same command, run again, completes the work.
-#
-# Spark's own handler calls into Java in the middle of another call to it; both fail, and Java and Python print their stacks.
+class DeferredSession:
+    """Stands for the session that ``opened`` returns, which is called when something of it is used. Not for Spark Connect."""
+
+    def __init__(self, opened: Callable[[], SparkSession]) -> None:
+        self._opened = opened
+        self._session: SparkSession | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session has started."""
+        return self._session is not None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._session is None:
+            with same_handler():
+                self._session = self._opened()
+        return getattr(self._session, name)
+
+    def stop(self) -> None:
+        """Stop the session, if it has started."""
+        if self._session is not None:
+            self._session.stop()
+
+
+def is_deferred(spark: SparkSession) -> bool:
+    """Whether the session has not started yet."""
+    return isinstance(spark, DeferredSession) and not spark.is_open
+
+
+# ---- Spark's exceptions as one line that names the file or table and the last cause.
+
+_READ = re.compile(r"Encountered error while reading file (?:file:/*(?=/))?(\S+?)\. ")
+_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+_THROWN = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)  # by a method that Py4J called
+_HEADER = re.compile(
+    r"CSV header does not conform to the schema\.\s+Header: (.+)\s+Schema: (.+)"
+    r"|Number of column in CSV header .*\s+Header length: (\d+), schema size: (\d+)"
+)
+_CSV_FILE = re.compile(r"CSV file: (?:file:/*(?=/))?(\S+)")
+_OWN = re.compile(r"^\s*zonemta_py\.core\.errors\.LocalError: (.+)$", re.MULTILINE)  # by a task of ours
+_CONDITION = re.compile(r"^\[[A-Z_.0-9]+\] |;? SQLSTATE: \w{5}\b.*$")  # Spark's names of an error
+_NO_PATH = re.compile(r"Path does not exist: (?:file:/*(?=/))?(.+?)\.(?: SQLSTATE|$)")
+_RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
+
+
+@contextmanager
+def spark_errors(context: str) -> Iterator[None]:
+    """Raise LocalError for any exception of Spark: that of a task, or one whose text begins with ``context``."""
+    try:
+        yield
+    except (Py4JNetworkError, ConnectionError) as exc:
+        raise LocalError(
+            f"{context}: Java has ended; if it had too little memory (see above), give it more with --heap"
+        ) from exc
+    except (PySparkException, Py4JError) as exc:
+        if own := _OWN.search(str(exc)):
+            raise LocalError(own[1]) from exc
+        raise LocalError(f"{context}: {error_line(str(exc))}") from exc
+
+
+def analysed(rows: DataFrame) -> DataFrame:
+    """``rows``, analysed now: over Spark Connect a missing path would be found only where they are used.
+
+    Raises pyspark's AnalysisException.
+    """
+    assert rows.schema is not None  # asks for it
+    return rows
+
+
+def error_line(text: str) -> str:
+    """The most specific line of a Java stack trace; for a CSV file with other columns, which ones."""
+    file, header = _READ.search(text), _HEADER.search(text)
+    if header is not None:
+        named = _CSV_FILE.search(text)
+        name = file[1] if file else named[1] if named else "a CSV file"
+        own, others = (each.strip() for each in header.groups() if each is not None)
+        own = f"{own} columns" if header[3] else f"the columns {own}"
+        return (
+            f"{name} has {own}, other files have {others}: "
+            "give all files the same columns in the same order"
+        )
+    if missing := _NO_PATH.search(text):
+        return f"{missing[1]} does not exist"
+    causes = _CAUSE.findall(text) or _THROWN.findall(text) or _RAISED.findall(text)
+    cause = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "")
+    cause = _CONDITION.sub("", cause)
+    return f"{file[1]} cannot be read: {cause}" if file else cause
+
+
+# ---- SIGINT.
 
 INTERRUPTED = 130  # the exit code of a process that SIGINT ended, as shells have it
 ANSWER_S = 2.0  # for Java to answer
-MESSAGE = b"interrupted: start it again (send: resume) to complete the work\n"
+MESSAGE = b"interrupted: start it again to complete the work\n"
 SHOW_CURSOR = b"\r\x1b[K\x1b[?25h"
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGINT ends the process meanwhile. Handlers that a job has of its own come before (``intervals``)."""
+    """SIGINT ends the process meanwhile. The handler of ``repeat_until_interrupted`` comes before it."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as nohup sets it
         yield
@@ -423,33 +387,103 @@ def _silence_java() -> None:
             context.setLogLevel("OFF")
 
 
-# ---- A session that starts when it is needed: a report of a few segments is made faster without one (decision 104).
+def repeat_until_interrupted(run: Callable[[], None], every_s: float | None) -> None:
+    """Call ``run`` once; with ``every_s`` at this interval, until SIGINT, and then finish the current call."""
+    with _interrupted() as interrupted:
+        while True:
+            began_s = clock.monotonic_s()
+            try:
+                run()
+            except KeyboardInterrupt:
+                return
+            if every_s is None or interrupted.wait(max(0.0, began_s + every_s - clock.monotonic_s())):
+                return
 
 
-class DeferredSession:
-    """Stands for the session that ``opened`` returns, which is called when something of it is used. Not for Spark Connect."""
+@contextlib.contextmanager
+def _interrupted() -> Iterator[threading.Event]:
+    """An event that SIGINT sets; a second SIGINT raises KeyboardInterrupt.
 
-    def __init__(self, opened: Callable[[], SparkSession]) -> None:
-        self._opened = opened
-        self._session: SparkSession | None = None
+    Spark's own handler calls into Java in the middle of another call to it, and both fail.
+    """
+    interrupted = threading.Event()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the session has started."""
-        return self._session is not None
+    def on_signal(*_: object) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
 
-    def __getattr__(self, name: str) -> Any:
-        if self._session is None:
-            with same_handler():
-                self._session = self._opened()
-        return getattr(self._session, name)
-
-    def stop(self) -> None:
-        """Stop the session, if it has started."""
-        if self._session is not None:
-            self._session.stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def is_deferred(spark: SparkSession) -> bool:
-    """Whether the session has not started yet."""
-    return isinstance(spark, DeferredSession) and not spark.is_open
+# ---- The archive of Java's classes.
+
+SUFFIX, SEEN = ".jsa", ".seen"
+HEADER_BYTES = 4  # written last; zero until then
+TRIES = range(1, 4)  # sessions before this one
+WRITING_MS = 600_000  # a file without a header that is older was left by a process that was killed
+UNUSED_MS = 30 * 86_400_000  # after which an archive, of another Java or Spark, is removed
+# Java says on standard output why it leaves a class out.
+QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+
+
+def directory() -> Path | None:
+    """Where the archives are; None without a home directory."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "zonemta" / "spark"
+    except RuntimeError:
+        return None
+
+
+def archive_options(within: Path, *parts: str) -> str:
+    """Options of Java that use or make the archive in ``within`` for ``parts``, all that it depends on; empty for neither.
+
+    Never raises: a session without an archive starts later, that is all.
+    """
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    archive = within / f"{digest}{SUFFIX}"
+    try:
+        # A path with a space would be two options; an archive of another user could contain any code.
+        if any(character.isspace() for character in str(archive)) or not _is_private(within):
+            return ""
+        if _is_usable(archive):
+            os.utime(archive)
+            return f"-XX:SharedArchiveFile={archive} {QUIET}"
+        if archive.exists() and now_ms() - archive.stat().st_mtime_ns // 1_000_000 < WRITING_MS:
+            return ""
+        with (within / f"{digest}{SEEN}").open("ab") as seen:
+            sessions = seen.tell()
+            seen.write(b".")
+        if sessions not in TRIES:
+            return ""
+        _remove_unused(within)
+    except OSError:
+        return ""
+    return f"-XX:ArchiveClassesAtExit={archive} {QUIET}"
+
+
+def _is_private(within: Path) -> bool:
+    private_directory(within)
+    return within.stat().st_uid == os.geteuid()
+
+
+def _is_usable(archive: Path) -> bool:
+    if not archive.is_file():
+        return False
+    with archive.open("rb") as file:
+        return any(file.read(HEADER_BYTES))
+
+
+def _remove_unused(within: Path) -> None:
+    for each in within.glob(f"*{SUFFIX}"):
+        if now_ms() - each.stat().st_mtime_ns // 1_000_000 > UNUSED_MS:
+            each.unlink(missing_ok=True)
+            each.with_suffix(SEEN).unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -40,7 +41,7 @@ def _struct(**fields: DataType) -> StructType:
 RECIPIENT = _struct(address=StringType(), fields=MapType(StringType(), StringType()))
 
 ENVELOPE = _struct(
-    key=StringType(),  # submission_keys.submission_key
+    key=StringType(),  # ``plan.pack.submission_key``
     slot=IntegerType(),  # the part of the work that it belongs to; slots are sent in parallel
     turn=LongType(),  # orders the envelopes of a slot, so that providers take turns
     zone=StringType(),
@@ -108,6 +109,7 @@ def record_batch(rows: Sequence[tuple[Any, ...]], schema: StructType) -> pa.Reco
 ROWS_PER_FILE = 5000
 POLL_S = 1.0
 
+Transform = Callable[[DataFrame], DataFrame]
 Progress = Callable[[str], None]  # called with a line for the operator when a step begins
 
 

@@ -383,4 +383,7 @@ def new_recipient_record(
     index: int, domain: str, lane: str, notify: int = 0, orcpt: str = ""
 ) -> RecipientRecord:
     """The record of a new recipient."""
-    return RecipientRecord(FORMAT, index, domain, lane, 0, 0, 0, 0, 0, "", "", notify, orcpt)
+    return RecipientRecord(
+        version=FORMAT, recipient_index=index, domain=domain, lane=lane, attempts=0, uncertain=0, due_ms=0, last_ms=0, code=0,
+        status="", text="", notify=notify, orcpt=orcpt,
+    )  # fmt: skip

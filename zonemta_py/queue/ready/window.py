@@ -382,7 +382,7 @@ class ReadyWindow:
             self.room.count(queued.stream, 1)
             queued.withdrawn = False
 
-    # ---- suspended destinations
+    # ---- unreachable destinations
 
     def suspend(self, destination: str) -> list[QueuedRecipient]:
         """Remove the destination's mail, which is to be spilled, and admit none until ``resume``."""
@@ -420,7 +420,7 @@ class ReadyWindow:
         return Counter(self._leased.values())
 
     def suspended(self) -> list[str]:
-        """The suspended destinations."""
+        """The unreachable destinations."""
         return list(self.refills.suspended)
 
     def waiting(self, destination: str) -> int:

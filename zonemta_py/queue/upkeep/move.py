@@ -198,7 +198,9 @@ def requeue(
     last = writer.last
     mark = writer.mark(active.mark.created_ms)
     tail = [last] if last else []
-    return AcceptedMessage(message, kept, mark, tail, recipients, _message_id(meta.header)), ended
+    return AcceptedMessage(
+        message=message, meta=kept, mark=mark, tail=tail, recipients=recipients, message_id=_message_id(meta.header),
+    ), ended  # fmt: skip
 
 
 def _message_id(header: bytes) -> str:

@@ -29,7 +29,7 @@ _LINE_MAX = 900  # bytes: keeps every line of a report within RFC 5322's 998
 
 
 class RecipientReport(NamedTuple):
-    """What a report says about one recipient.
+    """The part of a report about one recipient.
 
     ``action`` is failed, delayed, relayed or delivered. ``diagnostic`` is the reply of the peer, or empty.
     ``explanation`` is for the human-readable part; ``remote_mta`` is a host name or empty. Times are dates of
@@ -78,7 +78,7 @@ class Report(NamedTuple):
 
 
 class RecipientText(NamedTuple):
-    """What the two parts of a report say about one recipient: for people, quoted-printable, and for programs."""
+    """The text about one recipient in the two parts of a report: for people, quoted-printable, and for programs."""
 
     human: bytes
     machine: bytes
@@ -129,7 +129,6 @@ def status_report(
 
 
 def plain_header(head: ReportHead, subject: str) -> str:
-    """The header fields that every report has."""
     return (
         f"Date: {head.date}\r\n"
         f"From: Mail Delivery System <MAILER-DAEMON@{head.hostname}>\r\n"
@@ -152,7 +151,7 @@ def _original(header: bytes, body: bytes | None) -> bytes:
 
 
 def short_lines(data: bytes) -> bytes:
-    """``data`` with lines of at most LINE_MAX bytes: a longer one goes on behind a line end and a space, as Postfix breaks it.
+    """``data`` with lines of at most LINE_MAX bytes: the rest of a longer line follows a line end and a space, as in Postfix.
 
     In a header block this folds. No character of UTF-8 is divided.
     """
@@ -245,7 +244,7 @@ def cut_line(line: str) -> str:
     return flat if len(data) <= _LINE_MAX else data[:_LINE_MAX].decode(errors="ignore")
 
 
-# ---- The DSN parameters of a client: NOTIFY, ORCPT, ENVID. Pure.
+# ---- The DSN parameters of a client: NOTIFY, ORCPT, ENVID.
 #
 # Source: RFC 3461 sections 4 and 5; RFC 6533 section 3 (utf-8 addresses in ORCPT).
 
@@ -276,27 +275,27 @@ def write_notify(flags: int) -> str:
 
 
 def wants_failure(flags: int) -> bool:
-    """Whether the sender gets a report of failure, as without NOTIFY."""
+    """True if the sender gets a report of failure, as without NOTIFY."""
     return flags == UNSET or bool(flags & FAILURE)
 
 
 def wants_delay(flags: int) -> bool:
-    """Whether the sender gets a report of delay, as without NOTIFY."""
+    """True if the sender gets a report of delay, as without NOTIFY."""
     return flags == UNSET or bool(flags & DELAY)
 
 
 def wants_success(flags: int) -> bool:
-    """Whether the sender gets a report of success."""
+    """True if the sender gets a report of success."""
     return bool(flags & SUCCESS)
 
 
 def valid_envid(value: str) -> bool:
-    """Whether ``value`` is a valid ENVID parameter."""
+    """True if ``value`` is a valid ENVID parameter."""
     return len(value) <= ENVID_MAX and _XTEXT.match(value) is not None
 
 
 def valid_orcpt(value: str) -> bool:
-    """Whether ``value`` is a valid ORCPT parameter: an address type, a semicolon, xtext."""
+    """True if ``value`` is a valid ORCPT parameter: an address type, a semicolon, xtext."""
     match = _ORCPT.match(value)
     return len(value) <= ORCPT_MAX and match is not None and _XTEXT.match(match[2]) is not None
 

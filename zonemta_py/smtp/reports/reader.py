@@ -25,7 +25,7 @@ _TO = ("Delivered-To", "X-Original-To", "To")
 
 
 class Notice(NamedTuple):
-    """What a report says about one recipient; a missing field is an empty text or 0.
+    """The statement of a report about one recipient; a missing field is an empty text or 0.
 
     ``kind``: failed, delayed, delivered, relayed, expanded, complaint or not-spam.
     ``key``: the submission key, from the envelope id or from the returned header.

@@ -112,7 +112,7 @@ window.addEventListener("pagehide", rest); // browsers open few connections to o
 
 const LABELS = { delivered: "delivered", deferred: "deferred", bounced: "bounced", accepted: "accepted", queued: "queued" };
 const COLOURS = {
-  delivered: "--in-flight", deferred: "--deferred", bounced: "--suspended", accepted: "--accepted", queued: "--waiting",
+  delivered: "--in-flight", deferred: "--deferred", bounced: "--unreachable", accepted: "--accepted", queued: "--waiting",
 };
 const plots = new Map();
 let minutes = 30;

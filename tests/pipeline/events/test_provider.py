@@ -2,7 +2,7 @@
 
 import pytest
 
-from zonemta_py.pipeline.report.attempts import provider_of
+from zonemta_py.pipeline.events.rows import provider_of
 
 
 @pytest.mark.parametrize(

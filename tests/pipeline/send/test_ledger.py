@@ -21,7 +21,7 @@ ROWS = [
 
 @pytest.mark.parametrize("of_campaign", [True, False])
 def test_how_long_before(spark: "SparkSession", of_campaign: bool) -> None:
-    from zonemta_py.pipeline.plan.request import is_earlier
+    from zonemta_py.pipeline.send.ledger import is_earlier
 
     rows = [
         (before_ms, repeated, BEGUN_MS + 1_000_000, 1_000_000 + before_ms, ["x"])
@@ -40,7 +40,7 @@ def test_how_long_before(spark: "SparkSession", of_campaign: bool) -> None:
 
 def test_a_relay_that_does_not_say_how_long_ago(spark: "SparkSession") -> None:
     """Ids begin with the time of the relay, whose clock may be a minute behind."""
-    from zonemta_py.pipeline.plan.request import is_earlier
+    from zonemta_py.pipeline.send.ledger import is_earlier
 
     rows = [
         (before_ms, True, BEGUN_MS, None, [f"{BEGUN_MS - before_ms:012x}0001"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.egress.paths import UNTIL_EVENT, Limit, Refusal
 from zonemta_py.egress.waiting import (
-    GATE_TURNS,
+    LIST_TURNS,
     RELEASED_AT_ONCE,
     TIMERS_MIN,
     WaitKey,
@@ -44,9 +44,9 @@ class Stand:
             if self.places.may_try(destination, place):
                 self.places.wait(destination, place, REFUSAL, 0)
 
-    def awake(self, place: WaitKey) -> str:
+    def on_turn(self, place: WaitKey) -> str:
         wait_list = self.wait_lists.get(place)
-        return wait_list.awake if wait_list is not None else ""
+        return wait_list.on_turn if wait_list is not None else ""
 
 
 def test_room_for_one_pool_leaves_the_place_for_the_other() -> None:
@@ -55,13 +55,13 @@ def test_room_for_one_pool_leaves_the_place_for_the_other() -> None:
     stand.refuse("b", ONE)
     assert stand.counted["big"] == 3
     stand.wait_lists.capacity_at_provider("big")
-    assert (stand.awake(ONE), stand.awake(TWO)) == ("a", "a")
+    assert (stand.on_turn(ONE), stand.on_turn(TWO)) == ("a", "a")
     assert stand.places.may_try("a", ONE)
     stand.places.granted("a", ONE)
-    assert stand.awake(ONE) == "b", "each that gets a permit wakes the next"
-    assert stand.awake(TWO) == "a"
+    assert stand.on_turn(ONE) == "b", "each that gets a permit wakes the next"
+    assert stand.on_turn(TWO) == "a"
     stand.refuse("a", TWO)
-    assert stand.awake(TWO) == ""
+    assert stand.on_turn(TWO) == ""
     assert stand.places.wait_list("a", ONE) is None
     assert stand.places.wait_list("a", TWO) is not None
 
@@ -73,7 +73,7 @@ def test_a_place_for_which_there_is_no_mail_any_more_is_given_up() -> None:
     stand.refuse("b", TWO)
     stand.wait_lists.capacity_at_provider("big")
     stand.places.keep("a", [ONE])
-    assert stand.awake(TWO) == "b"
+    assert stand.on_turn(TWO) == "b"
     assert [place for name, place, _ in stand.places.waiting() if name == "a"] == [ONE]
     stand.places.leave("a")
     assert ("zone:one", "big") not in [place for _, place, _ in stand.places.waiting()]
@@ -94,7 +94,7 @@ def test_one_without_mail_is_forgotten_when_it_would_have_its_turn() -> None:
     stand.refuse("b", ONE)
     assert not stand.places.may_try("a", ONE), "b waits there"
     stand.places.granted("b", ONE)
-    assert stand.awake(ONE) == "a"
+    assert stand.on_turn(ONE) == "a"
 
 
 def test_nothing_limits_any_more() -> None:
@@ -102,7 +102,7 @@ def test_nothing_limits_any_more() -> None:
     stand.refuse("a", ONE, TWO)
     stand.refuse("b", ONE, TWO)
     stand.places.granted_all("a")
-    assert (stand.awake(ONE), stand.awake(TWO)) == ("b", "b")
+    assert (stand.on_turn(ONE), stand.on_turn(TWO)) == ("b", "b")
     stand.places.granted_all("b")
     assert len(stand.places) == 0
     assert stand.wait_lists.all() == []
@@ -116,9 +116,9 @@ def test_turns_that_are_not_used_go_to_the_next_one() -> None:
     stand.refuse("b", ONE)
     wait_list = stand.wait_lists.get(ONE)
     assert wait_list is not None
-    wait_list.awake = wait_list.waiting.popitem(last=False)[0]
+    wait_list.on_turn = wait_list.waiting.popitem(last=False)[0]
     stand.places.drop_turns("a")
-    assert stand.awake(ONE) == "b"
+    assert stand.on_turn(ONE) == "b"
     assert [place for name, place, _ in stand.places.waiting() if name == "a"] == [TWO]
 
 
@@ -131,10 +131,10 @@ def test_each_has_its_turn_however_the_others_come_back() -> None:
     served: list[str] = []
     for _ in range(20):
         stand.wait_lists.capacity_at_provider("big")
-        name = stand.awake(ONE)
+        name = stand.on_turn(ONE)
         served.append(name)
         stand.places.granted(name, ONE)
-        stand.places.wait(stand.awake(ONE), ONE, REFUSAL, 0)  # the next one has no room
+        stand.places.wait(stand.on_turn(ONE), ONE, REFUSAL, 0)  # the next one has no room
         stand.refuse(name, ONE)
     assert served == names * 4
 
@@ -145,7 +145,7 @@ def test_pools_share_the_sessions_of_a_provider() -> None:
     for name, place in ("a", ONE), ("b", ONE), ("c", TWO):
         stand.refuse(name, place)
     first: list[str] = []
-    for _ in range(3 * GATE_TURNS):
+    for _ in range(3 * LIST_TURNS):
         stand.wait_lists.capacity_at_provider("big")  # room for one: who was woken first has it
         first.append(name := stand.woken[0])
         place = TWO if name == "c" else ONE
@@ -154,7 +154,7 @@ def test_pools_share_the_sessions_of_a_provider() -> None:
             stand.places.wait(each[0], each[1], REFUSAL, 0)
         stand.refuse(name, place)
         stand.woken.clear()
-    assert 0 < first.count("c") < 3 * GATE_TURNS
+    assert 0 < first.count("c") < 3 * LIST_TURNS
     assert first.count("a") > 0
     assert first.count("b") > 0
 
@@ -165,11 +165,11 @@ def test_one_that_is_refused_alone_passes_its_turn_and_waits_for_its_own_time() 
     stand.refuse("a", ONE)
     stand.refuse("b", ONE)
     stand.wait_lists.capacity_at_provider("big")
-    assert stand.awake(ONE) == "a"
+    assert stand.on_turn(ONE) == "a"
     alone = Refusal(Limit.PROVIDER_CONNECT_RATE, 500, "no session", is_alone=True)
     stand.places.wait("a", ONE, alone, 0)
-    assert stand.awake(ONE) == "b"
-    assert stand.places.is_at_own_gate("a", ONE)
+    assert stand.on_turn(ONE) == "b"
+    assert stand.places.is_at_own_list("a", ONE)
     wait_list = stand.places.wait_list("a", ONE)
     assert wait_list is not None
     assert wait_list.refusal == alone
@@ -178,7 +178,7 @@ def test_one_that_is_refused_alone_passes_its_turn_and_waits_for_its_own_time() 
     assert stand.woken == ["a", "b"], "room at the provider is none for it"
     stand.wait_lists.run_due(500)
     assert stand.woken == ["a", "b", "a"]
-    assert not stand.places.is_at_own_gate("a", ONE)
+    assert not stand.places.is_at_own_list("a", ONE)
     assert stand.counted == {"big": 1}
 
 
@@ -189,7 +189,7 @@ def test_what_an_operator_resumes_leaves_at_once_and_in_slices() -> None:
         stand.places.wait(name, place, Refusal(Limit.OPERATOR, 1000, "stopped"), 0)
     wait_list = stand.wait_lists.get(place)
     assert wait_list is not None
-    stand.wait_lists.put_off(wait_list, Refusal(Limit.OPERATOR, 700, "stopped"))
+    stand.wait_lists.set_refusal(wait_list, Refusal(Limit.OPERATOR, 700, "stopped"))
     stand.wait_lists.run_due(700)
     assert len(stand.woken) == RELEASED_AT_ONCE
     stand.wait_lists.run_due(701)
@@ -199,7 +199,7 @@ def test_what_an_operator_resumes_leaves_at_once_and_in_slices() -> None:
 
 
 def names_awake(stand: Stand) -> list[tuple[str, WaitKey]]:
-    return [(stand.awake(place), place) for place in (ONE, TWO) if stand.awake(place)]
+    return [(stand.on_turn(place), place) for place in (ONE, TWO) if stand.on_turn(place)]
 
 
 def test_timers_of_what_does_not_wait_any_more_are_forgotten() -> None:
@@ -246,20 +246,20 @@ def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None
         other.places.granted(name, ONE)
         other.places.wait(name, ONE, FULL, 0)
         limited.wait_lists.capacity_at_address(ADDRESS)
-        assert other.awake(ONE) == following
+        assert other.on_turn(ONE) == following
     assert limited.woken == ["a"], "it is not woken again and again"
     assert limited.wait_lists.waiting_for(ADDRESS) == 2, (
         "one at each gate, beside those that have a turn"
     )
     assert limited.places.may_try("a", LIMITED)
     limited.places.granted("a", LIMITED)
-    assert limited.awake(LIMITED) == "b", "the next one has its turn"
+    assert limited.on_turn(LIMITED) == "b", "the next one has its turn"
     limited.places.wait("b", LIMITED, FULL, 0)
-    other.places.wait(other.awake(ONE), ONE, FULL, 0)
+    other.places.wait(other.on_turn(ONE), ONE, FULL, 0)
     limited.wait_lists.capacity_at_address(ADDRESS)
-    assert (limited.awake(LIMITED), other.awake(ONE)) == ("", "d")
+    assert (limited.on_turn(LIMITED), other.on_turn(ONE)) == ("", "d")
     other.places.granted("d", ONE)
-    assert limited.awake(LIMITED) == "b", "it stands in line again"
+    assert limited.on_turn(LIMITED) == "b", "it stands in line again"
 
 
 def test_gates_share_the_room_of_an_address_in_turn() -> None:
@@ -274,12 +274,14 @@ def test_gates_share_the_room_of_an_address_in_turn() -> None:
     for _ in range(12):
         first.wait_lists.capacity_at_address(ADDRESS)
         [(place, stand, name)] = [
-            (place, stand, stand.awake(place)) for place, stand in stands.items() if stand.awake(place)
+            (place, stand, stand.on_turn(place))
+            for place, stand in stands.items()
+            if stand.on_turn(place)
         ]
         served.append(name)
         stand.places.granted(name, place)  # which gives the room that is left to the other one
         [(other, awake)] = [
-            (each, stands[each].awake(each)) for each in stands if stands[each].awake(each)
+            (each, stands[each].on_turn(each)) for each in stands if stands[each].on_turn(each)
         ]
         stands[other].places.wait(awake, other, FULL, 0)
         stand.places.wait(name, place, FULL, 0)
@@ -318,12 +320,12 @@ class Addresses:
     def settle(self) -> None:
         """What the loop does: what has a turn tries, and a zone that can start nothing passes on what it is offered."""
         for _ in range(50):
-            turns = [wait_list.awake for wait_list in self.wait_lists.all() if wait_list.awake]
+            turns = [wait_list.on_turn for wait_list in self.wait_lists.all() if wait_list.on_turn]
             for name in turns:
                 self.attempt(name)
             for zone in self.full:
                 self.zones[zone].places.pass_on()
-            if turns == [wait_list.awake for wait_list in self.wait_lists.all() if wait_list.awake]:
+            if turns == [wait_list.on_turn for wait_list in self.wait_lists.all() if wait_list.on_turn]:
                 return
         raise AssertionError("it does not end")
 
@@ -331,9 +333,9 @@ class Addresses:
         """A wait list stands in line unless it has a turn, and no room is left for which a zone waits that can serve."""
         for wait_list in self.wait_lists.all():
             for address, _ in wait_list.refusal.at if wait_list.refusal is not None else ():
-                line = self.wait_lists._lines[address]
+                line = self.wait_lists._queues[address]
                 assert (wait_list in line.wait_lists) != (wait_list in line.with_turn)
-                assert wait_list.awake or wait_list in line.wait_lists
+                assert wait_list.on_turn or wait_list in line.wait_lists
         waiting = {name[0] for stand in self.zones.values() for name, _, _ in stand.places.waiting()}
         assert not any(self.free.values()) or waiting <= self.full
 
