@@ -17,6 +17,7 @@ from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.keys import DUE, end_of
 from zonemta_py.queue.format.records import DeliveryOptions, Origin
 from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.storage.open import open_store
 
 PER_MESSAGE = 50
@@ -44,7 +45,8 @@ async def accept(queue: Queue, recipients: int, due_ms: int) -> None:
 async def main(recipients: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         settings = QueueSettings(Path(directory), durability="none")
-        queue = Queue(open_store(settings), QueueOptions(sync=False), lambda zone, domain: domain)
+        store = open_store(settings)
+        queue = Queue(store, begin_boot(store), QueueOptions(sync=False), lambda zone, domain: domain)
         await queue.recover()
         await queue.begin()
         before_mib, due_ms = resident_mib(), clock.now_ms() + 30_000 + recipients // 20

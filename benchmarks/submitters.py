@@ -17,6 +17,7 @@ from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import TENANT_LANE, Origin
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.storage.open import open_store
 
 WINDOW = 50_000  # the default of queue.ready_window
@@ -56,7 +57,7 @@ async def lease(queue: Queue, count: int) -> Counter[int]:
 async def main(tenants: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         store = open_store(QueueSettings(Path(directory), "memory"))
-        queue = Queue(store, QueueOptions(window=WINDOW), lambda zone, domain: domain)
+        queue = Queue(store, begin_boot(store), QueueOptions(window=WINDOW), lambda zone, domain: domain)
         await queue.recover()
         await queue.begin()
         weights = [WEIGHTS[tenant % len(WEIGHTS)] for tenant in range(tenants)]

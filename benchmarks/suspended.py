@@ -15,7 +15,7 @@ from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import ResumeRequest
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
-from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin

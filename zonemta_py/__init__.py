@@ -7,6 +7,8 @@ The public API is ``__all__`` here, in ``zonemta_py.dequeue``, in ``zonemta_py.p
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from zonemta_py.core.version import __version__ as __version__
+
 if TYPE_CHECKING:  # for type checkers; tests/test_package.py compares this with _NAMES_OF
     from zonemta_py.config.load import load_config as load_config
     from zonemta_py.config.load import parse_config as parse_config
@@ -30,8 +32,6 @@ if TYPE_CHECKING:  # for type checkers; tests/test_package.py compares this with
     from zonemta_py.storage.memory import MemoryStore as MemoryStore
     from zonemta_py.transports.local import LocalMessage as LocalMessage
     from zonemta_py.transports.local import Parcel as Parcel
-
-__version__ = "0.1.0"
 
 # A module is imported when one of its names is used, so that a command loads only what it needs.
 _NAMES_OF = {

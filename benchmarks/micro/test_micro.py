@@ -18,6 +18,7 @@ from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import Origin, new_recipient_record, read_recipient_record
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.smtp.commands import parse_mail, parse_rcpt
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.headers import HeaderSplitter
@@ -106,8 +107,10 @@ def test_through_the_queue(
     benchmark: BenchmarkFixture, runner: asyncio.Runner, tmp_path: Path, recipients: int
 ) -> None:
     """A hundred messages accepted, leased, started and delivered, fsync on: a real LevelDB."""
+    store = open_store(QueueSettings(directory=tmp_path))
     queue = Queue(
-        open_store(QueueSettings(directory=tmp_path)),
+        store,
+        begin_boot(store),
         QueueOptions(window=50_000, body_cache_bytes=32 << 20),
         lambda zone, domain: domain,
     )

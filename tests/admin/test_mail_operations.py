@@ -29,7 +29,7 @@ from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.reports import BounceReporter
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.operator import Selected
+from zonemta_py.queue.upkeep.operator import Operator, Selected
 from zonemta_py.routing import make_router
 
 PAGE = 7
@@ -128,22 +128,24 @@ async def test_a_scanner_had_it_held(queue: Queue) -> None:
     message = await accept(queue, "q@q.example", hold="spam", campaign="quarantined")
     await sums(queue, ReleaseRequest(domain="q.example"))
     assert is_quarantined(queue, message), "other recipients may be held"
-    await queue.operator.hold(message)
+    await Operator(queue).hold(message)
     await sums(queue, ReleaseRequest(campaign="quarantined"))
     assert not is_quarantined(queue, message)
 
 
-async def test_a_damaged_message_is_no_obstacle(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_message_is_no_obstacle(
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its envelope cannot be read; it is counted, and named in the log."""
     row = (await rows(queue, ListRequest(campaign="sale")))[0]
-    delete = queue.operator.delete
+    delete = Operator.delete
 
-    async def damaged(message: str, selected: Selected = None) -> tuple[int, int]:
+    async def damaged(self: Operator, message: str, selected: Selected = None) -> tuple[int, int]:
         if message == row["message"]:
             raise QueueCorrupt("its envelope")
-        return await delete(message, selected)
+        return await delete(self, message, selected)
 
-    queue.operator.delete = damaged
+    monkeypatch.setattr(Operator, "delete", damaged)
     found: Counter[str] = Counter()
     for each in await rows(queue, DeleteRequest(campaign="sale", domain="b.example")):
         found.update(each)
@@ -175,7 +177,7 @@ async def test_a_recipient_is_found_as_it_is_written(queue: Queue, kind: type[Ma
     message = await accept(queue, "R@d.example", "s@d.example")
     with pytest.raises(LocalError, match=f"no message {message} to r@d.example"):
         await rows(queue, kind(message, "r@D.example"))
-    await queue.operator.hold(message)
+    await Operator(queue).hold(message)
     (row,) = await rows(queue, kind(message, "R@D.Example"))
     assert row.get("in_flight", 0) == 0
     assert await rows(queue, WhyRequest(message, "s@D.example"))

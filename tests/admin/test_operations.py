@@ -10,7 +10,7 @@ import click
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.queue import HEADER, accept, everything, lease, opened, settle
+from tests.kit.queue import HEADER, accept, everything, held_mail, lease, opened, settle
 from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.registry import OPERATIONS, operation_of, parse_request, run_operation
 from zonemta_py.admin.relay_port import RunningRelay
@@ -55,6 +55,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, Origin
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
 GONE = "0" * 24
@@ -225,7 +226,7 @@ async def test_held_mail_is_listed_without_the_rest(queue: Queue) -> None:
     messages = [await accept(queue, "x@a.example", "y@b.example|other") for _ in range(4)]
     await accept(queue, "z@a.example")
     for message in messages[:3]:
-        await queue.operator.hold(message, None)
+        await Operator(queue).hold(message, None)
     everything = [row for row in await rows(queue, ListRequest()) if row["state"] == "held"]
     assert len(everything) == 6
     assert await rows(queue, ListRequest(state="held")) == everything
@@ -345,7 +346,7 @@ async def test_hold_and_release(queue: Queue) -> None:
 async def test_a_release_that_was_interrupted_goes_on(queue: Queue) -> None:
     """The suspension of the tenant is over, some of its mail is still held; then there is nothing to resume."""
     message = await accept(queue, "x@a.example", tenant="acme")
-    await queue.operator.hold(message)
+    await Operator(queue).hold(message)
     resume = ResumeRequest(tenant="acme")
     assert (await rows(queue, resume))[-1] == {"released": 1, "resumed": "acme"}
     with pytest.raises(LocalError, match="tenant acme is not suspended; suspended: nothing"):
@@ -573,9 +574,9 @@ async def test_why_has_one_answer_for_each_state(queue: Queue) -> None:
     held = lease(queue, "a.example")
     while held.active.id != message:
         held = lease(queue, "a.example")
-    assert await queue.held_mail.hold(held)
+    assert await held_mail(queue).hold(held)
     assert (await answer("x@a.example", **running))["name"] == "tenant_suspension"
-    await queue.operator.hold(message)
+    await Operator(queue).hold(message)
     assert (await answer("x@a.example", **running))["name"] == "hold"
     await queue.suspended.resume("acme")
     assert (await answer("x@a.example", **running))["name"] == "hold"

@@ -14,6 +14,7 @@ from tests.kit.queue import problems
 from tests.kit.relay import Stage, empty, relaying, send, staged
 from zonemta_py.cli.main import main
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.storage.leveldb_store import LevelDBStore
 
@@ -210,7 +211,7 @@ async def test_repair_keeps_holds_and_the_reports_that_are_owed(directory: Path)
             first, second = sorted(
                 keys.parse_recipient(k)[1] for k in store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED))
             )
-            await relay.queue.operator.hold(second)
+            await Operator(relay.queue).hold(second)
         change(
             directory,
             (keys.deferred_key("default", first, "later1@a.example"), b"\xc1\xc1"),

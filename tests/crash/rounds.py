@@ -35,7 +35,7 @@ from zonemta_py.bench.process import START_TIMEOUT_S, CommandProcess, free_port
 from zonemta_py.config.load import load_config
 from zonemta_py.core import faults
 from zonemta_py.core.errors import LocalError, QueueLocked
-from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.open_queue import open_queue
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_store

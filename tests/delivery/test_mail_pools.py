@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.delivery.open_queue import mail_pools
 from zonemta_py.egress.sources import PoolPart, parse_pool_key
+from zonemta_py.open_queue import mail_pools
 from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, RecipientRecord
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
 

@@ -12,7 +12,6 @@ from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.outcome import (
     RetryRules,
-    before_attempt,
     decide_outcome,
     delayed_note,
     is_expired,
@@ -20,6 +19,7 @@ from zonemta_py.delivery.outcome import (
     requested_priority,
     verdict_of,
 )
+from zonemta_py.delivery.send_check import before_attempt
 from zonemta_py.queue.format.keys import HELD_MS, waiting_key
 from zonemta_py.queue.format.records import (
     FORMAT,

@@ -22,10 +22,10 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import replace
 from zonemta_py.delivery.egress import read_egress
-from zonemta_py.delivery.open_queue import configure_queue
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.zone_workers import ZoneWorkers
+from zonemta_py.open_queue import configure_queue
 from zonemta_py.queue.upkeep.move import flush
 from zonemta_py.relay.relay import use_in_queue
 from zonemta_py.routing import make_router

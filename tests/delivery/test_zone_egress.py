@@ -15,7 +15,6 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.egress import Egress, read_egress
-from zonemta_py.delivery.open_queue import mail_pools
 from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.limits import Permit
@@ -26,6 +25,7 @@ from zonemta_py.egress.rules import ProviderReply
 from zonemta_py.egress.sources import PoolPart
 from zonemta_py.egress.warmup import DAY_MS
 from zonemta_py.egress.zone import ZoneEgress
+from zonemta_py.open_queue import mail_pools
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue

@@ -27,6 +27,7 @@ from zonemta_py.dequeue import (
 from zonemta_py.queue import messages
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 
 FAST: dict[str, Any] = {"retry_interval_s": 0.01, "max_attempts": 1}
 
@@ -153,7 +154,7 @@ async def test_cancelled_while_mail_is_skipped(directory: Path, turns: int) -> N
 
         await flush(inner)
         for message in stored(queue):
-            await inner.operator.release(message)
+            await Operator(inner).release(message)
         await run(queue, routine)
         assert len(seen) == 2
 

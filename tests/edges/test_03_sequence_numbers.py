@@ -16,10 +16,10 @@ from zonemta_py.config.schema import Config, Events
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.recovery import recover, seal_recovered
 from zonemta_py.events.segment_reading import read_segment, read_trailer, sealed_segments
 from zonemta_py.events.segments import Segment
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue

@@ -13,6 +13,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outcome import SettleEffects
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.sink.script import Rule, Step
 
 BODY = b"Subject: x\r\n\r\nhello\r\n"
@@ -28,7 +29,7 @@ async def both(queue: Queue, *, delete_first: bool) -> str:
         await queue.settle(held, outcomes(held, OutcomeKind.BOUNCED, NO), SettleEffects())
 
     async def delete() -> None:
-        assert await queue.operator.delete(message, "b@y.example") == (1, 0)
+        assert await Operator(queue).delete(message, "b@y.example") == (1, 0)
 
     steps = [delete, settle] if delete_first else [settle, delete]
     await asyncio.gather(*(step() for step in steps))
@@ -79,7 +80,7 @@ async def test_one_report_for_a_failure(directory: Path) -> None:
             while len(removed) < 60:
                 await until(lambda: deferred(relay.queue) - removed, "a deferral")
                 for message in deferred(relay.queue) - removed:
-                    if (await relay.queue.operator.delete(message))[0]:
+                    if (await Operator(relay.queue).delete(message))[0]:
                         removed.add(message)
             await empty(relay)
             await until(lambda: home.tally.messages >= len(bounced(directory)), "the reports")

@@ -9,10 +9,10 @@ from tests.kit.servers import queue_settings
 from zonemta_py.config.schema import Config, Events, Rotate
 from zonemta_py.config.values import Seconds, Size
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.segment_reading import sealed_segments
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.relay.runner import repair
 

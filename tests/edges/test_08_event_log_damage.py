@@ -12,12 +12,12 @@ from tests.kit.servers import queue_settings
 from zonemta_py.config.schema import Config, Events, Rotate
 from zonemta_py.config.values import Seconds, Size
 from zonemta_py.core.errors import SegmentDamaged
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.recovery import last_seq, recover, seal_recovered, sealed_seqs
 from zonemta_py.events.schema import first_seq
 from zonemta_py.events.segment_reading import open_segments, read_segment, read_trailer, sealed_segments
 from zonemta_py.events.segments import Segment
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.outbox import Exporter
 
 NODE = "abcdef"

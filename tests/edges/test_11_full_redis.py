@@ -14,6 +14,7 @@ from zonemta_py.config.schema import QueueSettings, RedisSettings
 from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.storage import redis as redis_store
 from zonemta_py.storage.open import open_store
 
@@ -32,7 +33,8 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def opened(settings: QueueSettings) -> Queue:
-    queue = Queue(open_store(settings), QueueOptions(), lambda zone, domain: domain)
+    store = open_store(settings)
+    queue = Queue(store, begin_boot(store), QueueOptions(), lambda zone, domain: domain)
     await begin(queue)
     return queue
 

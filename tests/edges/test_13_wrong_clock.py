@@ -21,18 +21,20 @@ from zonemta_py.core import clock as core_clock
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.egress_operator import warmup_rows
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.delivery.shaper import read_stored
 from zonemta_py.egress.limits import Permit
 from zonemta_py.egress.paths import Limit, Refusal
 from zonemta_py.egress.rules import ProviderReply
 from zonemta_py.egress.waiting import WaitKey, ZoneWaits
 from zonemta_py.egress.warmup import EPOCH, Warming, WarmupState
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import born
 from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.submitters.domains import VerificationResult
 from zonemta_py.queue.submitters.limits import LimitedClient, Use
+from zonemta_py.queue.upkeep.operator import Operator
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.relay.domain_verifier import DomainVerifier
 
 DAY_MS = 86_400_000
@@ -49,8 +51,10 @@ STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])
 
 
 def queue_of(directory: Path, clock: Clock, store: str) -> Queue:
+    opened = make_store(directory, store)
     return Queue(
-        make_store(directory, store),
+        opened,
+        begin_boot(opened),
         QueueOptions(longest_delay_ms=3 * DAY_MS),
         lambda zone, domain: domain,
         now=clock,
@@ -90,7 +94,7 @@ async def test_what_is_due_in_a_year_is_tried_at_the_next_start(
     for number, due_ms in enumerate((clock.ms + 365 * DAY_MS, clock.ms + 2 * DAY_MS)):
         await accept(queue, f"a@d{number}.example")
         await settle(queue, lease(queue, f"d{number}.example"), OutcomeKind.DEFERRED, due_ms=due_ms)
-    await queue.operator.hold(await accept(queue, "a@held.example"))
+    await Operator(queue).hold(await accept(queue, "a@held.example"))
     await queue.close()
     queue = queue_of(directory, clock, store)
     await begin(queue)

@@ -12,7 +12,8 @@ from zonemta_py.queue.commit import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.upkeep.move import flush, move_zone
-from zonemta_py.queue.upkeep.operator import STEP
+from zonemta_py.queue.upkeep.operator import STEP, Operator
+from zonemta_py.queue.upkeep.startup import begin_boot
 
 COUNT = 1200
 STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])
@@ -20,8 +21,10 @@ STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])
 
 def queue_by(directory: Path, store: str, smarthost: str) -> Queue:
     """A queue of a zone whose mail all goes to ``smarthost``; its window is small."""
+    opened = make_store(directory, store)
     return Queue(
-        make_store(directory, store),
+        opened,
+        begin_boot(opened),
         QueueOptions(window=100),
         lambda zone, domain: smarthost,
         now=Clock(),
@@ -52,7 +55,7 @@ async def test_a_changed_smarthost(directory: Path, store: str) -> None:
 async def test_a_removed_zone_with_held_mail(directory: Path, store: str) -> None:
     async with opened(directory, store=store) as queue:
         message = await accept(queue, "a@x.example", zone="bulk")
-        await queue.operator.hold(message)
+        await Operator(queue).hold(message)
     async with opened(directory, store=store) as queue:
         assert await move_zone(queue.store, queue.commits, "bulk", "default", queue.now()) == 1
         [due] = queue.store.keys(keys.DUE, keys.end_of(keys.DUE))
@@ -74,14 +77,14 @@ async def test_bounded_work(directory: Path, store: str, monkeypatch: pytest.Mon
             return submit(batch)
 
         monkeypatch.setattr(queue.commits, "submit", noted)
-        assert await queue.operator.hold(message) == (COUNT, 0)
-        assert await queue.operator.release(message) == COUNT
+        assert await Operator(queue).hold(message) == (COUNT, 0)
+        assert await Operator(queue).release(message) == COUNT
         while held := queue.lease("default", "x.example", 100):
             await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 3_600_000 + len(sizes))
         assert await flush(queue) == COUNT
         assert problems(queue.store) == []
         assert list(queue.store.keys(keys.DUE, keys.end_of(keys.DUE))) == []
-        assert await queue.operator.delete(message) == (COUNT, 0)
+        assert await Operator(queue).delete(message) == (COUNT, 0)
         assert max(sizes) <= 4 * STEP
         await until(lambda: everything(queue.store) == [], "the last key to go")
 
@@ -94,11 +97,11 @@ async def test_what_moves_meanwhile(directory: Path, store: str) -> None:
         message = await accept(queue, *(f"u{number}@x.example" for number in range(COUNT)))
         while held := queue.lease("default", "x.example", 100):
             await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 3_600_000)
-        (count, busy), woken = await asyncio.gather(queue.operator.hold(message), flush(queue))
+        (count, busy), woken = await asyncio.gather(Operator(queue).hold(message), flush(queue))
         assert woken
-        again, none = await queue.operator.hold(message)
+        again, none = await Operator(queue).hold(message)
         assert (count + again, busy - again, none) == (COUNT, 0, 0)
-        assert await queue.operator.release(message) == COUNT
+        assert await Operator(queue).release(message) == COUNT
         assert problems(queue.store) == []
 
 

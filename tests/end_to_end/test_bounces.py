@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, ledger, logged_events, received, relaying, send, staged
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import EXTENSIONS, Received, Sink
@@ -96,7 +97,7 @@ async def test_noted_failures_survive_a_restart_and_a_deletion(directory: Path) 
             message = keys.parse_recipient(
                 next(relay.queue.store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED)))
             )[1]
-            assert await relay.queue.operator.delete(message) == (1, 0)
+            assert await Operator(relay.queue).delete(message) == (1, 0)
             (report,) = await received(home, 1)
             assert [g.get("Final-Recipient") for g in groups(report)[1:]] == ["rfc822; no1@a.example"]
             await empty(relay)

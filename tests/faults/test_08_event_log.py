@@ -29,7 +29,6 @@ from zonemta_py.config.values import Keep
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.history import missing_events
 from zonemta_py.events.log import Needed, gaps, read_extent, read_log, remove_old
 from zonemta_py.events.recovery import recover, seal_recovered
@@ -42,6 +41,7 @@ from zonemta_py.events.segment_reading import (
     verify_segment,
 )
 from zonemta_py.events.segments import Segment
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue

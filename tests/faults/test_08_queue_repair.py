@@ -20,7 +20,7 @@ from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.storage.interface import Access

@@ -15,6 +15,7 @@ from zonemta_py.admin.requests import DeleteRequest, HoldRequest, ListRequest, R
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import inspect
 from zonemta_py.queue.upkeep.inspect import recipient_rows
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.storage.interface import Store
 
 
@@ -91,7 +92,7 @@ async def test_nothing_is_missed(directory: Path, monkeypatch: pytest.MonkeyPatc
             message = await accept(queue, *to, tenant=tenant)
             expected[tenant] |= {(message, each.partition("|")[0]) for each in to}
             if random.random() < 0.3:
-                await queue.operator.hold(message)
+                await Operator(queue).hold(message)
         for tenant, wanted in expected.items():
             found = await rows(queue, ListRequest(tenant=tenant))
             assert {(row["message"], row["recipient"]) for row in found} == wanted

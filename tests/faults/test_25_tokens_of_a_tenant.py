@@ -22,6 +22,7 @@ from zonemta_py.admin.requests import (
 )
 from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.smtp.reply import encode_address
 
 TENANTS = {"acme": "192.0.2.1/32", "globex": "127.0.0.1/32"}
@@ -81,7 +82,7 @@ async def test_mail_of_a_suspended_tenant(directory: Path) -> None:
     async with queued(directory) as (queue, message):
         await done(queue, SuspendRequest(campaign="c", tenant="acme"))
         (suspension,) = queue.suspended.parts()
-        assert await queue.operator.hold_for(suspension, message, None, "suspended") == 2
+        assert await Operator(queue).hold_for(suspension, message, None, "suspended") == 2
         with pytest.raises(PermissionError):
             await done(queue, ReleaseRequest(message), "acme")
         assert await done(queue, HoldRequest(message, "x@a.example"), "acme") == 1

@@ -231,7 +231,7 @@ async def test_a_host_of_thousands_of_addresses(directory: Path) -> None:
         victim.has_neighbour = False
         many = [f"10.{n // 250}.{n % 250}.1" for n in range(1500)]
         victim.stage.names.records = {"evil.example": {"A": many}}
-        (host,) = await victim.relay._delivery._endpoints._resolver.resolve("evil.example")
+        (host,) = await victim.relay._delivery._sending._look_ups.resolve("evil.example")
         assert len(host.ips) <= 16
 
 

@@ -20,10 +20,12 @@ from zonemta_py.config.schema import ScanSettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, NotAccepted
 from zonemta_py.intake.inject import Injector, enqueue
+from zonemta_py.intake.listener import rspamd_client
 from zonemta_py.intake.scan import MessageScanner, ScanVerdict, read_verdict
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.messages import read_message
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.routing import make_router
 
 BODY = b"From: a@b.example\r\nSubject: x\r\n\r\nhello\r\n.\r\n"
@@ -116,7 +118,7 @@ async def test_a_message_that_is_held(tmp_path: Path, action: str, more: str) ->
         ]
         assert queue.lease("default", "a.example", 10) is None
         assert await flush(queue) == 0
-        assert await queue.operator.release(message) == 2
+        assert await Operator(queue).release(message) == 2
         assert queue.lease("default", "a.example", 10) is not None
 
 
@@ -232,7 +234,7 @@ async def test_mail_of_a_program(tmp_path: Path) -> None:
     async with scripted_scanner() as scanner:
         config = make_config(tmp_path, "", f"intake: {{scan: {{rspamd: '{scanner.url}/'}}}}")
         scanner.answer = {"action": "reject"}
-        made = MessageScanner(config)
+        made = MessageScanner(config, rspamd_client)
         async with opened(tmp_path / "queue", clock.now_ms, store="memory") as queue:
             injector = Injector(queue, make_router(config), config, HOSTNAME, scanner=made)
             with pytest.raises(NotAccepted, match="rejected as spam"):

@@ -39,8 +39,7 @@ class Victim:
 
     @property
     def sessions(self) -> int:
-        intake = self.relay._intake.intake
-        return sum(len(listener.context.sessions) for listener in intake.listeners) if intake else 0
+        return self.relay._intake.sessions
 
     async def client(self) -> RawClient:
         client = await RawClient.connect(self.port)

@@ -20,7 +20,7 @@ from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.values import Size
 from zonemta_py.core import clock
 from zonemta_py.intake.context import IntakeTurns
-from zonemta_py.intake.listener import Intake, Listener, listening_sockets
+from zonemta_py.intake.listener import Intake, Listener, listening_sockets, rspamd_client
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.users import hash_password
@@ -84,7 +84,7 @@ async def listening(
         queue.limits.configure(limit_rules(config.tenants, config.limits))
         [sockets] = await listening_sockets(config.listeners[0].address, 1)
         async with queue_client_for(queue) as client:
-            scanner = MessageScanner(config)
+            scanner = MessageScanner(config, rspamd_client)
             intake = Intake(client, [sockets], disk_space=DiskSpace(directory, 1), scanner=scanner)
             await intake.start(intake.prepare(config, HOSTNAME, make_router(config)))
             [made] = intake.listeners

@@ -30,6 +30,9 @@ from zonemta_py.queue.queue import Queue, QueueOptions, Reports
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
 from zonemta_py.queue.ready.windows import OnReady, ignore_ready
 from zonemta_py.queue.upkeep.check import check_queue
+from zonemta_py.queue.upkeep.held_mail import HeldMail
+from zonemta_py.queue.upkeep.operator import Operator
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.open import open_store
@@ -93,8 +96,10 @@ def make_queue(
     reports: Reports | None = None,
 ) -> Queue:
     """A queue whose destinations are recipient domains."""
+    opened = make_store(directory, store or kind)
     return Queue(
-        make_store(directory, store or kind),
+        opened,
+        begin_boot(opened),
         QueueOptions(window=window, body_cache_bytes=cache, poison_after=poison_after),
         lambda zone, domain: domain,
         reports=reports,
@@ -103,10 +108,16 @@ def make_queue(
     )
 
 
+def held_mail(queue: Queue) -> HeldMail:
+    """What is held for suspensions."""
+    return HeldMail(queue, Operator(queue))
+
+
 async def begin(queue: Queue) -> None:
     """Recover, and wait until the start-up scan is over."""
     await queue.recover()
     await queue.begin()
+    await held_mail(queue).start()
     scans = [task for task in queue.background.tasks if task.get_name().startswith("scan-")]
     if scans:
         await asyncio.wait(scans)

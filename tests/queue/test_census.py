@@ -21,6 +21,7 @@ from zonemta_py.queue.format.records import CensusLabels, DeliveryOptions, Recip
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 
 
 def destination_of(zone: str, domain: str) -> str:
@@ -58,10 +59,10 @@ async def test_every_verb_is_counted(tmp_path: Path) -> None:
         assert depths.destinations("default", 5)["x.example"]["unreachable"] == 1
         queue.windows.zone("default").set_reachable("x.example")
         await flush(queue)
-        await queue.operator.release(held)
+        await Operator(queue).release(held)
         assert depths.zone("default") == {**expected, "waiting": 3, "not_before": 1}
-        await queue.operator.hold(held)
-        await queue.operator.delete(held)
+        await Operator(queue).hold(held)
+        await Operator(queue).delete(held)
         assert depths.zone("default") == {**expected, "waiting": 2, "not_before": 1}
         assert wrong(queue) == []
         while taken_next := queue.lease("default", "x.example", 10):
@@ -84,7 +85,7 @@ async def test_what_happens_beside_the_scan_is_counted_once(
         seen_counting = False
         for message in (old[19], old[0], old[10], old[1]):
             seen_counting |= not queue.census.is_complete
-            await queue.operator.delete(message, None)
+            await Operator(queue).delete(message, None)
             await accept(queue, "new@x.example")
         await until(lambda: queue.census.is_complete, "the census")
         assert seen_counting
@@ -199,9 +200,9 @@ async def test_after_ten_thousand_operations_crashes_and_takeovers(tmp_path: Pat
                 clock.ms += 200
                 await queue.deferral.wake_due(clock.ms)
             case 4 if messages:
-                await queue.operator.hold(rng.choice(messages))
+                await Operator(queue).hold(rng.choice(messages))
             case 5 if messages:
-                operation = rng.choice((queue.operator.release, queue.operator.delete))
+                operation = rng.choice((Operator(queue).release, Operator(queue).delete))
                 await operation(rng.choice(messages))
             case 6:
                 await queue.background.stop()

@@ -36,6 +36,7 @@ from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 
 DOMAINS = ["x.example", "y.example"]
 ZONES = ["default", "bulk"]
@@ -183,7 +184,7 @@ class QueueMachine(RuleBasedStateMachine):
             for lease in self.leases
             for r in lease.recipients
         )
-        deleted, left = self.runner.run(self.queue.operator.delete(message, address))
+        deleted, left = self.runner.run(Operator(self.queue).delete(message, address))
         assert (deleted, left) == ((0, 1) if busy else (1, 0))
         if not busy:
             self.waiting.discard((message, address))

@@ -8,12 +8,13 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, events, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.outcome import before_attempt
+from zonemta_py.delivery.send_check import before_attempt
 from zonemta_py.queue import deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, read_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 
 LATER = DeliveryOptions(Clock().ms + 3_600_000)
 URGENT = DeliveryOptions(priority="urgent")
@@ -66,8 +67,8 @@ async def test_what_is_released_waits_for_its_time(directory: Path) -> None:
     clock = Clock()
     async with opened(directory, clock) as queue:
         message = await accept(queue, "a@x.example", options=LATER)
-        await queue.operator.hold(message)
-        assert await queue.operator.release(message) == 1
+        await Operator(queue).hold(message)
+        assert await Operator(queue).release(message) == 1
         held = lease(queue, "x.example")
         await queue.settle(held, before_attempt(held.active.meta, held.recipients, clock.ms))
         assert [e["event"] for e in events(queue.store)] == ["accepted", "held", "released"]

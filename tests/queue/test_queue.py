@@ -33,6 +33,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.messages import WRITES_AHEAD
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -299,14 +300,14 @@ async def test_delete(directory: Path) -> None:
         message = await accept(queue, "a@x.example", "b@y.example", "c@z.example", body=b"b" * 100_000)
         held = lease(queue, "x.example")
         await settle(queue, lease(queue, "y.example"), OutcomeKind.DEFERRED, clock.ms + 1000)
-        assert await queue.operator.delete(message, "nobody@x.example") == (0, 0)
-        assert await queue.operator.delete(message) == (2, 1)
+        assert await Operator(queue).delete(message, "nobody@x.example") == (0, 0)
+        assert await Operator(queue).delete(message) == (2, 1)
         assert queue.lease("default", "z.example", 1) is None
         assert problems(queue.store) == []
         await settle(queue, held, OutcomeKind.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the message to go")
         assert [e["event"] for e in events(queue.store)].count("deleted") == 2
-        assert await queue.operator.delete(message) == (0, 0)
+        assert await Operator(queue).delete(message) == (0, 0)
 
 
 async def test_a_damaged_body_is_never_complete(directory: Path) -> None:

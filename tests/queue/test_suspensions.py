@@ -8,6 +8,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.queue.upkeep.inspect import held_messages
+from zonemta_py.queue.upkeep.operator import Operator
 
 
 async def test_a_suspension_stays(directory: Path) -> None:
@@ -69,7 +70,7 @@ async def test_held_messages_of_a_tenant(directory: Path) -> None:
         await accept(queue, "d@x.example", tenant="acme")
         other = await accept(queue, "e@x.example", tenant="globex")
         for message in (acme, other):
-            await queue.operator.hold(message)
+            await Operator(queue).hold(message)
         assert set(held_messages(queue.store, "acme")) == {acme}
         assert list(held_messages(queue.store, "globex")) == [other]
         assert list(held_messages(queue.store, "none")) == []
@@ -79,8 +80,8 @@ async def test_held_messages_of_a_user(directory: Path) -> None:
     """Not those that a scanner had held."""
     async with opened(directory) as queue:
         ann = await accept(queue, "a@x.example", tenant="acme", user="ann")
-        await queue.operator.hold(ann)
-        await queue.operator.hold(await accept(queue, "b@x.example", tenant="acme", user="bob"))
+        await Operator(queue).hold(ann)
+        await Operator(queue).hold(await accept(queue, "b@x.example", tenant="acme", user="bob"))
         await accept(queue, "c@x.example", tenant="acme", user="ann", hold="rspamd: quarantine")
         assert list(held_messages(queue.store, "", "ann")) == [ann]
         assert len(list(held_messages(queue.store, "acme"))) == 2
@@ -90,8 +91,8 @@ async def test_what_an_operator_released_is_not_the_scanners_any_more(directory:
     """Held again with its tenant, it is released with it; over a restart, too."""
     async with opened(directory) as queue:
         message = await accept(queue, "a@x.example", tenant="acme", hold="rspamd: quarantine")
-        await queue.operator.release(message)
-        await queue.operator.hold(message)
+        await Operator(queue).release(message)
+        await Operator(queue).hold(message)
         assert list(held_messages(queue.store, "acme")) == [message]
         assert problems(queue.store) == []
 

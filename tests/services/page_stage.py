@@ -16,6 +16,7 @@ from zonemta_py.core import clock
 from zonemta_py.delivery.egress_operator import path_rows
 from zonemta_py.egress.limits import Permit
 from zonemta_py.egress.rules import ProviderReply
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 
@@ -159,7 +160,7 @@ async def send_incident(relay: Relay) -> None:
         lambda: all(len(windows.zone(zone).unreachable()) >= 2 for zone in ZONES), "the suspensions"
     )
     held = await submit(relay, "dead.example", 2, "bulk", 99)
-    await relay.queue.operator.hold(held, None)
+    await Operator(relay.queue).hold(held, None)
     await relay.queue.suspended.suspend("acme", "complaints <b>rise</b>")
 
 

@@ -22,6 +22,8 @@ pytest.importorskip("playwright")
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright
 
+from zonemta_py.queue.upkeep.operator import Operator
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 WIDTHS = ((1280, 900), (768, 1024), (360, 780))
@@ -112,7 +114,7 @@ async def test_a_backlog_is_shown_as_it_shrinks(directory: Path) -> None:
             link = page.get_by_role("rowheader").get_by_role("link", name="bulk").last
             await link.focus()
             messages = await asyncio.to_thread(list, _messages(relay))
-            await relay.queue.operator.delete(messages[0], None)
+            await Operator(relay.queue).delete(messages[0], None)
             await page.get_by_text("2,900", exact=True).first.wait_for()
             assert await page.evaluate("document.activeElement.textContent") == "bulk"
             await assert_good(page, "/")

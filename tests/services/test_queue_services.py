@@ -32,6 +32,7 @@ from zonemta_py.dequeue import AsyncMessage, Disposition
 from zonemta_py.policies import Client, Forward, Lookup, split_by_domain, split_by_recipient
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.storage.interface import Store
@@ -112,7 +113,7 @@ async def test_stored_messages_survive_restarts_01_to_05(directory: Path, store:
     # 4: an unknown message cannot be read; deleting it has no effect.
     async with opened(directory, store) as queue:
         inner = queue.channels.context.queue
-        assert await inner.operator.delete("0" * 24) == (0, 0)
+        assert await Operator(inner).delete("0" * 24) == (0, 0)
         assert inner.store.get(keys.mark_key("0" * 24)) is None
         assert len(rows(queue)) == 3
         damage(directory, store, inner.store, bad)

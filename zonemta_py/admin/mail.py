@@ -152,14 +152,14 @@ def _places(on: Operations, request: FlushRequest) -> set[tuple[str, str | None]
 @operation("delete")
 async def delete(on: Operations, request: DeleteRequest) -> AsyncIterator[DeletedRow | Matched]:
     """Yield a row for each page. Raises LocalError."""
-    async for changed in _changed(on.queue, request, on.queue.operator.delete):
+    async for changed in _changed(on.queue, request, on.operator.delete):
         yield Matched(changed.matched) if request.dry_run else DeletedRow(*changed.counts)
 
 
 @operation("bounce")
 async def bounce(on: Operations, request: BounceRequest) -> AsyncIterator[BouncedRow | Matched]:
     """Yield a row for each page. Raises LocalError."""
-    change = partial(on.queue.operator.bounce, reason=request.reason)
+    change = partial(on.operator.bounce, reason=request.reason)
     async for changed in _changed(on.queue, request, change):
         yield Matched(changed.matched) if request.dry_run else BouncedRow(*changed.counts)
 
@@ -167,7 +167,7 @@ async def bounce(on: Operations, request: BounceRequest) -> AsyncIterator[Bounce
 @operation("hold")
 async def hold(on: Operations, request: HoldRequest) -> AsyncIterator[HeldRow | Matched]:
     """Yield a row for each page. Raises LocalError."""
-    async for changed in _changed(on.queue, request, partial(on.queue.operator.hold, by=request.by)):
+    async for changed in _changed(on.queue, request, partial(on.operator.hold, by=request.by)):
         yield Matched(changed.matched) if request.dry_run else HeldRow(*changed.counts)
 
 
@@ -176,7 +176,7 @@ async def release(on: Operations, request: ReleaseRequest) -> AsyncIterator[Rele
     """Yield a row for each page. Raises LocalError."""
 
     async def change(message: str, selected: Selected) -> tuple[int, int]:
-        return await on.queue.operator.release(message, selected, by=request.by), 0
+        return await on.operator.release(message, selected, by=request.by), 0
 
     async for changed in _changed(on.queue, request, change):
         yield Matched(changed.matched) if request.dry_run else ReleasedRow(changed.done, changed.damaged)

@@ -26,6 +26,8 @@ from zonemta_py.admin.requests import ChangeRequest, Request, name_of_type
 from zonemta_py.admin.tokens import Role
 from zonemta_py.core.codec import Struct
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.held_mail import HeldMail
+from zonemta_py.queue.upkeep.operator import Operator
 
 SEARCHES_MAX = 2  # of the event log at the same time
 
@@ -41,6 +43,8 @@ class Operations:
 
     def __init__(self, queue: Queue, relay: RunningRelay = DOWN) -> None:
         self.queue = queue
+        self.operator = Operator(queue)
+        self.held_mail = HeldMail(queue, self.operator)
         self.relay = relay
         self.searches = asyncio.Semaphore(SEARCHES_MAX)
         self.searches_of_tenants = asyncio.Semaphore(SEARCHES_MAX - 1)  # the others are for operators

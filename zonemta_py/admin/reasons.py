@@ -11,6 +11,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import EnvelopeRecord, RecipientRecord, RecipientState, read_meta
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MAIL, USER, Suspensions, named, suspended_submitter
+from zonemta_py.queue.upkeep.operator import suspension_of
 from zonemta_py.smtp.verdict import NO_ADDRESS
 
 DNS_FAILED = "4.4.3"  # RFC 3463: the look-up of the destination failed
@@ -85,7 +86,7 @@ class Reasons:
         if meta is not None and meta.options.quarantined:
             reason = "the scanner had it held; `zonemta queue release` or `delete` decides"
             return Constraint("hold", reason, key="intake.scan")
-        if name := self._queue.held_mail.suspension_of(key):
+        if name := suspension_of(self._queue.store, key):
             return self._suspended_for(name, message)
         if record.uncertain >= self._queue.poison_after:
             return Constraint("hold", record.text, record.last_ms, key="queue.poison_after")

@@ -23,7 +23,7 @@ from zonemta_py.admin.requests import (
 from zonemta_py.core.codec import from_plain, replace, to_plain
 from zonemta_py.core.errors import LocalError, NotFound, UnknownName
 from zonemta_py.core.model import RENAMED_STATES
-from zonemta_py.queue.upkeep.startup import zones_on_disk
+from zonemta_py.queue.census import zones_on_disk
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 
 

@@ -187,12 +187,12 @@ async def resume(on: Operations, request: ResumeRequest) -> AsyncIterator[Resume
         return
     what = _selected(request)
     queue = on.queue
-    if what.key not in queue.suspended and not (what.holds and queue.held_mail.is_any(what.key)):
+    if what.key not in queue.suspended and not (what.holds and on.held_mail.is_any(what.key)):
         others = ", ".join(str(_of_key(key)) for key in queue.suspended.names())
         raise LocalError(f"{what} is not suspended; suspended: {others or 'nothing'}")
     released, resumed = 0, await _resume(on, what)
     if what.holds:
-        async for released in queue.held_mail.release(what.key):
+        async for released in on.held_mail.release(what.key):
             yield ResumeRow(released)
     yield ResumeRow(released, resumed)
 

@@ -85,7 +85,7 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     from zonemta_py.admin.registry import run_operation
     from zonemta_py.admin.relay_port import RunningRelay
     from zonemta_py.delivery.egress_operator import EgressOperator
-    from zonemta_py.delivery.open_queue import open_queue
+    from zonemta_py.open_queue import open_queue
 
     access = Access.EXISTING if isinstance(request, ChangeRequest) else Access.READ
     queue = open_queue(config, access=access)

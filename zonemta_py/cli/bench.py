@@ -14,7 +14,6 @@ from typing import Any, Literal
 import click
 from rich.table import Table
 
-from zonemta_py import __version__
 from zonemta_py.bench.charts import bars, save_picture
 from zonemta_py.bench.measure import Measurement, RelayUnderTest, measure
 from zonemta_py.bench.peer import PeerMaker
@@ -28,6 +27,7 @@ from zonemta_py.core.clock import now_ms, utc
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.runtime import slow_build
+from zonemta_py.core.version import __version__
 
 WIDTH = 160
 

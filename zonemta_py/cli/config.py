@@ -37,7 +37,7 @@ from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.core.model import STATES
 from zonemta_py.core.runtime import slow_build
 from zonemta_py.core.text import escaped
-from zonemta_py.queue.upkeep.startup import zones_on_disk
+from zonemta_py.queue.census import zones_on_disk
 from zonemta_py.relay.preflight import check_addresses, verify, warnings
 from zonemta_py.smtp.address import AddressError, normalise_domain
 from zonemta_py.storage.interface import Access

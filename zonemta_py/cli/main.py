@@ -2,8 +2,8 @@
 
 import click
 
-from zonemta_py import __version__
 from zonemta_py.cli.common import LazyGroup
+from zonemta_py.core.version import __version__
 
 _HERE = "zonemta_py.cli"
 SECTIONS = {  # for each command its place, and its line in the help

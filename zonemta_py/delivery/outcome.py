@@ -108,31 +108,6 @@ def unsent_attempt(last: str, reason: str, reply_class: str, provider: str) -> A
     return Attempt("", 0, "4.3.0", text, reply_class=reply_class, provider=provider)
 
 
-def _lapse(recipient: QueuedRecipient) -> Attempt:
-    """The end of a recipient whose time is over."""
-    reply = recipient.record.text
-    text = "not delivered within the time that its sender allowed" + (
-        f"; last: {reply}" if reply else ""
-    )
-    return Attempt("", 0, LAPSED_STATUS, text, reply_class=ReplyClass.EXPIRED)
-
-
-def before_attempt(
-    meta: EnvelopeRecord, recipients: Sequence[QueuedRecipient], now_ms: int
-) -> list[Outcome]:
-    """The outcomes of recipients to which nothing may be sent now; empty: an attempt may be made."""
-    options = meta.options
-    if 0 < options.expires_ms <= now_ms:
-        return [Outcome(each, OutcomeKind.LAPSED, _lapse(each), attempted=False) for each in recipients]
-    if options.not_before_ms > now_ms:  # it was released by an operator, or restored by a repair
-        early = Attempt("", 0, "4.3.0", "its sender asked for a later time")
-        return [
-            Outcome(each, OutcomeKind.DEFERRED, early, options.not_before_ms, attempted=False)
-            for each in recipients
-        ]
-    return []
-
-
 def verdict_of(attempt: Attempt) -> Verdict:
     """The meaning of an attempt: by the server's reply and its class, or by the status of a local error."""
     code, status = attempt.code, attempt.status

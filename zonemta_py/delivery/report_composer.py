@@ -29,6 +29,8 @@ from zonemta_py.queue.format.records import FORMAT, DigestEntry, Note, Origin, b
 from zonemta_py.queue.messages import ActiveMessage
 from zonemta_py.queue.outcome import AcceptedMessage
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.held_mail import HeldMail
+from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of, normalise
@@ -195,6 +197,10 @@ class DeliveryContext:
     pending: PendingReports = field(default_factory=PendingReports)
     _egress: Egress | None = None
     rng: Random = field(default_factory=Random)
+    held_mail: HeldMail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held_mail = HeldMail(self.queue, Operator(self.queue))
 
     @property
     def egress(self) -> Egress:

@@ -23,7 +23,6 @@ from zonemta_py.delivery.attempts import of_others, without_limited
 from zonemta_py.delivery.outcome import (
     RetryRules,
     apply_action,
-    before_attempt,
     decide_outcome,
     is_given_up,
     requested_priority,
@@ -33,6 +32,7 @@ from zonemta_py.delivery.outcome import (
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import settle_effects
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, DeliveryResult
+from zonemta_py.delivery.send_check import SendCheck
 from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.message import Decision, EgressEffects, LeasedMail, MessageEgress
@@ -47,7 +47,6 @@ from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import event_fields
-from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp import verp
@@ -202,6 +201,7 @@ class Worker:
         self._zone = zone
         self._scheduler = scheduler
         self._table = scheduler.table
+        self.check = SendCheck(context, scheduler.table.settings, egress.provider)
         tenants = context.config.tenants
         self._own_pools = {name for name, each in tenants.items() if each.pool is not None}
         self._rules = [
@@ -237,7 +237,7 @@ class Worker:
             if not isinstance(exc, AgentLost):
                 raise
             log.warning("%s: %s; its lease is released", lease.active.id, exc)
-            return LeaseResult(interrupt(queue, lease) if exc.uncertain else queue.release(lease))
+            return LeaseResult(queue.interrupt(lease) if exc.uncertain else queue.release(lease))
         finally:
             lease_context.close()
         report = self._egress.report(slot, decision, result)
@@ -357,16 +357,6 @@ class Worker:
             prefers=decision.prefers,
             turn=_turn(record, order) if record.attempts and order is not None else 0,
         )
-
-    async def settle_unsent(self, lease: Lease) -> bool:
-        """Whether nothing may be sent now, by what the submitter asked for; ``lease`` is settled then."""
-        active = lease.active
-        outcomes = before_attempt(active.meta, lease.recipients, clock.now_ms())
-        if outcomes:
-            zone = self._table.zones[self._table.number(lease.destination)]
-            effects = await settle_effects(self._context, zone, active, outcomes)
-            await self._context.queue.settle(lease, outcomes, effects)
-        return bool(outcomes)
 
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:
         """Settle ``lease`` with a failure that another lease of its destination met."""

@@ -40,7 +40,7 @@ from zonemta_py.egress.message import MessageEgress
 from zonemta_py.egress.paths import Constraint, constraint_of
 from zonemta_py.egress.zone import ZoneEgress
 from zonemta_py.queue.commit import CommitFuture
-from zonemta_py.queue.format.records import NO_OPTIONS, starts
+from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.scheduler import Scheduler
@@ -66,7 +66,8 @@ async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, f
     for pool_key in queue.windows.pool_keys(*place):
         for lease in _leases(queue, place, settings, pool_key):
             meta, message = lease.active.meta, lease.active.id
-            if await worker.settle_unsent(lease):
+            if (refusal := worker.check.refusal(lease)) is not None:
+                await refusal
                 continue
             if not is_expired(starts(meta, message), now_ms, give_up_after_s):
                 warned += 1
@@ -88,7 +89,8 @@ async def expire_waiting(
     now_ms, warned = clock.now_ms(), 0
     for lease in _leases(queue, (zone, destination), settings, pool_key):
         meta, message = lease.active.meta, lease.active.id
-        if await worker.settle_unsent(lease):
+        if (refusal := worker.check.refusal(lease)) is not None:
+            await refusal
             continue
         if not is_given_up(meta, message, settings.retry, now_ms):
             warned += 1
@@ -299,8 +301,7 @@ class ZoneWorkers:
 
     def provider(self, destination: str) -> str:
         """Whose limits the mail for ``destination`` has; empty while that is not known, and where there is none."""
-        route = self._egress.routes.of(destination)
-        return route.provider if route is not None else ""
+        return self._messages.provider(destination)
 
     def probe(self, destination: str | None) -> None:
         """Try an unreachable destination now, or all of them (None)."""
@@ -381,8 +382,8 @@ class ZoneWorkers:
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
-            has_options = lease.active.meta.options != NO_OPTIONS
-            if (has_options or self._context.queue.suspended) and await self._is_unsent(lease):
+            if (refusal := self._worker.check.refusal(lease)) is not None:
+                await refusal
                 continue
             try:
                 result = await self._worker.deliver(lease, self._idle_limits(slot), slot, self._agent)
@@ -421,13 +422,6 @@ class ZoneWorkers:
                 self._failing.resume(slot.destination)
                 return False
         return True
-
-    async def _is_unsent(self, lease: Lease) -> bool:
-        """Whether nothing may be sent now: an operator has suspended it, or its submitter wants it otherwise."""
-        queue = self._context.queue
-        if queue.suspended and await queue.held_mail.hold(lease, self.provider(lease.destination)):
-            return True
-        return lease.active.meta.options != NO_OPTIONS and await self._worker.settle_unsent(lease)
 
     def _take_lease(self, slot: WorkerSlot, served: int) -> Lease | NoLease:
         """The next lease for a worker that has ``served`` others."""

@@ -10,12 +10,13 @@ dequeue("var/queue", "archive", routine)
 
 from zonemta_py.dequeue.api import adequeue, dequeue
 from zonemta_py.dequeue.disposition import ABORT, Disposition
-from zonemta_py.dequeue.envelope import Info, Recipient
-from zonemta_py.dequeue.errors import (
+from zonemta_py.dequeue.envelope import (
     BadArgument,
     DequeueError,
+    Info,
     NoSuchZone,
     NotInMessage,
+    Recipient,
     WrongOrder,
     WrongThread,
 )

@@ -6,7 +6,7 @@ The same for a queue of the program's own and for a relay in the program.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,11 +15,11 @@ from zonemta_py.config.values import Percent
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery.outcome import before_attempt
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import settle_effects
+from zonemta_py.delivery.send_check import SendCheck
 from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
-from zonemta_py.dequeue.errors import NoSuchZone
+from zonemta_py.dequeue.envelope import NoSuchZone
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
@@ -107,6 +107,7 @@ class Channel:
         self.name = zone
         self.channels = channels
         self.settings = settings = channels.zone(zone)
+        self._check = SendCheck(channels.context, lambda destination: settings)
         self._policy = (
             make_policy(settings.retry, log.error, channels.context.hooks.backoff_function)
             if policy is None
@@ -127,23 +128,8 @@ class Channel:
         return self.queue.lease(self.name, DEQUEUE_DESTINATION, RECIPIENTS_MAX)
 
     def skip(self, lease: Lease) -> Coroutine[Any, Any, None] | None:
-        """What settles ``lease`` if a program must not get it now; None if it may.
-
-        An operator has suspended it, or see ``before_attempt``. The coroutine raises QueueUnavailable.
-        """
-        meta = lease.active.meta
-        if self.queue.suspended and self.queue.held_mail.must_hold(lease):
-            return self._hold(lease)
-        outcomes = before_attempt(meta, lease.recipients, self.queue.now())
-        return self._settle_unsent(lease, outcomes) if outcomes else None
-
-    async def _hold(self, lease: Lease) -> None:
-        if not await self.queue.held_mail.hold(lease):
-            self.queue.release(lease)  # resumed a moment ago
-
-    async def _settle_unsent(self, lease: Lease, outcomes: Sequence[Outcome]) -> None:
-        after = await settle_effects(self.channels.context, self.settings, lease.active, outcomes)
-        await self.queue.settle(lease, outcomes, after)
+        """What settles ``lease`` if a program must not get it now; None if it may. See ``SendCheck``."""
+        return self._check.refusal(lease)
 
     async def settle(self, lease: Lease, verdicts: Mapping[str, RecipientVerdict]) -> None:
         """Settle a message in one batch: its reports, the copy for deferred recipients, its removal.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.outcome import RetryRules, decide_outcome, requested_priority
-from zonemta_py.dequeue.errors import BadArgument
+from zonemta_py.dequeue.envelope import BadArgument
 from zonemta_py.queue.messages import ActiveMessage
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.ready.streams import QueuedRecipient as Leased

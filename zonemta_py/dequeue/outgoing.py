@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.dequeue.channel import Channels
-from zonemta_py.dequeue.envelope import Info, Recipient
-from zonemta_py.dequeue.errors import BadArgument, NotInMessage, WrongOrder
+from zonemta_py.dequeue.envelope import BadArgument, Info, NotInMessage, Recipient, WrongOrder
 from zonemta_py.intake.inject import Injector, rcpt
 from zonemta_py.routing import one_zone
 from zonemta_py.smtp.address import AddressError, in_header, normalise

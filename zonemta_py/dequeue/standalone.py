@@ -9,12 +9,12 @@ from typing import Unpack
 
 from zonemta_py.config.schema import Config, Events, QueueSettings
 from zonemta_py.core.errors import LocalError
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.delivery.report_composer import DeliveryContext, PendingReports
 from zonemta_py.delivery.reports import BounceReporter, ReportSender
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, Injector, enqueue
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue as StoredQueue
 from zonemta_py.routing import DEQUEUE_DESTINATION, make_router, one_zone
@@ -54,6 +54,7 @@ class Queue:
             self._reports = ReportSender(context)
             await self._reports.start()
             await queue.begin()
+            await context.held_mail.start()
         except BaseException:
             await self._close()
             raise

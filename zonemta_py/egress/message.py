@@ -113,6 +113,11 @@ class MessageEgress:
 
     # ---- before it is sent
 
+    def provider(self, destination: str) -> str:
+        """The provider to which mail for ``destination`` goes, or the word for a smarthost; empty while it is not known."""
+        route = self._routes.of(destination)
+        return route.provider if route is not None else ""
+
     def undecided(self, mail: LeasedMail) -> Decision:
         """Where ``mail`` would go: for mail to which nothing is sent now."""
         route = self._routes.of(mail.destination)

@@ -3,7 +3,7 @@
 Source: rspamd's protocol, https://docs.rspamd.com/developers/protocol.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from zonemta_py.config.schema import Config, ScanSettings
@@ -56,9 +56,10 @@ class Scan(Protocol):
 
 
 class MessageScanner:
-    """The scanner of one process; ``begin`` is None for messages that are not scanned."""
+    """The scanner of one process; ``begin`` is None for messages that are not scanned. ``connect`` makes its client, when it is needed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, connect: "Callable[[], ScanClient]") -> None:
+        self._connect = connect
         self._client: ScanClient | None = None
         self.configure(config)
 
@@ -77,10 +78,7 @@ class MessageScanner:
         if not self.is_on or envelope.origin.tenant in self._exempt:
             return None
         if self._client is None:
-            # Imported where it is used: loading aiohttp takes a quarter of a second.
-            from zonemta_py.intake.rspamd import RspamdClient
-
-            self._client = RspamdClient()
+            self._client = self._connect()
         return self._client.begin(self._settings, envelope)
 
     async def close(self) -> None:

@@ -19,8 +19,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.core.logs import set_log_level
 from zonemta_py.events.schema import Event, encode
-from zonemta_py.intake.listener import Intake
-from zonemta_py.intake.scan import MessageScanner
+from zonemta_py.intake.listener import AssembledIntake
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import child_main, not_configured
@@ -39,7 +38,6 @@ from zonemta_py.queue.submitters.limits import (
 )
 from zonemta_py.routing import make_router
 from zonemta_py.storage.interface import Space
-from zonemta_py.storage.open import DiskSpace
 from zonemta_py.transports.tracing import TRACER
 
 # ---- The queue as the sessions of a receiver process use it: every request goes over the link.
@@ -224,8 +222,7 @@ class ReceiverProcess:
         self.link = Link(pack, protocol.decode, self._handle, self.link_lost.set)
         self._sockets = iter(sockets)
         self.queue: RemoteQueue | None = None
-        self._intake: Intake | None = None
-        self._scanner: MessageScanner | None = None
+        self._intake: AssembledIntake | None = None
         self._space: Space | None = None  # of a store with a limit of its own
         self._tasks: set[asyncio.Task[None]] = set()
         self._configuring = asyncio.Lock()  # configurations are used in their order, then a stop
@@ -278,23 +275,12 @@ class ReceiverProcess:
         router = make_router(config)
         assert self.queue is not None
         self.queue.forget_closed()
-        if self._intake is not None and self._scanner is not None:
-            prepared = self._intake.prepare(config, frame.hostname, router)
-            self._scanner.configure(config)
-            self._intake.apply(prepared)
+        if self._intake is not None:
+            self._intake.configure(config, self._intake.prepare(config, frame.hostname, router))
             return
         sockets = [list(islice(self._sockets, count)) for count in frame.sockets]
-        settings = config.queue
-        disk_space = DiskSpace(settings.directory, settings.min_free_disk, lambda: self._space)
-        self._scanner = MessageScanner(config)
-        intake = Intake(
-            self.queue,
-            sockets,
-            frame.slot,
-            frame.receivers,
-            disk_space=disk_space,
-            scanner=self._scanner,
-        )
+        intake = AssembledIntake(self.queue, config, lambda: self._space)
+        intake.add_listeners(sockets, frame.slot, frame.receivers)
         contexts = intake.prepare(config, frame.hostname, router)
         self._intake = intake
 
@@ -309,7 +295,7 @@ class ReceiverProcess:
 
         self._spawn(start())
 
-    async def _report_sessions(self, intake: Intake) -> None:
+    async def _report_sessions(self, intake: AssembledIntake) -> None:
         reported = 0
         while not self.link_lost.is_set():
             if intake.sessions != reported:
@@ -322,8 +308,7 @@ class ReceiverProcess:
             intake = self._intake
         if intake is not None:
             await intake.drain(grace_s)
-        if self._scanner is not None:
-            await self._scanner.close()
+            await intake.close()
         self.link.send(protocol.Drained())
 
 

@@ -9,24 +9,19 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Sequence
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.schema import Config, Dkim, Resolver
-from zonemta_py.config.tenants import Tenants
+from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import set_log_level
 from zonemta_py.core.model import PathKey
-from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
-from zonemta_py.delivery.dns import MxResolver
-from zonemta_py.delivery.endpoints import EndpointResolver
-from zonemta_py.delivery.session_opener import Peers, SmtpResources
-from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath, path_of
+from zonemta_py.delivery.assembly import AssembledSending
+from zonemta_py.delivery.dkim import DkimKeys, load_keys
+from zonemta_py.delivery.session_pool import SessionsByPath, path_of
 from zonemta_py.delivery.smtp_agent import SmtpAgent
-from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import child_main, not_configured
@@ -47,19 +42,14 @@ class SenderProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._agents: dict[str, SmtpAgent] = {}
         self._unreachable = SharedUnreachableHosts(self.link)
-        self._idle = SessionsByPath()
-        self._rng = Random()
+        self._sending = AssembledSending(self._unreachable, SessionsByPath())
         self._held: list[protocol.Frame] | None = (
             None  # what came behind a configuration that is being read
         )
-        self._signer = Signer(Dkim(), {}, Tenants({}))
-        self._look_ups = MxResolver(Resolver())
-        self._sts = StsPolicies(self._look_ups)
 
     def close(self) -> None:
         """End what is looked up."""
-        self._sts.close()
-        self._look_ups.close()
+        self._sending.close()
 
     def _receive(self, frame: protocol.Frame) -> None:
         if self._held is None or self._is_of_running_request(frame):
@@ -111,7 +101,7 @@ class SenderProcess:
         agent = self._agents.get(frame.zone)
         if agent is not None:
             agent.pool.trim(frame.destination, frame.zone_limit, frame.destination_limit)
-        await self._idle.trim(frame.path, frame.path_limits)
+        await self._sending.sessions.trim(frame.path, frame.path_limits)
         self.link.send(protocol.Trimmed(frame.number))
 
     async def _resolve(self, frame: protocol.Resolve) -> None:
@@ -141,19 +131,9 @@ class SenderProcess:
     def _use(self, frame: protocol.Configure, config: Config, dkim_keys: DkimKeys) -> None:
         for old in self._agents.values():
             old.close()
-        self._signer.configure(config.dkim, dkim_keys, Tenants(config.tenants))
-        self._look_ups.configure(config.resolver)
-        endpoints = EndpointResolver(config, frame.hostname, self._look_ups, self._sts, self._rng)
-        resources = SmtpResources(
-            hostname=frame.hostname,
-            endpoints=endpoints,
-            peers=Peers(config.peers),
-            signer=self._signer,
-            unreachable=self._unreachable,
-            rng=self._rng,
-        )
+        self._sending.configure(config, frame.hostname, dkim_keys)
         self._agents = {
-            name: SmtpAgent(zone, resources, SessionPool(partial(self._report_idle, name), self._idle))
+            name: self._sending.agent(zone, partial(self._report_idle, name))
             for name, zone in config.zones.items()
         }
 
@@ -168,7 +148,7 @@ class SenderProcess:
             agent = self._agents[frame.zone]
             result = await agent.deliver(frame.request, context)
             idle = agent.pool.count(frame.request.destination)
-            there = self._idle.count(path_of(frame.request.order))
+            there = self._sending.sessions.count(path_of(frame.request.order))
         except Exception as exc:
             log.exception("a request failed by an internal error")
             problem = repr(exc)

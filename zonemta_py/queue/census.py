@@ -26,7 +26,6 @@ from zonemta_py.queue.format.records import (
     read_meta,
     read_recipient_record,
 )
-from zonemta_py.queue.upkeep.startup import zones_on_disk
 from zonemta_py.storage.interface import Store, View
 
 DESTINATIONS_MAX = 50_000  # of a zone
@@ -326,3 +325,28 @@ class CensusScan:
             upto = _count_slice(view, self._census, zone, after, self._census.newest_before, SLICE)
         self._census.has_read(zone, upto if upto is not None else "\x7f")
         return upto
+
+
+# ---- The zones of which something is on disk.
+
+
+def zones_on_disk(store: View) -> set[str]:
+    """The zones that have recipients."""
+    return _zones_in(store, (keys.WAITING, keys.DEFERRED))
+
+
+def zones_to_scan(store: View) -> set[str]:
+    """The zones that have waiting recipients, or keys of spilled mail that may have none any more."""
+    return _zones_in(store, (keys.WAITING, keys.SPILL))
+
+
+def _zones_in(store: View, spaces: Iterable[bytes]) -> set[str]:
+    """The zones of the keys in ``spaces``, found by skipping from one to the next."""
+    zones = set()
+    for space in spaces:
+        cursor = space
+        while (key := next(store.keys(cursor, keys.end_of(space)), None)) is not None:
+            zone = key.split(b"/", 2)[1].decode()
+            zones.add(zone)
+            cursor = keys.end_of(keys.zone_prefix(space, zone))
+    return zones

@@ -11,7 +11,7 @@ the batch is on disk. All that must survive a crash is in the store.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -26,12 +26,12 @@ from zonemta_py.core.runtime import BackgroundTasks
 from zonemta_py.events.schema import Event, Rejected, first_seq
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
-from zonemta_py.queue.census import Census, CensusScan
+from zonemta_py.queue.census import Census, CensusScan, zones_on_disk, zones_to_scan
 from zonemta_py.queue.commit import CommitFuture, DoneCallback, GroupCommit, WriteBatch
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.keys import MessageIds, last_id_before
-from zonemta_py.queue.format.records import Note, starts
+from zonemta_py.queue.format.records import FORMAT, Inflight, Note, RecipientRecord, starts
 from zonemta_py.queue.messages import ActiveMessage, ActiveMessages, Bodies, Lease, MessageWriter, Upload
 from zonemta_py.queue.outcome import (
     NO_EFFECTS,
@@ -40,6 +40,7 @@ from zonemta_py.queue.outcome import (
     SettleEffects,
     classify_outcomes,
 )
+from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.queue.ready.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.queue.submitters.domains import Verifications
 from zonemta_py.queue.submitters.keys import SubmissionKeys
@@ -47,21 +48,14 @@ from zonemta_py.queue.submitters.limits import IntakeLimiter, RecentLogins, Wron
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.upkeep.cleanup import Cleanup
-from zonemta_py.queue.upkeep.held_mail import HeldMail
-from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.startup import (
-    EndOfLog,
-    NewestInLog,
-    begin_boot,
-    no_event_log,
-    no_message,
+    Identity,
+    InterruptedDeliveries,
     recover,
     scan_zone,
-    zones_on_disk,
-    zones_to_scan,
 )
 from zonemta_py.smtp.reply_class import NO_RULES
-from zonemta_py.storage.interface import Access, Store
+from zonemta_py.storage.interface import Store
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +69,13 @@ LONGEST_DELAY_MS = 400 * 86_400_000
 class QueueOptions:
     """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``.
 
-    ``access``: that with which the store was opened; with READ only what reads may be called.
-    ``end_of_log`` and ``newest_in_log``: see ``begin_boot``. ``longest_delay_ms``: see ``Deferral``.
+    ``longest_delay_ms``: see ``Deferral``.
     """
 
     sync: bool = True
     window: int = 100_000
     body_cache_bytes: int = 0
     poison_after: int = 3
-    access: Access = Access.CREATE
-    end_of_log: EndOfLog = no_event_log
-    newest_in_log: NewestInLog = no_message
     longest_delay_ms: int = LONGEST_DELAY_MS
 
 
@@ -173,78 +163,7 @@ class ReportWriter:
         return callbacks
 
 
-# ---- What ends a transaction: one batch with all that follows from its outcomes (decision 4).
-
 MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
-
-
-class Settlement:
-    """The part of ``queue`` that settles leases."""
-
-    def __init__(self, queue: "Queue") -> None:
-        self._queue = queue
-
-    def settle(
-        self, lease: Lease, outcomes: Sequence[Outcome], effects: SettleEffects, now_ms: int | None
-    ) -> CommitFuture:
-        """See ``Queue.settle``."""
-        queue, active = self._queue, lease.active
-        now_ms = queue.now() if now_ms is None else now_ms
-        batch = WriteBatch()
-        outcomes = classify_outcomes(queue.classifier, outcomes)
-        if outcomes:
-            transitions.settle(
-                batch, active.meta, lease.number, outcomes, effects.failure_report, now_ms
-            )
-        elif lease.number is not None:
-            batch.delete(keys.inflight_key(active.id, lease.number))
-        if effects.warned:
-            active.meta = transitions.warn(batch, active.id, active.meta)
-        if queue.is_last(active, outcomes):
-            active.remaining = 0
-            transitions.last(batch, active.id, active.mark.chunks, active.notes)
-        else:
-            active.remaining -= removed_count(outcomes)
-            active.notes += effects.notes
-            for note in effects.notes:
-                transitions.note(batch, active.id, note)
-        accepted = queue.reporting.add_effects(batch, effects)
-        settled = {outcome.recipient.key for outcome in outcomes}
-        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
-        if untried:
-            queue.windows.zone(lease.zone).put_back(lease.destination, untried)
-        for due in transitions.due_keys(outcomes):
-            queue.deferral.expect(due)
-        batch.future.add_done_callback(partial(self._on_disk, lease, outcomes))
-        for callback in accepted:
-            batch.future.add_done_callback(callback)
-        return queue.commits.submit(batch)
-
-    def _on_disk(
-        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
-    ) -> None:
-        if failure is not None:
-            return  # the lease stays: the next boot finds everything as it was
-        queue = self._queue
-        queue.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
-        if outcomes:
-            meta = lease.active.meta
-            age_s = (queue.now() - starts(meta, lease.active.id)) / 1000
-            tenant = meta.origin.tenant
-            queue.traffic.settled(lease.zone, lease.destination, tenant, outcomes, max(0.0, age_s))
-        for due in transitions.due_keys(outcomes):
-            queue.deferral.written(due)
-        self.message_written(lease.active)
-        queue.release_message(lease.active)
-
-    def message_written(self, active: ActiveMessage) -> None:
-        """See ``Queue.message_written``."""
-        if active.remaining == 0:
-            cleanup, mark = self._queue.cleanup, active.mark
-            if mark.chunks > 1:
-                cleanup.add(active.id)  # the store counts the chunks
-            size_bytes = mark.size if mark.chunks == 1 else 0
-            cleanup.removed(size_bytes + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
 
 
 def removed_count(outcomes: Sequence[Outcome]) -> int:
@@ -288,11 +207,12 @@ REJECTED = b'"event":"rejected"'
 
 
 class Queue:
-    """An open queue. ``open_queue`` makes it; ``recover`` and ``begin`` follow, in a running loop."""
+    """An open queue, after ``begin_boot``, which says its ``identity``; ``recover`` and ``begin`` follow, in a running loop."""
 
     def __init__(
         self,
         store: Store,
+        identity: Identity,
         options: QueueOptions,
         destination_of: DestinationOf,
         *,
@@ -300,11 +220,6 @@ class Queue:
         on_ready: OnReady = ignore_ready,
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
-        try:
-            identity = begin_boot(store, options.access, options.end_of_log, options.newest_in_log)
-        except LocalError:
-            store.close()
-            raise
         self.store = store
         self.node = identity.node
         self.boot = identity.boot
@@ -333,9 +248,6 @@ class Queue:
         self.limits = IntakeLimiter(store, self.commits, now)
         self.wrong_passwords, self.recent_logins = WrongPasswords(), RecentLogins()
         self.reporting = ReportWriter(self, reports, self._acceptor)
-        self._settlement = Settlement(self)
-        self.operator = Operator(self)
-        self.held_mail = HeldMail(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
         self._accepting: set[str] = set()  # messages of several chunks whose batch is not yet on disk
         self._transactions = 0
@@ -354,7 +266,6 @@ class Queue:
         self.background.start(self.cleanup.keep_moving(), "moves")
         self.background.start(self.submission_keys.run(), "submissions")
         self.background.start(self.limits.run(), "limits")
-        self.background.start(self.held_mail.run(), "held mail")
         self.background.start(CensusScan(self.store, self.commits, self.census).run(), "census")
         self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")
         for zone in zones_to_scan(self.store):
@@ -517,7 +428,96 @@ class Queue:
         The ``effects`` are in the same batch: a report is accepted, or a note written, with the removal
         of the recipients that it is about. ``now_ms``: the time of the events, if that is known.
         """
-        return self._settlement.settle(lease, outcomes, effects, now_ms)
+        active = lease.active
+        now_ms = self.now() if now_ms is None else now_ms
+        batch = WriteBatch()
+        outcomes = classify_outcomes(self.classifier, outcomes)
+        if outcomes:
+            transitions.settle(
+                batch, active.meta, lease.number, outcomes, effects.failure_report, now_ms
+            )
+        elif lease.number is not None:
+            batch.delete(keys.inflight_key(active.id, lease.number))
+        if effects.warned:
+            active.meta = transitions.warn(batch, active.id, active.meta)
+        if self.is_last(active, outcomes):
+            active.remaining = 0
+            transitions.last(batch, active.id, active.mark.chunks, active.notes)
+        else:
+            active.remaining -= removed_count(outcomes)
+            active.notes += effects.notes
+            for note in effects.notes:
+                transitions.note(batch, active.id, note)
+        accepted = self.reporting.add_effects(batch, effects)
+        settled = {outcome.recipient.key for outcome in outcomes}
+        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
+        if untried:
+            self.windows.zone(lease.zone).put_back(lease.destination, untried)
+        for due in transitions.due_keys(outcomes):
+            self.deferral.expect(due)
+        batch.future.add_done_callback(partial(self._settled, lease, outcomes))
+        for callback in accepted:
+            batch.future.add_done_callback(callback)
+        return self.commits.submit(batch)
+
+    def _settled(
+        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
+    ) -> None:
+        if failure is not None:
+            return  # the lease stays: the next boot finds everything as it was
+        self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
+        if outcomes:
+            meta = lease.active.meta
+            age_s = (self.now() - starts(meta, lease.active.id)) / 1000
+            tenant = meta.origin.tenant
+            self.traffic.settled(lease.zone, lease.destination, tenant, outcomes, max(0.0, age_s))
+        for due in transitions.due_keys(outcomes):
+            self.deferral.written(due)
+        self.message_written(lease.active)
+        self.release_message(lease.active)
+
+    def interrupt(self, lease: Lease) -> CommitFuture:
+        """End ``lease``, whose sender process ended in the middle of it, as a crash ends all leases."""
+        message, now_ms = lease.active.id, self.now()
+        assert lease.number is not None
+        batch = WriteBatch()
+        indexes = tuple(recipient.record.recipient_index for recipient in lease.recipients)
+        attempt = lease.recipients[0].record.attempts + 1
+        inflight = Inflight(FORMAT, self.boot, lease.zone, indexes, attempt, now_ms)
+        interrupted = InterruptedDeliveries(self.store, self.poison_after, now_ms)
+        remaining = interrupted.add(batch, message, inflight)
+        batch.delete(keys.inflight_key(message, lease.number))
+        due_keys = {keys.due_key(r.due_ms, lease.zone, message) for r in remaining.values() if r.due_ms}
+        for due in due_keys:
+            self.deferral.expect(due)
+        batch.future.add_done_callback(partial(self._interrupted, lease, remaining, due_keys))
+        return self.commits.submit(batch)
+
+    def _interrupted(
+        self,
+        lease: Lease,
+        remaining: Mapping[bytes, RecipientRecord],
+        due_keys: Set[bytes],
+        failure: QueueUnavailable | None,
+    ) -> None:
+        if failure is not None:
+            return  # the lease stays: the next boot finds everything as it was
+        window, message = self.windows.zone(lease.zone), lease.active.id
+        ready = []
+        for recipient in lease.recipients:
+            record = remaining.get(recipient.key)
+            if record is None:
+                window.forget([recipient.key])
+            else:
+                ready.append(
+                    QueuedRecipient(recipient.key, lease.zone, message, recipient.address, record)
+                )
+        if ready:
+            window.put_back(lease.destination, ready)
+            self.windows.on_ready(lease.zone, lease.destination, False)
+        for due in due_keys:
+            self.deferral.written(due)
+        self.release_message(lease.active)
 
     @staticmethod
     def is_last(active: ActiveMessage, outcomes: Sequence[Outcome]) -> bool:
@@ -528,7 +528,12 @@ class Queue:
 
     def message_written(self, active: ActiveMessage) -> None:
         """A batch about ``active`` is on disk: if it was the last, clean up after the message."""
-        self._settlement.message_written(active)
+        if active.remaining == 0:
+            cleanup, mark = self.cleanup, active.mark
+            if mark.chunks > 1:
+                cleanup.add(active.id)  # the store counts the chunks
+            size_bytes = mark.size if mark.chunks == 1 else 0
+            cleanup.removed(size_bytes + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
 
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""

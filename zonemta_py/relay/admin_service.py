@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zonemta_py import __version__
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.page.logins import LINK_VALID_S
@@ -24,12 +23,13 @@ from zonemta_py.config.endpoints import AdminAddress
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.runtime import open_descriptors
+from zonemta_py.core.version import __version__
 from zonemta_py.delivery.egress_operator import path_rows, warmup_rows
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.delivery_service import DeliveryService
 from zonemta_py.relay.intake_service import IntakeService
-from zonemta_py.relay.parts import Part
+from zonemta_py.relay.parts import NewConfig, Part, Prepared
 from zonemta_py.relay.preflight import RESERVE, needs_admin_address
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class AdminService:
 
     def part(self) -> Part:
         """What the relay starts and stops. Its health says that it stops while it drains."""
-        return Part("the HTTP listener", self._start, self._drain, self._close)
+        return Part("the HTTP listener", self._start, self._drain, self._close, self._prepare)
 
     async def _start(self) -> None:
         settings = self._config.admin
@@ -112,15 +112,16 @@ class AdminService:
             make_token(made)
         return load_tokens(None, admin.token_file, made)
 
-    def prepare(self, config: Config) -> Tokens:
-        """The tokens under ``config``, read again. Raises ConfigError."""
-        return self._tokens(config) if self.server is not None else Tokens([])
+    def _prepare(self, new: NewConfig) -> Prepared:
+        """The tokens are read again. Raises ConfigError."""
+        tokens = self._tokens(new.config) if self.server is not None else Tokens([])
 
-    def configure(self, config: Config, tokens: Tokens) -> None:
-        """Use a new configuration; ``tokens`` is what ``prepare`` returned for it."""
-        self._config = config
-        if self.server is not None:
-            self.server.tokens = tokens
+        def apply() -> None:
+            self._config = new.config
+            if self.server is not None:
+                self.server.tokens = tokens
+
+        return Prepared(apply)
 
     def _routes(self) -> "list[HttpRoute]":
         from zonemta_py.admin.metrics import health_routes

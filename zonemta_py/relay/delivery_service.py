@@ -2,39 +2,44 @@
 
 import logging
 from asyncio import gather, get_running_loop, sleep
-from collections.abc import Collection, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
-from zonemta_py.config.schema import Config
-from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.core.model import USUAL_POOL, PathKey
 from zonemta_py.core.runtime import BackgroundTasks
-from zonemta_py.delivery.dkim import DkimKeys, Signer
-from zonemta_py.delivery.dns import MxResolver
-from zonemta_py.delivery.egress import Egress
-from zonemta_py.delivery.endpoints import EndpointResolver
+from zonemta_py.delivery.assembly import AssembledSending
+from zonemta_py.delivery.dkim import DkimKeys
+from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.session_opener import Peers, SmtpResources
-from zonemta_py.delivery.session_pool import SessionPool, SessionsByPath
+from zonemta_py.delivery.session_pool import SessionsByPath
 from zonemta_py.delivery.shaper import EgressFiles
-from zonemta_py.delivery.smtp_agent import SmtpAgent
-from zonemta_py.delivery.sts_policies import StsPolicies
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.egress.paths import Constraint
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
-from zonemta_py.relay.parts import Part
-from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
+from zonemta_py.queue.upkeep.held_mail import HeldMail
+from zonemta_py.relay.parts import NewConfig, Part, Prepared
+from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 SWEEP_EVERY_S = 300.0
 
 log = logging.getLogger(__name__)
+
+
+def changed_files(old: EgressFiles, new: EgressFiles) -> Iterator[str]:
+    """The keys of files in which something else is written now."""
+    parts = {
+        "providers.file": (old.table.providers, new.table.providers),
+        "warmup.file": (tuple(old.schedules), tuple(new.schedules)),
+        "shaping.file": (old.rules.rules, new.rules.rules),
+    }
+    yield from (key for key, (was, will) in parts.items() if was != will)
 
 
 class ProgramZone:
@@ -43,6 +48,10 @@ class ProgramZone:
     def __init__(self, name: str, channels: Channels) -> None:
         self._name = name
         self._channels = channels
+
+    def ready(self, destination: str, *, low_volume: bool = False) -> None:
+        """The queue has mail of the zone."""
+        self._channels.wake(self._name)
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
         """No program takes its mail, or None."""
@@ -69,21 +78,41 @@ class ProgramZone:
         return 0
 
 
+class ReadyMail:
+    """What a queue calls when it has mail (``OnReady``): passed on to who delivers its zone, once it is in ``zones``."""
+
+    def __init__(self) -> None:
+        self.zones: dict[str, ZoneWorkers | ProgramZone] = {}
+
+    def __call__(self, zone: str, destination: str, low_volume: bool) -> None:
+        """The queue has mail for ``destination``; ``low_volume``: of a submitter with little of it."""
+        view = self.zones.get(zone)
+        if view is not None:
+            view.ready(destination, low_volume=low_volume)
+
+
 class DeliveryService:
-    """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0."""
+    """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0; of what is there it hears by ``ready``.
+
+    ``views``: the zones, as an operator sees them.
+    """
 
     def __init__(
-        self, context: DeliveryContext, dkim_keys: DkimKeys, *, senders: int, log_target: str
+        self,
+        context: DeliveryContext,
+        dkim_keys: DkimKeys,
+        ready: ReadyMail,
+        *,
+        senders: int,
+        log_target: str,
     ) -> None:
         self._context = context
         config, hostname = context.config, context.hostname
         self._reports = ReportSender(context)
         self.unreachable = UnreachableHosts(self._clear_unreachable)
-        self._signer = Signer(config.dkim, dkim_keys, Tenants(config.tenants))
-        self._look_ups = MxResolver(config.resolver)
-        self._sts = StsPolicies(self._look_ups)
-        self._endpoints = self._resolver(config, hostname)
-        self._peers = Peers(config.peers)
+        sessions = SessionsByPath(self._set_idle)
+        self._sending = AssembledSending(self.unreachable, sessions, context.rng)
+        self._sending.configure(config, hostname, dkim_keys)
         self.senders: SenderPool | None = None
         if senders:
             self.senders = SenderPool(
@@ -91,13 +120,18 @@ class DeliveryService:
             )
         self._tasks = BackgroundTasks()
         self._zones: dict[str, ZoneWorkers] = {}
-        self.views: dict[str, ZoneWorkers | ProgramZone] = {}
+        self.views = ready.zones
         self.channels: Channels | None = None
 
     @property
     def egress(self) -> Egress:
         """The limits of providers and addresses."""
         return self._context.egress
+
+    @property
+    def held_mail(self) -> HeldMail:
+        """The mail that is held for suspensions."""
+        return self._context.held_mail
 
     @property
     def zones(self) -> Mapping[str, ZoneWorkers]:
@@ -107,10 +141,21 @@ class DeliveryService:
     def parts(self) -> list[Part]:
         """What the relay starts and stops."""
         return [
-            Part("DKIM and look-ups", close=self._close),
-            Part("the sender processes", self._start_senders, close=self._close_senders),
+            Part("DKIM and look-ups", close=self._close, prepare=self._prepare_sending),
+            Part(
+                "the sender processes",
+                self._start_senders,
+                close=self._close_senders,
+                prepare=self._prepare_senders,
+            ),
             Part("reports", self._reports.start, close=self._reports.close),
-            Part("delivery", self._start_workers, drain=self._drain),
+            Part(
+                "delivery",
+                self._start_workers,
+                drain=self._drain,
+                prepare=self._prepare_zones,
+                check=self._check,
+            ),
         ]
 
     async def _start_senders(self) -> None:
@@ -121,19 +166,12 @@ class DeliveryService:
         if self.senders is not None:
             await self.senders.close()
 
-    @cached_property
-    def _idle(self) -> SessionsByPath:
-        """The sessions of this process; made when the first zone asks, as the egress."""
-        return SessionsByPath(self.egress.set_idle)
-
     def _set_idle(self, path: PathKey, idle: int) -> None:
         self._context.egress.set_idle(path, idle)
 
     async def _close(self) -> None:
         self._context.egress.close()
-        self._signer.close()
-        self._sts.close()
-        self._look_ups.close()
+        self._sending.close()
 
     async def _start_workers(self) -> None:
         self.channels = Channels(self._context, get_running_loop(), all_zones=False)
@@ -169,39 +207,34 @@ class DeliveryService:
 
     def _agent(self, name: str, zone: Zone) -> DeliveryAgent:
         """The agent that executes the requests of a zone: in this process, or in the sender processes."""
-        context = self._context
         if is_local(zone):
-            return LocalAgent(zone, context.hostname)
+            return LocalAgent(zone, self._context.hostname)
         if self.senders is not None:
             return RemoteAgent(self.senders, name)
-        resources = SmtpResources(
-            hostname=context.hostname,
-            endpoints=self._endpoints,
-            peers=self._peers,
-            signer=self._signer,
-            unreachable=self.unreachable,
-            rng=context.rng,
-        )
-        return SmtpAgent(zone, resources, SessionPool(together=self._idle))
-
-    def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
-        return EndpointResolver(config, hostname, self._look_ups, self._sts, self._context.rng)
+        return self._sending.agent(zone)
 
     def _clear_unreachable(self, ip: str | None, destination: str | None) -> None:
         if self.senders is not None:
             self.senders.clear_unreachable(ip, destination)
 
-    def ready(self, zone: str, destination: str, low_volume: bool) -> None:
-        """The queue has mail for ``destination``."""
-        workers = self._zones.get(zone)
-        if workers is not None:
-            workers.ready(destination, low_volume=low_volume)
-        elif self.channels is not None:
-            self.channels.wake(zone)
+    def _prepare_sending(self, new: NewConfig) -> Prepared:
+        context, egress_files = self._context, read_egress(new.config)
 
-    def check(self, config: Config) -> None:
+        def apply() -> None:
+            context.config, context.router, context.hostname = new.config, new.router, new.hostname
+            context.egress.configure(new.config, egress_files)
+            self._sending.configure(new.config, new.hostname, new.dkim_keys)
+
+        return Prepared(apply, tuple(changed_files(self.egress.files, egress_files)))
+
+    def _prepare_senders(self, new: NewConfig) -> Prepared:
+        if self.senders is None:
+            return Prepared()
+        return Prepared(partial(self.senders.configure, new.config, new.hostname))
+
+    def _check(self, new: NewConfig) -> None:
         """Raises ConfigError for a zone that was removed, and is back with another transport: programs or workers are there."""
-        for name, zone in config.zones.items():
+        for name, zone in new.config.zones.items():
             view, for_programs = self.views.get(name), zone.transport == DEQUEUE_TRANSPORT
             if view is not None and isinstance(view, ProgramZone) != for_programs:
                 before = "another transport" if for_programs else DEQUEUE_TRANSPORT
@@ -210,25 +243,11 @@ class DeliveryService:
                     "restart; no other change of the file is used before"
                 )
 
-    def configure(
-        self,
-        config: Config,
-        hostname: str,
-        router: Router,
-        dkim_keys: DkimKeys,
-        egress_files: EgressFiles,
-    ) -> None:
-        """Use a new configuration, whose files were read."""
-        context = self._context
-        context.config, context.router, context.hostname = config, router, hostname
-        context.egress.configure(config, egress_files)
-        self._signer.configure(config.dkim, dkim_keys, Tenants(config.tenants))
-        if self.senders is not None:
-            self.senders.configure(config, hostname)
-        self._look_ups.configure(config.resolver)
-        self._endpoints = self._resolver(config, hostname)
-        self._peers = Peers(config.peers)
-        for name, zone in config.zones.items():
+    def _prepare_zones(self, new: NewConfig) -> Prepared:
+        return Prepared(partial(self._configure_zones, new.config.zones))
+
+    def _configure_zones(self, zones: Mapping[str, Zone]) -> None:
+        for name, zone in zones.items():
             if name in self._zones:
                 self._zones[name].configure(zone)
             elif name not in self.views:

@@ -10,6 +10,7 @@ from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.delivery.dns import DnsChannel, NameNotFound, QueryFailed
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitters.domains import TenantDomain, VerificationResult
+from zonemta_py.relay.parts import Part, Prepared
 
 PREFIX = "_zonemta"
 AGAIN_MS = 86_400_000  # after a look-up that found the record
@@ -28,6 +29,15 @@ class DomainVerifier:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.configure(config)
+
+    def part(self) -> Part:
+        """What the relay starts and stops."""
+        return Part(
+            "the verification of domains",
+            self.start,
+            drain=self.close,
+            prepare=lambda new: Prepared(lambda: self.configure(new.config)),
+        )
 
     def configure(self, config: Config) -> None:
         """Use the configuration of a reload: new domains are looked up at once."""

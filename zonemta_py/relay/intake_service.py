@@ -1,20 +1,16 @@
 """The receiving side of a relay: SMTP listeners, in this process or in receiver processes, and HTTP."""
 
-import asyncio
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
-from zonemta_py.intake.context import SessionSettings
 from zonemta_py.intake.inject import Injector
-from zonemta_py.intake.listener import Intake, bound_address, listening_sockets
-from zonemta_py.intake.scan import MessageScanner
+from zonemta_py.intake.listener import AssembledIntake, bound_address, listening_sockets
 from zonemta_py.processes.receivers import ReceiverPool
 from zonemta_py.queue.queue import Queue
-from zonemta_py.relay.parts import Part
+from zonemta_py.relay.parts import NewConfig, Part, Prepared
 from zonemta_py.routing import Router
 from zonemta_py.storage.open import DiskSpace
 
@@ -47,25 +43,26 @@ class IntakeService:
         self._router = router
         self._hooks = hooks
         self._processes = receivers
-        self.disk_space = DiskSpace(
-            config.queue.directory, config.queue.min_free_disk, queue.store.space
-        )
-        self._scanner = MessageScanner(config)
+        self._assembled = AssembledIntake(queue, config, queue.store.space, hooks)
         self._log_target = log_target
         self.addresses: list[HostPort] = []
-        self.intake: Intake | None = None
         self.receivers: ReceiverPool | None = None
 
-    def parts(self) -> list[Part]:
+    def part(self) -> Part:
         """What the relay starts and stops."""
-        return [Part("the listeners", self._listen, self._drain, self._close)]
+        return Part("the listeners", self._listen, self._drain, self._close, self._prepare)
 
     @property
     def sessions(self) -> int:
         """The open sessions of clients."""
         if self.receivers is not None:
             return self.receivers.sessions
-        return self.intake.sessions if self.intake is not None else 0
+        return self._assembled.sessions
+
+    @property
+    def disk_space(self) -> DiskSpace:
+        """The free space of the queue."""
+        return self._assembled.disk_space
 
     def mail_endpoint(self) -> "MailEndpoint":
         """What accepts mail by HTTP."""
@@ -82,7 +79,7 @@ class IntakeService:
         policies = self._hooks.envelope_policies(self._config)
         return Injector(
             self._queue, router or self._router, self._config, self._hostname, policies, self.disk_space,
-            scanner=self._scanner,
+            scanner=self._assembled.scanner,
         )  # fmt: skip
 
     async def _listen(self) -> None:
@@ -102,32 +99,26 @@ class IntakeService:
             )
             await self.receivers.start()
         else:
-            self.intake = Intake(
-                self._queue, by_process[0], hooks=self._hooks, disk_space=self.disk_space,
-                scanner=self._scanner,
-            )  # fmt: skip
-            await self.intake.start(self.prepare(config, self._hostname, self._router))
+            self._assembled.add_listeners(by_process[0])
+            await self._assembled.start(self._assembled.prepare(config, self._hostname, self._router))
 
-    def prepare(self, config: Config, hostname: str, router: Router) -> list[SessionSettings]:
-        """The settings of the listeners in this process under ``config``. Raises ConfigError."""
-        return self.intake.prepare(config, hostname, router) if self.intake is not None else []
+    def _prepare(self, new: NewConfig) -> Prepared:
+        sessions = self._assembled.prepare(new.config, new.hostname, new.router)
 
-    def configure(
-        self, config: Config, hostname: str, router: Router, prepared: Sequence[SessionSettings]
-    ) -> None:
-        """Use a new configuration; ``prepared`` is what ``prepare`` returned for it."""
-        self._config, self._hostname, self._router = config, hostname, router
-        self._scanner.configure(config)
-        if self.intake is not None:
-            self.intake.apply(prepared)
-        if self.receivers is not None:
-            self.receivers.configure(config, hostname)
+        def apply() -> None:
+            self._config, self._hostname, self._router = new.config, new.hostname, new.router
+            self._assembled.configure(new.config, sessions)
+            if self.receivers is not None:
+                self.receivers.configure(new.config, new.hostname)
+
+        return Prepared(apply)
 
     async def _drain(self, grace_s: float) -> None:
-        parts = [part for part in (self.intake, self.receivers) if part is not None]
-        await asyncio.gather(*(part.drain(grace_s) for part in parts))
+        if self.receivers is not None:
+            await self.receivers.drain(grace_s)
+        await self._assembled.drain(grace_s)
 
     async def _close(self) -> None:
         if self.receivers is not None:
             await self.receivers.close()
-        await self._scanner.close()
+        await self._assembled.close()

@@ -1,40 +1,31 @@
-"""The relay: its parts made from one configuration, started in order, stopped in reverse."""
+"""The relay: its parts, made from one configuration (see ``parts``), and what a program does with it."""
 
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.relay_port import RunningRelay
-from zonemta_py.admin.tokens import Tokens
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.config.hooks import Hooks
-from zonemta_py.config.load import load_config
 from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.config.schema import Config
-from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
 from zonemta_py.core.logs import set_log_level
-from zonemta_py.core.runtime import without_collection
-from zonemta_py.delivery.dkim import DkimKeys
-from zonemta_py.delivery.egress import read_egress
+from zonemta_py.core.version import __version__
 from zonemta_py.delivery.egress_operator import EgressOperator
-from zonemta_py.delivery.open_queue import configure_queue, open_queue
 from zonemta_py.delivery.report_composer import BounceFunction, DeliveryContext, PendingReports
 from zonemta_py.delivery.reports import BounceReporter
-from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.events.outcome_log import OutcomeLog
-from zonemta_py.intake.context import SessionSettings
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
+from zonemta_py.open_queue import configure_queue, open_queue
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.queue.format.records import TENANT_LANE
@@ -42,171 +33,31 @@ from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush, settle_removed_zones
 from zonemta_py.relay.admin_service import AdminService, AdminSources
-from zonemta_py.relay.delivery_service import DeliveryService
+from zonemta_py.relay.delivery_service import DeliveryService, ReadyMail
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
-from zonemta_py.relay.parts import Part, Parts
-from zonemta_py.relay.preflight import CertificateWatch, verify, warnings
+from zonemta_py.relay.parts import (
+    NewConfig,
+    Part,
+    Parts,
+    Prepared,
+    changed_keys,
+    check_reloadable,
+    read_config,
+)
+from zonemta_py.relay.preflight import CertificateWatch, warnings
 from zonemta_py.relay.takeover import OrphanRecovery, dequeue_zones, takeover_config
 from zonemta_py.routing import (
     DEFAULT_ZONE,
-    DEQUEUE_TRANSPORT,
     Destinations,
-    Router,
-    make_router,
     one_zone,
 )
 from zonemta_py.schedule.retry import Backoff
-from zonemta_py.smtp.reply_class import ReplyClassifier
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage
 from zonemta_py.transports.tracing import OtherProcesses, Traces
 
 log = logging.getLogger(__name__)
-
-
-# ---- What a reload of the configuration reads, what it may change, and what it has changed.
-#
-# Reading and checking a large configuration takes a second, so ``prepare`` runs in a thread. It uses nothing that
-# changes while the relay runs; what follows, from ``check_reloadable`` on, happens on the loop without an await.
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedConfig:
-    """A configuration that can be used, and all that was read from its files."""
-
-    config: Config
-    hostname: str
-    router: Router
-    sessions: Sequence[SessionSettings]
-    tokens: Tokens | None  # None without an admin server
-    dkim_keys: DkimKeys
-    egress_files: EgressFiles
-    classifier: ReplyClassifier
-    warnings: Sequence[str]
-    changed: Sequence[str]  # keys, against the present configuration
-
-
-@dataclass(frozen=True, slots=True)
-class PresentConfig:
-    """The configuration in use, and its files of egress; only a reload changes it."""
-
-    config: Config
-    egress_files: EgressFiles
-    hooks: Hooks
-
-
-def prepare(
-    config: Config | Path,
-    present: PresentConfig,
-    sessions_of: Callable[[Config, str, Router], Sequence[SessionSettings]],
-    tokens_of: Callable[[Config], Tokens] | None,
-) -> PreparedConfig:
-    """Read ``config`` (a file, if it is a path) and what it names. Raises ConfigError, and changes nothing."""
-    try:
-        with without_collection():
-            return _prepared(config, present, sessions_of, tokens_of)
-    except ConfigError:
-        raise
-    except Exception as exc:  # of a function that the configuration names
-        raise ConfigError(f"the configuration cannot be used: {exc!r}") from exc
-
-
-def _prepared(
-    config: Config | Path,
-    present: PresentConfig,
-    sessions_of: Callable[[Config, str, Router], Sequence[SessionSettings]],
-    tokens_of: Callable[[Config], Tokens] | None,
-) -> PreparedConfig:
-    hooks = present.hooks
-    config = hooks.apply(load_config(config) if isinstance(config, Path) else config)
-    dkim_keys = verify(config, hooks)
-    hostname, router = config.hostname or socket.getfqdn(), make_router(config)
-    egress_files = read_egress(config)
-    files = changed_files(present.egress_files, egress_files)
-    return PreparedConfig(
-        config=config,
-        hostname=hostname,
-        router=router,
-        sessions=sessions_of(config, hostname, router),
-        tokens=tokens_of(config) if tokens_of is not None else None,
-        dkim_keys=dkim_keys,
-        egress_files=egress_files,
-        classifier=make_classifier(config.classify.file),
-        warnings=list(warnings(config, hostname)),
-        changed=list(dict.fromkeys([*changed_keys(present.config, config), *files])),
-    )
-
-
-def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
-    """Raises ConfigError when the change from ``old`` to ``new`` needs a restart."""
-    gone = (set(old.zones) - set(new.zones)) & zones_with_mail
-    if gone:
-        raise ConfigError(
-            f"zones: the new configuration has no zone '{min(gone)}', for which recipients are waiting; "
-            "add it, or set zone_removed: default and restart"
-        )
-    before, after = ([listener.address for listener in config.listeners] for config in (old, new))
-    fixed: list[tuple[str, object, object]] = [
-        ("listeners", before, after),
-        ("queue", old.queue, new.queue),
-        ("processes", old.processes, new.processes),
-        ("events", old.events, new.events),
-        ("admin", old.admin, new.admin),
-        ("log", old.log, new.log),
-    ]
-    was_mode, will_mode = ([one.tls.mode for one in config.listeners] for config in (old, new))
-    fixed.append(("listeners.tls.mode", was_mode, will_mode))
-    for name in set(old.zones) & set(new.zones):
-        was, will = old.zones[name], new.zones[name]
-        fixed += _names_of_destinations(f"zones.{name}", was, will)
-        if DEQUEUE_TRANSPORT in (was.transport, will.transport):
-            fixed.append((f"zones.{name}.transport", was.transport, will.transport))
-    for key, was_set, is_set in fixed:
-        if was_set != is_set:
-            names = ", ".join(changed_keys(was_set, is_set, key))
-            raise ConfigError(
-                f"{names}: a change needs a restart; no other change of the file is used before"
-            )
-
-
-def _names_of_destinations(key: str, was: Zone, will: Zone) -> Iterator[tuple[str, object, object]]:
-    """What must not change because waiting mail is stored under it: which mail goes to smarthosts, and to which."""
-    yield f"{key}.smarthost (from none, or to none)", bool(was.smarthost), bool(will.smarthost)
-    if any(part.smarthost for zone in (was, will) for _, part in zone.parts()):
-        before, after = (
-            [(item.domains, bool(item.smarthost)) for item in zone.destinations] for zone in (was, will)
-        )
-        yield f"{key}.destinations (their domains, beside a smarthost)", before, after
-
-
-def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:
-    """The keys whose values differ, as the configuration writes them: ``zones.bulk.connections``."""
-    if old == new:
-        return
-    if is_dataclass(old) and type(old) is type(new):
-        for each in fields(old):
-            if not each.metadata.get("hidden"):
-                below = f"{key}.{each.name}".lstrip(".")
-                yield from changed_keys(getattr(old, each.name), getattr(new, each.name), below)
-    elif isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in dict.fromkeys((*old, *new)):
-            yield from changed_keys(old.get(name), new.get(name), f"{key}.{name}")
-    elif type(old) is tuple and type(new) is tuple and len(old) == len(new):
-        for number, (was, will) in enumerate(zip(old, new, strict=True)):
-            yield from changed_keys(was, will, f"{key}[{number}]")
-    else:
-        yield key
-
-
-def changed_files(old: EgressFiles, new: EgressFiles) -> Iterator[str]:
-    """The keys of files in which something else is written now."""
-    parts = {
-        "providers.file": (old.table.providers, new.table.providers),
-        "warmup.file": (tuple(old.schedules), tuple(new.schedules)),
-        "shaping.file": (old.rules.rules, new.rules.rules),
-    }
-    yield from (key for key, (was, will) in parts.items() if was != will)
 
 
 def use_in_queue(queue: Queue, config: Config) -> None:
@@ -216,9 +67,6 @@ def use_in_queue(queue: Queue, config: Config) -> None:
         TENANT_LANE + name: each.weight for name, each in config.tenants.items() if each.weight > 1
     }
     queue.windows.set_weights(weights)
-
-
-# ---- relay
 
 
 class Relay:
@@ -242,22 +90,22 @@ class Relay:
     ) -> None:
         self._hooks = hooks = Hooks(backoff, bounce, policies)
         receivers, senders = process_counts(config, cores(), hooks)
-        self._config = config = hooks.apply(config)
+        new = read_config(config, hooks)
+        self._config = config = new.config
         self._log_level = log_level
-        hostname, router = config.hostname or socket.getfqdn(), make_router(config)
-        dkim_keys = verify(config, hooks)
+        hostname, router = new.hostname, new.router
         self._stopped, self._since_ms = False, clock.now_ms()
         self._reloading = asyncio.Lock()
         pending = PendingReports()
         self._reporter = BounceReporter(config, hostname, router, hooks, pending)
-        self._destinations = Destinations(config.zones)
+        self._destinations, ready = Destinations(config.zones), ReadyMail()
         self._queue = open_queue(
             config,
             store=store,
             standby=config.queue.shared.take_over,
             reports=self._reporter,
             destination_of=self._destinations,
-            on_ready=self._on_ready,
+            on_ready=ready,
         )
         use_in_queue(self._queue, config)
         target = config.log.target(log_level)
@@ -265,7 +113,9 @@ class Relay:
             context = DeliveryContext(
                 queue=self._queue, config=config, hostname=hostname, router=router, hooks=hooks, pending=pending,
             )  # fmt: skip
-            self._delivery = DeliveryService(context, dkim_keys, senders=senders, log_target=target)
+            self._delivery = DeliveryService(
+                context, new.dkim_keys, ready, senders=senders, log_target=target
+            )
             self._intake = IntakeService(
                 self._queue, config, hostname, router, hooks, receivers=receivers, log_target=target
             )
@@ -297,14 +147,15 @@ class Relay:
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)
         parts = [
-            Part("the queue", self._recover),
+            Part("the queue", self._recover, prepare=self._prepare_queue, check=self._check_queue),
             Part("the log of outcomes", close=outcomes.close),
             Part("traces", drain=traces.drain),
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),
+            Part("the mail held for suspensions", delivery.held_mail.start),
             Part("the watch of certificates", certificates.start, close=certificates.close),
-            Part("the verification of domains", self._verifier.start, drain=self._verifier.close),
+            self._verifier.part(),
         ]
         if config.queue.directory.is_dir():  # a program's own store needs none
             control = ControlServer(config.queue.directory, operations)
@@ -314,11 +165,12 @@ class Relay:
             self._orphans = OrphanRecovery(
                 storage, config.queue.shared, self._takeover_relay, dequeue_zones(config)
             )
-            parts.append(Part("take-over", self._orphans.start, drain=self._orphans.close))
+            parts.append(self._orphans.part())
         hostname = config.hostname or socket.getfqdn()
         sources = AdminSources(queue, exporter, delivery, self._intake, stream)
         self.admin = AdminService(config, hostname, operations, sources)
-        return [*parts, *self._intake.parts(), self.admin.part()]
+        last = Part("the warnings", prepare=self._prepare_warnings)
+        return [*parts, self._intake.part(), self.admin.part(), last]
 
     async def __aenter__(self) -> "Relay":
         await self.start()
@@ -449,9 +301,6 @@ class Relay:
             if pool is not None:
                 yield pool
 
-    def _on_ready(self, zone: str, destination: str, low_volume: bool) -> None:
-        self._delivery.ready(zone, destination, low_volume)
-
     async def wait_failed(self) -> None:
         """Return when the queue can no longer be written: stop this relay, and start another (``RelayRunner``)."""
         await self._queue.commits.failed.wait()
@@ -466,40 +315,48 @@ class Relay:
             raise ConfigError("the configuration was not read from a file")
         async with self._reloading:
             self._check_running()
-            source = config or Path(self._config.path)
-            admin, sessions_of = self.admin, self._intake.prepare
-            tokens_of = admin.prepare if admin is not None else None
-            present = PresentConfig(self._config, self._delivery.egress.files, self._hooks)
+            present, source = self._config, config or Path(self._config.path)
             try:
-                new = await asyncio.to_thread(prepare, source, present, sessions_of, tokens_of)
+                new, prepared = await asyncio.to_thread(self._parts.prepare, source, self._hooks)
             finally:
                 self._check_running()
-            check_reloadable(self._config, new.config, self._queue.zones_with_mail())
-            self._delivery.check(new.config)
-            self._use(new)
-            if self._orphans is not None:
-                await self._orphans.reload(new.config)
-        log.info("configuration reloaded, changed: %s", ", ".join(new.changed) or "no key")
-        return list(new.changed)
+            self._parts.apply(new, prepared)
+            await self._parts.follow(new)
+        files = [key for each in prepared for key in each.changed]
+        changed = list(dict.fromkeys([*changed_keys(present, new.config), *files]))
+        log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
+        return changed
 
     def _check_running(self) -> None:
         if self._stopped:
             raise ConfigError("the relay is stopping, no configuration is read")
+        if self.admin is None:
+            raise ConfigError("the relay is not started, no configuration is read")
 
-    def _use(self, new: PreparedConfig) -> None:
-        self._config = config = new.config
-        configure_queue(self._queue, config, new.classifier)
-        self._reporter.configure(config, new.hostname, new.router)
-        self._destinations.configure(config.zones)
-        use_in_queue(self._queue, config)
-        if self.admin is not None and new.tokens is not None:
-            self.admin.configure(config, new.tokens)
-        self._delivery.configure(config, new.hostname, new.router, new.dkim_keys, new.egress_files)
-        self._intake.configure(config, new.hostname, new.router, new.sessions)
-        self._verifier.configure(config)
-        self._warn(new.warnings)
-        for warning in self._delivery.egress.unused_state():
-            log.warning("%s", warning)
+    def _prepare_queue(self, new: NewConfig) -> Prepared:
+        classifier = make_classifier(new.config.classify.file)
+
+        def apply() -> None:
+            self._config = config = new.config
+            configure_queue(self._queue, config, classifier)
+            self._reporter.configure(config, new.hostname, new.router)
+            self._destinations.configure(config.zones)
+            use_in_queue(self._queue, config)
+
+        return Prepared(apply)
+
+    def _check_queue(self, new: NewConfig) -> None:
+        check_reloadable(self._config, new.config, self._queue.zones_with_mail())
+
+    def _prepare_warnings(self, new: NewConfig) -> Prepared:
+        found = list(warnings(new.config, new.hostname))
+
+        def apply() -> None:
+            self._warn(found)
+            for warning in self._delivery.egress.unused_state():
+                log.warning("%s", warning)
+
+        return Prepared(apply)
 
     async def flush(self) -> int:
         """Make all deferred recipients ready and probe unreachable destinations; returns how many woke."""

@@ -19,9 +19,9 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.events.recovery import last_seq, newest_message
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.upkeep.inspect import outbox_lines
 from zonemta_py.queue.upkeep.repair import remove_strange_keys, repair_contents, repair_outbox
 from zonemta_py.queue.upkeep.startup import begin_boot

@@ -15,9 +15,10 @@ from zonemta_py.config.schema import Config, Processes, SharedStorageSettings
 from zonemta_py.config.values import ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, QueueLocked
+from zonemta_py.queue.census import zones_on_disk
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.startup import zones_on_disk
+from zonemta_py.relay.parts import Part
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.shared import SharedStorage
@@ -116,6 +117,12 @@ class OrphanRecovery:
             except LocalError as exc:
                 log.error("the queue of %s is not flushed: %s", name, exc)
         return woken
+
+    def part(self) -> Part:
+        """What the relay starts and stops."""
+        return Part(
+            "take-over", self.start, drain=self.close, follow=lambda new: self.reload(new.config)
+        )
 
     async def start(self) -> None:
         """Look for partitions in the background."""

@@ -19,6 +19,7 @@ from zonemta_py.queue.ready import windows
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools, QueuedRecipient, stream_of
 from zonemta_py.queue.ready.window import HEADROOM, SHARES, ReadyWindow
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.operator import Operator
 
 
 def _recipient(message: str, n: int, domain: str = "x.example") -> QueuedRecipient:
@@ -533,7 +534,7 @@ async def test_a_deleted_message_is_not_spilled(directory: Path) -> None:
     """Its destination fails before its turn has come."""
     async with opened(directory) as queue:
         message = await accept(queue, "r@x.example")
-        await queue.operator.delete(message)
+        await Operator(queue).delete(message)
         queue.windows.set_unreachable("default", "x.example")
         await queue.commits.submit(WriteBatch())
         await until(lambda: everything(queue.store) == [], "nothing on disk")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.queue import Clock, accept, lease, opened, problems, settle
+from tests.kit.queue import Clock, accept, held_mail, lease, opened, problems, settle
 from zonemta_py.admin.reasons import Reasons
 from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.core.codec import from_json
@@ -18,6 +18,7 @@ from zonemta_py.queue.format.records import RecipientRecord, read_recipient_reco
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import MailPart, part_of_key
 from zonemta_py.queue.upkeep.inspect import recipient_rows
+from zonemta_py.queue.upkeep.operator import Operator, suspension_of
 
 JUNE_AT_BIG = MailPart(campaign="june", provider="big")
 PARTS = [
@@ -51,7 +52,7 @@ def shaped_events(queue: Queue) -> list[dict[str, Any]]:
 async def hold_next(queue: Queue, domain: str, provider: str, most: int = 100) -> bool:
     """Lease for ``domain`` as a worker does; whether something was held."""
     found = lease(queue, domain, most)
-    held = await queue.held_mail.hold(found, provider)
+    held = await held_mail(queue).hold(found, provider)
     if not held:
         queue.release(found)
     return held
@@ -59,7 +60,7 @@ async def hold_next(queue: Queue, domain: str, provider: str, most: int = 100) -
 
 async def release(queue: Queue, name: str) -> int:
     count = 0
-    async for released in queue.held_mail.release(name):
+    async for released in held_mail(queue).release(name):
         count = released
     return count
 
@@ -79,7 +80,7 @@ async def test_only_the_part_is_held(directory: Path) -> None:
         await accept(queue, "a@big.example", "b@big.example", "c@small.example", campaign="june")
         await accept(queue, "d@big.example", campaign="july")
         by_hand = await accept(queue, "e@big.example", campaign="june")
-        await queue.operator.hold(by_hand)
+        await Operator(queue).hold(by_hand)
         await queue.suspended.suspend(JUNE_AT_BIG.key, "wrong list")
         assert await hold_next(queue, "big.example", "big")
         assert not await hold_next(queue, "big.example", "big"), "that of July"
@@ -91,7 +92,7 @@ async def test_only_the_part_is_held(directory: Path) -> None:
     async with opened(directory) as queue:
         assert states(queue) == held | sent | {"e@big.example": "held"}
         key = keys.deferred_key("default", by_hand, "e@big.example")
-        assert queue.held_mail.suspension_of(key) == ""
+        assert suspension_of(queue.store, key) == ""
         await queue.suspended.resume(JUNE_AT_BIG.key)
         assert await release(queue, JUNE_AT_BIG.key) == 2
         assert set(states(queue).items()) >= {("e@big.example", "held"), ("a@big.example", "waiting")}
@@ -126,14 +127,14 @@ async def test_what_is_gone_or_elsewhere_meanwhile(directory: Path) -> None:
         )
         await queue.suspended.suspend(part.key, "")
         assert await hold_next(queue, "x.example", "")
-        await queue.operator.delete(message, "a@x.example")
-        await queue.operator.release(message, "b@x.example")
+        await Operator(queue).delete(message, "a@x.example")
+        await Operator(queue).release(message, "b@x.example")
         assert states(queue) == {"b@x.example": "waiting", "c@x.example": "held"}
         await queue.suspended.resume(part.key)
         assert await release(queue, part.key) == 1
         assert states(queue) == {"b@x.example": "waiting", "c@x.example": "waiting"}
         assert listed(queue) == []
-        assert not queue.held_mail.is_any(part.key)
+        assert not held_mail(queue).is_any(part.key)
 
 
 async def test_what_an_operator_holds_stays_when_a_suspension_ends(directory: Path) -> None:
@@ -141,15 +142,15 @@ async def test_what_an_operator_holds_stays_when_a_suspension_ends(directory: Pa
     clock = Clock()
     async with opened(directory, clock) as queue:
         before = await accept(queue, "a@x.example", tenant="acme", campaign="june")
-        await queue.operator.hold(before)
+        await Operator(queue).hold(before)
         await queue.suspended.suspend("acme", "", clock() + 1000)
         again = await accept(queue, "b@x.example", "c@x.example", tenant="acme", campaign="june")
         assert await hold_next(queue, "x.example", "")
         key = keys.deferred_key("default", again, "b@x.example")
-        assert queue.held_mail.suspension_of(key) == "acme"
-        assert await queue.operator.hold(again, "b@x.example") == (1, 0)
-        assert await queue.operator.hold(again, "b@x.example") == (0, 0)
-        assert queue.held_mail.suspension_of(key) == ""
+        assert suspension_of(queue.store, key) == "acme"
+        assert await Operator(queue).hold(again, "b@x.example") == (1, 0)
+        assert await Operator(queue).hold(again, "b@x.example") == (0, 0)
+        assert suspension_of(queue.store, key) == ""
         clock.ms += 1000
         assert "acme" not in queue.suspended
         await until(lambda: states(queue)["c@x.example"] == "waiting", "the release")
@@ -167,7 +168,7 @@ async def test_the_suspension_is_named_when_it_is_over(directory: Path) -> None:
         assert await hold_next(queue, "big.example", "big")
         clock.ms += 1000
         key = keys.deferred_key("default", message, "a@big.example")
-        assert queue.held_mail.suspension_of(key) == JUNE_AT_BIG.key
+        assert suspension_of(queue.store, key) == JUNE_AT_BIG.key
         found = Reasons(queue, RunningRelay()).of(
             "default", message, "a@big.example", record(queue, key)
         )
@@ -209,7 +210,7 @@ async def test_an_interrupted_release_is_finished_at_the_start(directory: Path) 
         assert await hold_next(queue, "big.example", "big")
         await queue.suspended.resume(JUNE_AT_BIG.key)
         assert states(queue) == {"a@big.example": "held"}
-        assert queue.held_mail.is_any(JUNE_AT_BIG.key)
+        assert held_mail(queue).is_any(JUNE_AT_BIG.key)
     async with opened(directory) as queue:
         await until(lambda: states(queue) == {"a@big.example": "waiting"}, "the release")
         await until(lambda: listed(queue) == [], "the list")
@@ -277,11 +278,11 @@ async def test_held_while_the_end_is_written(directory: Path) -> None:
         await accept(queue, "b@big.example", campaign="june")
         await queue.suspended.suspend(JUNE_AT_BIG.key, "")
         before, after = lease(queue, "big.example", 1), lease(queue, "big.example", 1)
-        held = asyncio.ensure_future(queue.held_mail.hold(before, "big"))
+        held = asyncio.ensure_future(held_mail(queue).hold(before, "big"))
         await asyncio.sleep(0)  # its batch is submitted
         ended = asyncio.ensure_future(queue.suspended.resume(JUNE_AT_BIG.key))
         await asyncio.sleep(0)
-        assert not await queue.held_mail.hold(after, "big")
+        assert not await held_mail(queue).hold(after, "big")
         queue.release(after)
         await asyncio.gather(held, ended)
         await release(queue, JUNE_AT_BIG.key)
@@ -293,7 +294,7 @@ async def test_a_hold_of_many_ends_with_its_suspension(directory: Path) -> None:
     async with opened(directory) as queue:
         await accept(queue, *(f"r{n}@big.example" for n in range(600)), tenant="acme")
         await queue.suspended.suspend("acme", "")
-        holding = asyncio.ensure_future(queue.held_mail.hold(lease(queue, "big.example", 600)))
+        holding = asyncio.ensure_future(held_mail(queue).hold(lease(queue, "big.example", 600)))
         await asyncio.sleep(0)
         await queue.suspended.resume("acme")
         await release(queue, "acme")
@@ -325,10 +326,10 @@ async def test_suspended_again_during_the_release(directory: Path) -> None:
 async def test_two_releases_of_a_message_at_once(directory: Path) -> None:
     async with opened(directory) as queue:
         message = await accept(queue, "a@x.example", "b@y.example")
-        await queue.operator.hold(message)
+        await Operator(queue).hold(message)
         found = await asyncio.gather(
-            queue.operator.release(message, "a@x.example"),
-            queue.operator.release(message, "b@y.example"),
+            Operator(queue).release(message, "a@x.example"),
+            Operator(queue).release(message, "b@y.example"),
         )
         assert found == [1, 1]
         assert problems(queue.store) == []
@@ -338,8 +339,8 @@ async def test_a_release_twice_at_once(directory: Path) -> None:
     """One of them has it: the recipient is offered to the workers once."""
     async with opened(directory) as queue:
         message = await accept(queue, "a@x.example")
-        await queue.operator.hold(message)
-        release = queue.operator.release
+        await Operator(queue).hold(message)
+        release = Operator(queue).release
         assert sorted(await asyncio.gather(release(message), release(message))) == [0, 1]
         found = lease(queue, "x.example", 10)
         assert queue.lease("default", "x.example", 10) is None
@@ -384,7 +385,7 @@ async def test_held_again_during_the_release(directory: Path) -> None:
             if found is None:  # what is on disk comes into the window a moment later
                 await asyncio.sleep(0)
             else:
-                assert await queue.held_mail.hold(found, "big")
+                assert await held_mail(queue).hold(found, "big")
         for _ in range(100):
             await queue.commits.submit(WriteBatch())
         assert len(listed(queue)) == messages
@@ -404,6 +405,6 @@ async def test_what_an_operator_holds_during_the_release_stays_held(directory: P
         await queue.suspended.resume(JUNE_AT_BIG.key)
         releasing = asyncio.ensure_future(release(queue, JUNE_AT_BIG.key))
         await asyncio.sleep(0)
-        assert await queue.operator.hold(ids[-1]) == (1, 0)
+        assert await Operator(queue).hold(ids[-1]) == (1, 0)
         assert await releasing == 19
         assert states(queue)["r19@big.example"] == "held"

@@ -10,6 +10,7 @@ from tests.kit.queue import Clock, begin, make_store, outcomes, problems
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.upkeep.move import flush
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.queue.upkeep.transfer import import_queue
 
 ARCHIVE = Path(__file__).parents[2] / "golden" / "queue-4.archive"
@@ -20,7 +21,7 @@ async def test_it_is_read_and_delivered(directory: Path, each_store: str) -> Non
     store = make_store(directory, each_store)
     assert import_queue(store, ARCHIVE, lambda count: None) == RECORDS
     assert problems(store) == []
-    queue = Queue(store, QueueOptions(), lambda zone, domain: domain, now=Clock())
+    queue = Queue(store, begin_boot(store), QueueOptions(), lambda zone, domain: domain, now=Clock())
     await begin(queue)
     await flush(queue)
     delivered: dict[str, int] = {}

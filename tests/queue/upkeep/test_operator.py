@@ -15,7 +15,7 @@ from zonemta_py.queue.messages import ActiveMessage
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import operator
-from zonemta_py.queue.upkeep.operator import Return, Withdrawal
+from zonemta_py.queue.upkeep.operator import Operator, Return, Withdrawal
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -29,9 +29,9 @@ async def test_hold_release_delete(directory: Path) -> None:
     """One that was held and released in the window can be deleted, and is then not sent."""
     async with opened(directory) as queue:
         message = await accept(queue, "a@x.example", "z@y.example")
-        assert await queue.operator.hold(message, "a@x.example") == (1, 0)
-        assert await queue.operator.release(message) == 1
-        assert await queue.operator.delete(message, "a@x.example") == (1, 0)
+        assert await Operator(queue).hold(message, "a@x.example") == (1, 0)
+        assert await Operator(queue).release(message) == 1
+        assert await Operator(queue).delete(message, "a@x.example") == (1, 0)
         assert addresses(queue) == []
         await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
@@ -41,11 +41,11 @@ async def test_hold_release_hold(directory: Path) -> None:
     async with opened(directory) as queue:
         message = await accept(queue, "a@x.example")
         for _ in range(3):
-            assert await queue.operator.hold(message) == (1, 0)
+            assert await Operator(queue).hold(message) == (1, 0)
             assert addresses(queue) == []
-            assert await queue.operator.release(message) == 1
+            assert await Operator(queue).release(message) == 1
         held = lease(queue, "x.example")
-        assert await queue.operator.hold(message) == (0, 1)
+        assert await Operator(queue).hold(message) == (0, 1)
         await settle(queue, held, OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 
@@ -55,9 +55,9 @@ async def test_released_while_its_destination_rests(directory: Path) -> None:
     async with opened(directory) as queue:
         message = await accept(queue, "a@x.example")
         other = await accept(queue, "b@x.example")
-        await queue.operator.hold(message)
+        await Operator(queue).hold(message)
         queue.windows.set_unreachable("default", "x.example")
-        await queue.operator.release(message)
+        await Operator(queue).release(message)
         queue.windows.zone("default").set_reachable("x.example")
         found: list[str] = []
 
@@ -77,8 +77,8 @@ async def test_a_damaged_recipient_does_not_stop_the_operator(directory: Path, e
         message = await accept(queue, "a@x.example", "b@x.example", "c@y.example")
         key = keys.waiting_key("default", message, "b@x.example")
         queue.store.write(queue.store.batch([(key, b"\xc1")], sync=True))
-        assert await queue.operator.delete(message, "a@x.example") == (1, 0)
-        assert await queue.operator.delete(message) == (1, 0)
+        assert await Operator(queue).delete(message, "a@x.example") == (1, 0)
+        assert await Operator(queue).delete(message) == (1, 0)
         assert problems(queue.store) != []
 
 
@@ -144,7 +144,7 @@ async def test_a_return_beside_the_end_of_the_message(
         message = await accept(queue, "a@x.example", "b@y.example")
         held = lease(queue, "y.example")
         (count, busy), _ = await asyncio.gather(
-            queue.operator.bounce(message), settle(queue, held, OutcomeKind.DELIVERED)
+            Operator(queue).bounce(message), settle(queue, held, OutcomeKind.DELIVERED)
         )
         assert (count, busy) in ((1, 0), (1, 1))
         assert reports.reported == []
@@ -159,7 +159,7 @@ async def test_a_return_in_steps(directory: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(queue.reporting, "_reports", reports)
         message = await accept(queue, "a@x.example", "b@y.example", "c@x.example")
         held = lease(queue, "y.example")
-        assert await queue.operator.bounce(message) == (2, 1)
+        assert await Operator(queue).bounce(message) == (2, 1)
         assert reports.reported == [["a@x.example", "c@x.example"]]
         assert held.active.notes == []
         await settle(queue, held, OutcomeKind.DELIVERED)
@@ -187,6 +187,6 @@ async def test_a_return_of_which_a_part_is_reported_before(
         monkeypatch.setattr(Return, "write", reported_between)
         message = await accept(queue, "a@x.example", "b@x.example", "c@x.example", "d@y.example")
         held = lease(queue, "y.example")
-        assert await queue.operator.bounce(message) == (3, 1)
+        assert await Operator(queue).bounce(message) == (3, 1)
         assert reports.reported == [["c@x.example"]]
         await settle(queue, held, OutcomeKind.DELIVERED)

@@ -27,8 +27,9 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.cleanup import ABANDONED_MS
-from zonemta_py.queue.upkeep.interrupted import SUSPECT_DELAY_MS
 from zonemta_py.queue.upkeep.move import flush, move_zone
+from zonemta_py.queue.upkeep.operator import Operator
+from zonemta_py.queue.upkeep.startup import SUSPECT_DELAY_MS
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -90,8 +91,8 @@ async def test_a_message_that_kills_the_relay_is_held(directory: Path) -> None:
             ("poison@x.example", "the relay stopped 3 times in the middle of this delivery")
         ]
         message = str(held[0]["message"])
-        assert await again.operator.release(message, "other@x.example") == 0
-        assert await again.operator.release(message) == 1
+        assert await Operator(again).release(message, "other@x.example") == 0
+        assert await Operator(again).release(message) == 1
         assert "stopped 3 times" in lease(again, "x.example").recipients[0].record.text
         assert [e["recipient"] for e in events(again.store) if e["event"] == "released"] == [
             "poison@x.example"
@@ -199,7 +200,7 @@ async def test_spill_keys_of_another_life_do_not_stay(directory: Path) -> None:
         messages = [await accept(queue, f"{n}@x.example") for n in range(20)]
         assert any(key.startswith(keys.SPILL) for key in everything(queue.store))
         for message in messages[:10]:
-            await queue.operator.delete(message)
+            await Operator(queue).delete(message)
     async with opened(directory, clock, window=100) as queue:
         while held := queue.lease("default", "x.example", 5):
             await settle(queue, held, OutcomeKind.DELIVERED)

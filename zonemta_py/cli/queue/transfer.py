@@ -19,9 +19,9 @@ from zonemta_py.cli.common import (
 )
 from zonemta_py.cli.options import EXISTING_FILE, FILE
 from zonemta_py.config.schema import Config
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.log import gaps, read_log
 from zonemta_py.events.segment_reading import open_segments
+from zonemta_py.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue

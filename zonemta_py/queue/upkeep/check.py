@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from zonemta_py.core.codec import crc32
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue.census import zones_on_disk
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     BodyRecord,
@@ -25,7 +26,6 @@ from zonemta_py.queue.format.records import (
     read_submitted,
 )
 from zonemta_py.queue.messages import BodyCheck
-from zonemta_py.queue.upkeep.startup import zones_on_disk
 from zonemta_py.storage.interface import Store, View
 
 SLICE_MESSAGES = 300

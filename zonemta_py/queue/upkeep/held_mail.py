@@ -7,15 +7,15 @@ by its messages.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
 
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.messages import Lease
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.queue.suspensions import (
     MAIL,
@@ -26,10 +26,7 @@ from zonemta_py.queue.suspensions import (
     suspended_submitter,
 )
 from zonemta_py.queue.upkeep.inspect import held_messages
-from zonemta_py.queue.upkeep.operator import Selected, is_selected
-
-if TYPE_CHECKING:
-    from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.operator import Operator, suspensions_with_mail
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +40,9 @@ LOOKED_EVERY_S = 3600.0  # whether a suspension is over, at least
 class HeldMail:
     """The held mail of ``queue``. All raise QueueUnavailable, QueueCorrupt."""
 
-    def __init__(self, queue: "Queue") -> None:
+    def __init__(self, queue: Queue, operator: Operator) -> None:
         self._queue = queue
+        self._operator = operator
 
     def must_hold(self, lease: Lease, provider: str = "") -> bool:
         """Whether some recipient of ``lease`` must not be sent. ``provider``: that of the destination, if it is known."""
@@ -64,10 +62,10 @@ class HeldMail:
         queue.release(lease)
         held = 0
         if who:
-            held += await queue.operator.hold_for(who, active.id, None, f"{named(who)} is suspended")
+            held += await self._operator.hold_for(who, active.id, None, f"{named(who)} is suspended")
         for name, recipients in by_part.items():
             waiting = [each.key for each in recipients]
-            held += await queue.operator.hold_for(
+            held += await self._operator.hold_for(
                 name, active.id, waiting, f"{named(name)} is suspended"
             )
         if not held:
@@ -84,15 +82,6 @@ class HeldMail:
             if name:
                 found.setdefault(name, []).append(recipient)
         return found
-
-    def suspension_of(self, recipient: bytes) -> str:
-        """The name of the suspension for which a recipient is held, by its DEFERRED key; empty for none.
-
-        It may be over: what is held for it is released by the running relay, or at the next start.
-        """
-        store = self._queue.store
-        held = (name for name in self._names() if store.get(keys.held_key(name, recipient)) is not None)
-        return next(held, "")
 
     def is_any(self, name: str) -> bool:
         """Whether mail is held that an operator's ``release`` of ``name`` would release."""
@@ -113,25 +102,10 @@ class HeldMail:
 
     async def _release_message(self, message: str) -> int:
         try:
-            return await self._queue.operator.release(message)
+            return await self._operator.release(message)
         except QueueCorrupt as exc:  # it is no obstacle to the others
             log.critical("message %s is not released: %s", message, exc)
             return 0
-
-    async def keep(self, message: str, zones: Iterable[str], selected: Selected) -> set[bytes]:
-        """Let recipients stay held when the suspensions end for which they are; returns their keys. They are held by a command."""
-        store, batch, kept = self._queue.store, WriteBatch(), set[bytes]()
-        for name in self._names():
-            for zone in zones:
-                prefix = keys.held_key(name, keys.deferred_key(zone, message, ""))
-                for key in store.keys(prefix, keys.end_of(prefix)):
-                    recipient = keys.parse_held(key)[1]
-                    if is_selected(recipient, selected):
-                        batch.delete(key)
-                        kept.add(recipient)
-        if kept:
-            await self._queue.commits.submit(batch)
-        return {recipient for recipient in kept if store.get(recipient) is not None}
 
     async def _release_all_listed(self, name: str) -> AsyncIterator[int]:
         """Those that are listed now, until ``name`` is suspended again; what is damaged stays held."""
@@ -168,22 +142,26 @@ class HeldMail:
     async def _release_of_message(self, name: str, message: str, listed: list[bytes]) -> int:
         queue, batch = self._queue, WriteBatch()
         here = [key for key in listed if queue.store.get(key) is not None]
-        released = await queue.operator.release(message, here, name)
+        released = await self._operator.release(message, here, name)
         for key in set(listed).difference(here):
             row = keys.held_key(name, key)
             if name in queue.suspended or queue.store.get(row) is None:
                 continue
-            released += await queue.operator.release(message, keys.parse_recipient(key)[2])
+            released += await self._operator.release(message, keys.parse_recipient(key)[2])
             batch.delete(row)
         if batch.ops:
             await queue.commits.submit(batch)
         return released
 
+    async def start(self) -> None:
+        """Release the mail of suspensions that end, until the queue is closed."""
+        self._queue.background.start(self.run(), "held mail")
+
     async def run(self) -> None:
         """Release the mail of each suspension when it ends; first of those whose release was interrupted."""
         suspended, ended = self._queue.suspended, list[str]()
         try:
-            ended = [name for name in self._names() if name not in suspended]
+            ended = [name for name in suspensions_with_mail(self._queue.store) if name not in suspended]
         except QueueCorrupt as exc:
             log.critical("what is held for suspensions is not released, repair the queue: %s", exc)
         while True:
@@ -214,11 +192,3 @@ class HeldMail:
             await suspended.resume(name, event)
             text = f": {released} recipients released" if not name.startswith(SENDING) else ""
             log.warning("the suspension of %s has ended%s", named(name), text)
-
-    def _names(self) -> Iterator[str]:
-        """The suspensions for which recipients are listed."""
-        start = keys.META_HELD
-        while key := next(self._queue.store.keys(start, keys.end_of(keys.META_HELD)), None):
-            name, _ = keys.parse_held(key)
-            yield name
-            start = keys.end_of(keys.held_prefix(name))

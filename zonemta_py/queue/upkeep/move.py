@@ -10,6 +10,7 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.schema import Moved
 from zonemta_py.queue import transitions
+from zonemta_py.queue.census import zones_on_disk
 from zonemta_py.queue.commit import GroupCommit, WriteBatch
 from zonemta_py.queue.deferral import WAKE_MAX, Deferral, readable
 from zonemta_py.queue.format import keys
@@ -19,7 +20,6 @@ from zonemta_py.queue.outcome import AcceptedMessage, Outcome
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.queue.transitions import deferred
-from zonemta_py.queue.upkeep.startup import zones_on_disk
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.storage.interface import Store
 

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.core.model import Attempt, OutcomeKind
@@ -22,14 +21,12 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Note, RecipientRecord
 from zonemta_py.queue.messages import ActiveMessage, recipient_keys
 from zonemta_py.queue.outcome import Outcome
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready.streams import QueuedRecipient
 from zonemta_py.queue.ready.window import ReadyWindow
 from zonemta_py.queue.transitions import event_fields
 from zonemta_py.smtp.reply_class import ReplyClass
-
-if TYPE_CHECKING:
-    from zonemta_py.queue.queue import Queue
-
+from zonemta_py.storage.interface import Store
 
 # ---- What an operator's commands do with each recipient: remove it, return it to the sender, hold it.
 
@@ -86,7 +83,7 @@ class Change(ABC):
 class Deletion(Change):
     """Recipients are removed without a report."""
 
-    def __init__(self, queue: "Queue") -> None:
+    def __init__(self, queue: Queue) -> None:
         self._now_ms = queue.now()
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
@@ -99,7 +96,7 @@ class Deletion(Change):
 class Return(Change):
     """Recipients fail, and the sender gets a report: one on all of them, with the last step."""
 
-    def __init__(self, queue: "Queue", reason: str) -> None:
+    def __init__(self, queue: Queue, reason: str) -> None:
         self._queue = queue
         self._now_ms = queue.now()
         self._attempt = Attempt("operator", 0, "5.0.0", reason, reply_class=ReplyClass.OTHER)
@@ -135,7 +132,7 @@ class Hold(Change):
     ``by``: see ``RecipientRecord.held_by``.
     """
 
-    def __init__(self, queue: "Queue", reason: str, suspension: str = "", by: str = "") -> None:
+    def __init__(self, queue: Queue, reason: str, suspension: str = "", by: str = "") -> None:
         self._now_ms = queue.now()
         self._suspended = queue.suspended
         self._reason = reason
@@ -160,7 +157,44 @@ class Hold(Change):
             withdrawal.due_keys.append(due)
 
 
-# ---- operator
+# ---- The list of what is held for suspensions (``HeldMail``): a command on the mail itself comes before it.
+
+
+def suspensions_with_mail(store: Store) -> Iterator[str]:
+    """The suspensions for which recipients are listed as held."""
+    start = keys.META_HELD
+    while key := next(store.keys(start, keys.end_of(keys.META_HELD)), None):
+        name, _ = keys.parse_held(key)
+        yield name
+        start = keys.end_of(keys.held_prefix(name))
+
+
+def suspension_of(store: Store, recipient: bytes) -> str:
+    """The name of the suspension for which a recipient is held, by its DEFERRED key; empty for none.
+
+    It may be over: what is held for it is released by the running relay, or at the next start.
+    """
+    names = suspensions_with_mail(store)
+    return next((each for each in names if store.get(keys.held_key(each, recipient)) is not None), "")
+
+
+async def keep_held(queue: Queue, message: str, zones: Iterable[str], selected: Selected) -> set[bytes]:
+    """Let recipients stay held when the suspensions end for which they are; returns their keys."""
+    store, batch, kept = queue.store, WriteBatch(), set[bytes]()
+    for name in suspensions_with_mail(store):
+        for zone in zones:
+            prefix = keys.held_key(name, keys.deferred_key(zone, message, ""))
+            for key in store.keys(prefix, keys.end_of(prefix)):
+                recipient = keys.parse_held(key)[1]
+                if is_selected(recipient, selected):
+                    batch.delete(key)
+                    kept.add(recipient)
+    if kept:
+        await queue.commits.submit(batch)
+    return {recipient for recipient in kept if store.get(recipient) is not None}
+
+
+# ---- The commands.
 
 STEP = 250  # recipients in one turn of the loop and one batch
 
@@ -170,7 +204,7 @@ _Step = list[tuple[bytes, RecipientRecord]]
 class _Removed:
     """Places that recipients have left: their ``due/`` and ``spill/`` keys may lead to no recipient any more."""
 
-    def __init__(self, queue: "Queue", active: ActiveMessage) -> None:
+    def __init__(self, queue: Queue, active: ActiveMessage) -> None:
         self._queue = queue
         self._message = active.id
         self._others = active.remaining  # recipients that have not left theirs
@@ -199,7 +233,7 @@ class _Removed:
 class Operator:
     """The operator's verbs of ``queue``, for some recipients of a message, or all. Each raises QueueUnavailable, QueueCorrupt."""
 
-    def __init__(self, queue: "Queue") -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
     async def delete(self, message: str, selected: Selected = None) -> tuple[int, int]:
@@ -221,7 +255,7 @@ class Operator:
             return 0, 0
         active = self._queue.acquire_message(message)
         try:
-            kept = await self._queue.held_mail.keep(message, active.meta.zones, selected)
+            kept = await keep_held(self._queue, message, active.meta.zones, selected)
             taken = await self._take_over(active, selected, kept, by)
         finally:
             self._queue.release_message(active)

@@ -8,6 +8,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.values import DAY
 from zonemta_py.config.zones import DestinationTable
+from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import USUAL_POOL, PoolKey
 from zonemta_py.delivery.reports import BounceReporter
 from zonemta_py.egress.sources import LastAttempt, addresses_of, parse_pool_key, pool_key_after
@@ -16,6 +17,7 @@ from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
 from zonemta_py.queue.queue import LONGEST_DELAY_MS, Queue, QueueOptions
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
 from zonemta_py.queue.ready.windows import DestinationOf, OnReady, ignore_ready
+from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.routing import Destinations, make_router
 from zonemta_py.smtp.reply_class import ReplyClassifier
 from zonemta_py.storage.interface import Access, Store
@@ -114,17 +116,22 @@ def open_queue(
     """
     settings = config.queue
     hostname = config.hostname or socket.getfqdn()
+    store = store or open_store(settings, standby=standby, access=access)
+    log = config.events.directory
+    try:
+        identity = begin_boot(store, access, partial(last_seq, log), partial(newest_message, log))
+    except LocalError:
+        store.close()
+        raise
     queue = Queue(
-        store or open_store(settings, standby=standby, access=access),
+        store,
+        identity,
         QueueOptions(
             sync=settings.durability == "sync",
             window=settings.ready_window,
             body_cache_bytes=settings.body_cache,
             poison_after=settings.poison_after,
-            access=access,
             longest_delay_ms=_longest_delay_ms(config),
-            end_of_log=partial(last_seq, config.events.directory),
-            newest_in_log=partial(newest_message, config.events.directory),
         ),
         destination_of or Destinations(config.zones),
         reports=reports or BounceReporter(config, hostname, make_router(config)),
