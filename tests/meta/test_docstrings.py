@@ -30,7 +30,6 @@ MODULE_LINES = 200  # a module with state and more lines begins with its theory:
 WITHOUT_THEORY = {
     "admin/metrics.py",
     "admin/page/views.py",
-    "admin/reasons.py",
     "cli/pipeline/common.py",
     "cli/top.py",
     "delivery/attempts.py",

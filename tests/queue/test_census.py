@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, outcomes, settle
-from zonemta_py.admin.depths import Depths
+from zonemta_py.admin.reasons import Depths
 from zonemta_py.core.model import AGES_MIN, STATES, OutcomeKind
 from zonemta_py.queue import census as census_module
 from zonemta_py.queue import census as census_scan

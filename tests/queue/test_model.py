@@ -26,7 +26,7 @@ from tests.kit.queue import (
     outcomes,
     problems,
 )
-from zonemta_py.admin.depths import Depths
+from zonemta_py.admin.reasons import Depths
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.census import count_all, differences

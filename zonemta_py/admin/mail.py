@@ -11,10 +11,9 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.messages import require_message, wanted_messages
 from zonemta_py.admin.operation import Answer, Operations, operation
-from zonemta_py.admin.reasons import SuspendedMail
+from zonemta_py.admin.reasons import Depths, SuspendedMail
 from zonemta_py.admin.requests import (
     BounceRequest,
     DeleteRequest,

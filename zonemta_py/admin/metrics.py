@@ -23,10 +23,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.egress import is_lowered, level
 from zonemta_py.admin.http_server import HttpRoute
-from zonemta_py.admin.reasons import SuspendedMail
+from zonemta_py.admin.reasons import Depths, SuspendedMail
 from zonemta_py.admin.relay_port import ZoneView
 from zonemta_py.admin.requests import Row
 from zonemta_py.admin.suspensions import suspended_names

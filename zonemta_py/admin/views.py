@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from heapq import nlargest
 from typing import Any
 
-from zonemta_py.admin.depths import Depths
 from zonemta_py.admin.operation import Answer, Operations, operation
-from zonemta_py.admin.reasons import Reasons, SuspendedMail
+from zonemta_py.admin.reasons import Depths, Reasons, SuspendedMail
 from zonemta_py.admin.requests import (
     RATE_KINDS,
     DestinationsRequest,
