@@ -51,7 +51,7 @@ from zonemta_py.pipeline.events.rows import (
     read_events,
     with_columns_of,
 )
-from zonemta_py.pipeline.spark.arrow import arrow_codec
+from zonemta_py.pipeline.spark.arrow import GROUP_ROWS, arrow_codec, compression_level
 from zonemta_py.pipeline.spark.files import (
     TABLE,
     is_url,
@@ -338,10 +338,8 @@ def _rows_of(spark: SparkSession, table: str, run: str) -> int:
 
 # ---- Parquet files by the hour of the event, as Spark names the directories of a partitioned table.
 
-GROUP_ROWS = 100_000  # that are read or left out together
 WAITING_ROWS = 1_000_000  # in memory, of all hours
 OPEN_MAX = 200  # files
-ZSTD_LEVEL = 3  # Spark's; Arrow's is 1
 RISING = ("seq", "time_ms", "created_ms")
 UNIQUE = frozenset(
     (*RISING, "message", "recipient", "reply")
@@ -401,7 +399,7 @@ class HourFiles:
             file,
             self._schema,
             compression=self._compression,
-            compression_level=ZSTD_LEVEL if self._compression == "zstd" else None,
+            compression_level=compression_level(self._compression),
             use_dictionary=[name for name in names if name not in UNIQUE],
             column_encoding=dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
             store_schema=False,

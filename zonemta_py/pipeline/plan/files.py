@@ -25,7 +25,6 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from zonemta_py.config.providers import load_providers
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.events.compact import ZSTD_LEVEL
 from zonemta_py.pipeline.events.rows import listed_domains
 from zonemta_py.pipeline.plan.list import POSITION, PlainList, plain_list
 from zonemta_py.pipeline.plan.pack import (
@@ -50,7 +49,7 @@ from zonemta_py.pipeline.plan.rows import (
 )
 from zonemta_py.pipeline.plan.suppression import Suppression
 from zonemta_py.pipeline.spark import tables
-from zonemta_py.pipeline.spark.arrow import Blocks, arrow_codec, xxhash64
+from zonemta_py.pipeline.spark.arrow import Blocks, arrow_codec, compression_level, xxhash64
 from zonemta_py.pipeline.spark.files import is_url, local_path, local_size_bytes
 from zonemta_py.pipeline.spark.session import is_local, spark_errors
 from zonemta_py.pipeline.spark.tables import ENVELOPE, Progress, record_batch
@@ -390,7 +389,7 @@ class PlanFiles:
             file,
             schema,
             compression=self.compression,
-            compression_level=ZSTD_LEVEL if self.compression == "zstd" else None,
+            compression_level=compression_level(self.compression),
             use_dictionary=["slot", "zone", "provider", "kind", "reason"],
             store_schema=False,
         )

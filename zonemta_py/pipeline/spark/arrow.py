@@ -224,6 +224,11 @@ def arrow_codec(spark: SparkSession) -> str:
     return CODECS.get(codec, codec)
 
 
+def compression_level(codec: str) -> int | None:
+    """That of Spark: Arrow's own level of zstd is 1."""
+    return 3 if codec == "zstd" else None
+
+
 def write_table(spark: SparkSession, path: str, table: pa.Table) -> None:
     """Write a file, or replace it. Raises LocalError."""
     sink = pa.BufferOutputStream()
