@@ -1,4 +1,4 @@
-"""What sends mail by SMTP in one process, put together: the agents of its zones, and what these share.
+"""Sending by SMTP in one process, put together: the agents of its zones, and what these share.
 
 The relay makes one when there are no sender processes; each sender process makes one. Shared by all zones are the look-ups of
 DNS and of MTA-STS policies, the signer, what is known of peers and of hosts that do not answer, and the sessions by path. A
@@ -29,7 +29,7 @@ from zonemta_py.schedule.unreachable import UnreachableHosts
 
 
 class AssembledSending:
-    """What sends in this process. ``sessions``: those of all zones, by path."""
+    """The agents of this process, and what they share. ``sessions``: those of all zones, by path."""
 
     def __init__(
         self, unreachable: UnreachableHosts, sessions: SessionsByPath, rng: Random | None = None

@@ -76,7 +76,7 @@ class SendCheck:
         self._provider_of = provider_of
 
     def refusal(self, lease: Lease) -> Coroutine[Any, Any, None] | None:
-        """What ends ``lease``, of which nothing may be sent now; None: it may be sent. The coroutine raises QueueUnavailable."""
+        """The end of ``lease``, if nothing of it may be sent now; None: it may be sent. The coroutine raises QueueUnavailable."""
         context, queue = self._context, self._context.queue
         if queue.suspended and context.held_mail.must_hold(lease, self._provider_of(lease.destination)):
             return self._hold(lease)

@@ -128,7 +128,7 @@ class Channel:
         return self.queue.lease(self.name, DEQUEUE_DESTINATION, RECIPIENTS_MAX)
 
     def skip(self, lease: Lease) -> Coroutine[Any, Any, None] | None:
-        """What settles ``lease`` if a program must not get it now; None if it may. See ``SendCheck``."""
+        """The end of ``lease`` if a program must not get it now; None if it may. See ``SendCheck``."""
         return self._check.refusal(lease)
 
     async def settle(self, lease: Lease, verdicts: Mapping[str, RecipientVerdict]) -> None:

@@ -1,4 +1,16 @@
-"""Listeners: they accept connections, and on shutdown wait for open transactions."""
+"""Listeners: they accept connections, and on shutdown wait for open transactions. ``AssembledIntake`` puts them together.
+
+The relay makes one intake for the listeners in its process, and for mail of programs and by HTTP; each receiver process makes
+one. A configuration is read by ``prepare``, which may run in a thread and changes nothing, and used by ``configure``, which
+cannot fail; without listeners ``prepare`` returns nothing, and only the scanner is configured:
+
+    intake = AssembledIntake(queue, config, store.space)
+    intake.add_listeners(sockets)
+    await intake.start(intake.prepare(config, hostname, router))
+    intake.configure(new, intake.prepare(new, hostname, router))
+    await intake.drain(grace_s)
+    await intake.close()
+"""
 
 import asyncio
 import errno
@@ -272,9 +284,7 @@ class Intake:
         self._passwords.close()
 
 
-# ---- The intake of one process, put together: listeners, the scanner of messages, the free space that is asked before each.
-#
-# The relay makes one for the listeners in its process, and for mail of programs and by HTTP; each receiver process makes one.
+# ---- The intake of one process: listeners, the scanner of messages, the free space that is asked before each.
 
 
 def rspamd_client() -> ScanClient:
@@ -317,7 +327,7 @@ class AssembledIntake:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether there are any in this process."""
+        """True if this process has some."""
         return self._listeners is not None
 
     @property

@@ -483,7 +483,9 @@ class Queue:
         batch = WriteBatch()
         indexes = tuple(recipient.record.recipient_index for recipient in lease.recipients)
         attempt = lease.recipients[0].record.attempts + 1
-        inflight = Inflight(FORMAT, self.boot, lease.zone, indexes, attempt, now_ms)
+        inflight = Inflight(
+            version=FORMAT, boot=self.boot, zone=lease.zone, indexes=indexes, attempt=attempt, since_ms=now_ms,
+        )  # fmt: skip
         interrupted = InterruptedDeliveries(self.store, self.poison_after, now_ms)
         remaining = interrupted.add(batch, message, inflight)
         batch.delete(keys.inflight_key(message, lease.number))

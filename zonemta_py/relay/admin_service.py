@@ -77,7 +77,7 @@ class AdminService:
         self.warnings: list[str] = []
 
     def part(self) -> Part:
-        """What the relay starts and stops. Its health says that it stops while it drains."""
+        """Part of the relay: start, reload and stop. Its health says that it stops while it drains."""
         return Part("the HTTP listener", self._start, self._drain, self._close, self._prepare)
 
     async def _start(self) -> None:

@@ -79,7 +79,7 @@ class ProgramZone:
 
 
 class ReadyMail:
-    """What a queue calls when it has mail (``OnReady``): passed on to who delivers its zone, once it is in ``zones``."""
+    """The callback of a queue that has mail (``OnReady``): it tells who delivers the zone, once that is in ``zones``."""
 
     def __init__(self) -> None:
         self.zones: dict[str, ZoneWorkers | ProgramZone] = {}
@@ -139,7 +139,7 @@ class DeliveryService:
         return self._zones
 
     def parts(self) -> list[Part]:
-        """What the relay starts and stops."""
+        """Parts of the relay: start, reload and stop."""
         return [
             Part("DKIM and look-ups", close=self._close, prepare=self._prepare_sending),
             Part(

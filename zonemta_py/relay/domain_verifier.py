@@ -31,7 +31,7 @@ class DomainVerifier:
         self.configure(config)
 
     def part(self) -> Part:
-        """What the relay starts and stops."""
+        """Part of the relay: start, reload and stop."""
         return Part(
             "the verification of domains",
             self.start,

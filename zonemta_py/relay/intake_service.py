@@ -49,7 +49,7 @@ class IntakeService:
         self.receivers: ReceiverPool | None = None
 
     def part(self) -> Part:
-        """What the relay starts and stops."""
+        """Part of the relay: start, reload and stop."""
         return Part("the listeners", self._listen, self._drain, self._close, self._prepare)
 
     @property

@@ -132,7 +132,7 @@ def _nothing_to_apply() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a part has read of a new configuration: ``apply`` uses it. ``changed``: the keys of files with other contents."""
+    """A new configuration as a part has read it: ``apply`` uses it. ``changed``: the keys of files with other contents."""
 
     apply: Callable[[], None] = _nothing_to_apply
     changed: Sequence[str] = ()

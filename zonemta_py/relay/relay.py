@@ -91,12 +91,10 @@ class Relay:
         self._hooks = hooks = Hooks(backoff, bounce, policies)
         receivers, senders = process_counts(config, cores(), hooks)
         new = read_config(config, hooks)
-        self._config = config = new.config
-        self._log_level = log_level
-        hostname, router = new.hostname, new.router
+        self._config, self._log_level = new.config, log_level
+        config, hostname, router = new.config, new.hostname, new.router
         self._stopped, self._since_ms = False, clock.now_ms()
-        self._reloading = asyncio.Lock()
-        pending = PendingReports()
+        self._reloading, pending = asyncio.Lock(), PendingReports()
         self._reporter = BounceReporter(config, hostname, router, hooks, pending)
         self._destinations, ready = Destinations(config.zones), ReadyMail()
         self._queue = open_queue(
@@ -107,9 +105,9 @@ class Relay:
             destination_of=self._destinations,
             on_ready=ready,
         )
-        use_in_queue(self._queue, config)
         target = config.log.target(log_level)
         try:
+            use_in_queue(self._queue, config)
             context = DeliveryContext(
                 queue=self._queue, config=config, hostname=hostname, router=router, hooks=hooks, pending=pending,
             )  # fmt: skip

@@ -3,6 +3,14 @@
 A takeover relay is a relay without listeners that runs in this process on another relay's partition, until
 the partition is empty. Mail stays in its partition, so each message has one owner, also after a crash (decision 52). The
 limits of this relay apply to each partition separately.
+
+A partition is found by a notification of the storage, or by a look at all of them every ``poll`` seconds. Its states: skipped
+(locked by a relay that lives, failed, or left with mail for programs only) for RETRY_S; taken over, with a task; delivered, with
+a relay that has started and gets each reload and flush of this one; given back. An error ends the take-over of one partition
+only. ``close`` ends the search, then the relays, then the storage. The relay uses it as a part:
+
+    orphans = OrphanRecovery(storage, config.queue.shared, make_relay, dequeue_zones(config))
+    Parts([..., orphans.part()])
 """
 
 import asyncio
@@ -119,7 +127,7 @@ class OrphanRecovery:
         return woken
 
     def part(self) -> Part:
-        """What the relay starts and stops."""
+        """Part of the relay: start, reload and stop."""
         return Part(
             "take-over", self.start, drain=self.close, follow=lambda new: self.reload(new.config)
         )

@@ -1,7 +1,16 @@
-"""The start-up scan: every waiting recipient of a zone, oldest first, into the ready window.
+"""The start of a queue: its identity, recovery after a crash, then the start-up scan of each zone.
 
-It runs beside intake and delivery in slices of a few milliseconds, ends at the newest message id of the
-previous boot, and does not run again: newer mail is offered to the window when it is committed.
+1. ``begin_boot``, before the queue is made: the store has a format that is known, the boot count rises, and the identity says
+   which node, boot and last message id it is.
+2. ``recover``, before mail is accepted or sent: transactions that were interrupted make their recipients uncertain
+   (``InterruptedDeliveries``), bodies without a marker are removed, removals are finished.
+3. ``scan_zone``, beside intake and delivery in slices of a few milliseconds: every waiting recipient of a zone, oldest first,
+   into the ready window. It ends at the newest message id of the previous boot, and does not run again: newer mail is offered
+   to the window when it is committed.
+
+    queue = Queue(store, begin_boot(store), options, destination_of)
+    await queue.recover()
+    await queue.begin()
 """
 
 import asyncio
