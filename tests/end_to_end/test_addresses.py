@@ -24,6 +24,7 @@ from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
 from zonemta_py.core import clock
 from zonemta_py.delivery import dns, endpoints
 from zonemta_py.egress import providers
+from zonemta_py.queue.upkeep.inspect import recipient_rows
 from zonemta_py.sink.server import Sink
 
 BOTH = {"127.0.0.31", "::1"}
@@ -108,17 +109,22 @@ async def test_a_greylisted_recipient_whose_address_may_not_be_used(directory: P
 
         def config(disabled: str) -> Any:
             pool = [{"address": each, "disabled": each == disabled} for each in ADDRESSES]
-            zones = {"default": {"retry": {"delays": ["1s"]}}}
+            zones = {"default": {"retry": {"delays": ["1h"]}}}
             limits = {"big": {"sessions": 5}}
             return shaped(stage, (0, 0), limits, pools={"default": pool}, zones=zones)
 
         async with relaying(config(ADDRESSES[1])) as relay:
             await fill(relay, ["d.example"], 1)
-            await until(lambda: stage.sinks["big"].tally.refused, "the first attempt")
+            store = relay.queue.store
+            await until(
+                lambda: [row["state"] for row in recipient_rows(store, None)] == ["deferred"],
+                "the first attempt",
+            )
             await relay.reload(config(ADDRESSES[0] if how == "disabled" else ""))
             if how == "suspended":
                 await relay.queue.suspended.suspend(f"address:{ADDRESSES[0]}", "test")
                 relay._delivery.egress.changed()
+            await relay.flush()
             await empty(relay)
     [deferred], [delivered] = (logged_events(directory, name) for name in ("deferred", "delivered"))
     assert (deferred["source_ip"], deferred["class"]) == (ADDRESSES[0], "greylisted")
