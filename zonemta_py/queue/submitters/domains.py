@@ -1,4 +1,4 @@
-"""Which domains of tenants are verified by DNS. Stored under ``meta/verified/``."""
+"""The domains of tenants that are verified by DNS. Stored under ``meta/verified/``."""
 
 import asyncio
 from collections.abc import Callable, Container, Iterable
@@ -23,7 +23,7 @@ class Verification(NamedTuple):
 
 
 class VerificationResult(NamedTuple):
-    """What DNS says of a domain."""
+    """The answer of DNS about a domain."""
 
     tenant: str
     domain: str
@@ -51,7 +51,7 @@ class Verifications(Container[TenantDomain]):
         return found is not None and found.is_verified
 
     def get(self, tenant: str, domain: str) -> Verification | None:
-        """What is known of a domain."""
+        """The state of a domain that is known."""
         return self._by_domain.get((tenant, domain))
 
     def verified(self) -> list[TenantDomain]:
