@@ -170,7 +170,7 @@ class BatchCounter(Protocol):
     """The census, as group commit sees it: it counts the changes of batches."""
 
     def apply(self, batches: Sequence[WriteBatch]) -> None:
-        """These batches are on disk."""
+        """Count the changes of ``batches``, which are on disk, before their futures are done."""
 
 
 class GroupCommit:

@@ -249,13 +249,13 @@ class Upload(Protocol):
 
     @property
     def id(self) -> str:
-        """The message."""
+        """The id of the message."""
 
     abandoned: bool
 
     @property
     def chunks(self) -> int:
-        """How many were submitted."""
+        """The number of chunks that were submitted for writing."""
 
     @property
     def last(self) -> bytes:
@@ -270,10 +270,10 @@ class Commits(Protocol):
 
     @property
     def failure(self) -> QueueUnavailable | None:
-        """Why nothing can be written any more, or None."""
+        """The error because of which nothing is written any more, or None."""
 
     def submit(self, batch: WriteBatch) -> CommitFuture:
-        """Write ``batch``; returns its future."""
+        """Write ``batch`` after all before it; the future fails with QueueUnavailable."""
 
 
 class MessageWriter:

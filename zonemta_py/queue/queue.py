@@ -83,7 +83,7 @@ class Reports(Protocol):
     """Composes the reports on failures that are not the outcome of a delivery."""
 
     def notes(self, active: ActiveMessage, outcomes: Sequence[Outcome]) -> Sequence[Note]:
-        """The notes on ``outcomes`` that are to be reported."""
+        """The notes on ``outcomes`` that are to be reported, as NOTIFY of each recipient asks; empty for none."""
 
     async def prepare(self, queue: "Queue", active: ActiveMessage) -> None:
         """Prepare the report on the failures that were noted of ``active``, with turns of the loop if there are many.
@@ -92,10 +92,10 @@ class Reports(Protocol):
         """
 
     def forget(self, active: ActiveMessage) -> None:
-        """The report is composed, or not needed."""
+        """Forget what ``prepare`` has made: the report is composed, or not needed."""
 
     def report(self, queue: "Queue", active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
-        """The effects of the batch that ends ``active``, or removes ``notes``."""
+        """The effects (reports, events, digests) for the batch that ends ``active``, or removes ``notes``, at least one."""
 
 
 # ---- Writing reports into batches: what settles recipients, or ends a message, accepts the reports on them.

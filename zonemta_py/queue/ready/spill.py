@@ -30,7 +30,6 @@ class SpillKey(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """The key on disk."""
         return keys.spill_key(self.zone, self.destination, self.message)
 
 

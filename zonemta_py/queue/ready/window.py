@@ -275,7 +275,6 @@ class ReadyWindow:
         return self.room.pools is not ONE_POOL
 
     def stream(self, destination: str, recipient: QueuedRecipient) -> str:
-        """The stream of a recipient."""
         pools = self.room.pools
         if pools is ONE_POOL:
             return recipient.submitter
@@ -419,7 +418,6 @@ class ReadyWindow:
         return Counter(self._leased.values())
 
     def unreachable(self) -> list[str]:
-        """The unreachable destinations."""
         return list(self.refills.unreachable)
 
     def waiting(self, destination: str) -> int:

@@ -51,11 +51,10 @@ class Verifications(Container[TenantDomain]):
         return found is not None and found.is_verified
 
     def get(self, tenant: str, domain: str) -> Verification | None:
-        """The state of a domain that is known."""
+        """The last answer about a domain of a tenant; None: there was none."""
         return self._by_domain.get((tenant, domain))
 
     def verified(self) -> list[TenantDomain]:
-        """The verified domains."""
         return [pair for pair, found in self._by_domain.items() if found.is_verified]
 
     async def note(self, results: Iterable[VerificationResult]) -> None:

@@ -387,7 +387,7 @@ class RecentLogins:
         return list(self._logins)
 
     def learn_all(self, logins: Iterable[tuple[str, str]]) -> None:
-        """The same of another process."""
+        """Learn the logins that another process knows."""
         for network, user in logins:
             self.learn(network, user)
 

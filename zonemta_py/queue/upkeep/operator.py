@@ -103,7 +103,6 @@ class Deletion(Change):
         self._now_ms = queue.now()
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
-        """Remove one."""
         active = withdrawal.active
         transitions.delete(withdrawal.batch, active.meta, key, record, self._now_ms)
         active.remaining -= 1
@@ -161,7 +160,6 @@ class Hold(Change):
         return is_over or record.due_ms == keys.HELD_MS
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
-        """Hold one."""
         batch, meta = withdrawal.batch, withdrawal.active.meta
         transitions.hold(batch, meta, key, record, self._reason, self._now_ms, self._by)
         zone, message, address = keys.parse_recipient(key)
