@@ -267,22 +267,22 @@ class Admission(Protocol):
         """Return what a worker for ``destination`` may send; None: nothing now, ``ready`` will be called for it when it may."""
 
     def skipped(self, destination: str) -> None:
-        """The destination cannot be served now for another reason: the next one gets its turn."""
+        """The destination cannot be served now for a reason of the zone: pass its turn to the next one that waits."""
 
     def no_worker_starts(self) -> None:
-        """No other worker can start now: capacity that is offered to the zone goes to others."""
+        """No other worker can start now: pass the capacity that is offered to the zone to others."""
 
     def no_mail(self, destination: str) -> None:
-        """It has no mail."""
+        """The destination has no mail: it waits for nothing any more."""
 
     def may_continue(self, slot: WorkerSlot) -> bool:
-        """True if the worker may send another message."""
+        """True if the worker may send another message, for which its permit is renewed; else it has to end."""
 
     def has_waiters(self, slot: WorkerSlot) -> bool:
-        """True if others wait for what the worker uses."""
+        """True if other mail waits for what the worker uses, so that it is to end."""
 
     def ended(self, slot: WorkerSlot) -> None:
-        """The worker has ended."""
+        """The worker has ended: release its permit, and give turns to what can be served now."""
 
     def binding(self, destination: str, now_s: float, pool_key: PoolKey) -> Binding | None:
         """Return the limit that keeps its mail from ``pool_key`` waiting, with times in monotonic seconds; None: no limit does."""

@@ -85,7 +85,6 @@ class ShapingChange(NamedTuple):
 def _change(
     key: PathKey, time_ms: int, *, what: str, before: str, after: str, cause: str, is_raise: bool = False
 ) -> ShapingChange:
-    """The change of one path."""
     provider, address = key
     return ShapingChange(
         time_ms=time_ms, provider=provider, address=address, what=what, before=before, after=after, cause=cause,

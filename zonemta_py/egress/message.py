@@ -79,19 +79,19 @@ class RequestResult(Protocol):
 
     @property
     def attempts(self) -> Sequence[Attempt | None]:
-        """One for each recipient; None: nothing was tried."""
+        """One attempt for each recipient; None: nothing was tried."""
 
     @property
     def not_permitted(self) -> bool:
-        """A further session was needed and not allowed, and nothing was sent."""
+        """True if a further session was needed and not allowed, and nothing was sent."""
 
     @property
     def tried(self) -> bool:
-        """Connections were made that opened no session."""
+        """True if connections were made that opened no session."""
 
     @property
     def hosts(self) -> MxAnswer | None:
-        """Those of the domain, if the request asked for them."""
+        """The MX hosts of the domain, if the request asked for them, else None."""
 
 
 class EgressEffects(NamedTuple):

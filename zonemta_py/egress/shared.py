@@ -61,7 +61,7 @@ class WaitingMail(Protocol):
 
     @property
     def zone(self) -> Callable[[str], ZoneMail]:
-        """That of a zone."""
+        """A function from the name of a zone to its mail."""
 
     def pool_keys(self, zone: str, destination: str) -> Sequence[PoolKey]:
         """As ``ZoneMail.pool_keys``, at least one; mail on disk may be read for it."""
@@ -72,13 +72,13 @@ class Suspended(Protocol):
 
     @property
     def version(self) -> int:
-        """Greater after each change."""
+        """A number that is greater after each change."""
 
     def __bool__(self) -> bool:
-        """True if there is anything."""
+        """True if anything may be suspended; else ``get`` need not be asked."""
 
     def get(self, name: str) -> Suspension | None:
-        """The suspension of ``name``, if it is not over."""
+        """The suspension of ``name``; None if there is none, or its time is over."""
 
 
 class SharedEgress(EgressLimits):

@@ -178,7 +178,7 @@ class ZoneEgress:
     # ---- Admission
 
     def looks_up(self, destination: str) -> bool:
-        """See ``Admission``. Its turn must not be spent on the look-up; of more domains at a time it is."""
+        """A turn must not be spent on a look-up, so it begins before; with many domains at a time it does not."""
         if self.routes.is_local or self.routes.of(destination) is not None:
             return False
         if destination not in self._looking_up:
@@ -307,7 +307,7 @@ class ZoneEgress:
         self._zone_waits.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
-        """See ``Admission``. A worker that may not goes to the wait list with its destination."""
+        """A worker that may not ends, and its destination waits for the limit when it is admitted next."""
         permit, egress, routes = slot.permit, self._egress, self.routes
         route = slot.route = routes.of(slot.destination.name)
         slot.route_version = routes.version
@@ -344,7 +344,7 @@ class ZoneEgress:
         return True
 
     def has_waiters(self, slot: WorkerSlot) -> bool:
-        """See ``Admission``. Others are also mail of the same destination that leaves from other pools."""
+        """Mail of the same destination that leaves from other pools counts as others."""
         destination = slot.destination.name
         route = self.routes.of(destination)
         if route is None or self.routes.is_local:
@@ -361,7 +361,7 @@ class ZoneEgress:
         return wait_lists.wait_for_session(route.provider, slot.permit.address)
 
     def ended(self, slot: WorkerSlot) -> None:
-        """See ``Admission``. A worker may leave a session, which is what its destination waits for."""
+        """The worker may leave a session idle, which is what its destination waits for."""
         name = slot.destination.name
         if self.closed.ended(slot, had_session=slot.established):
             self._zone_waits.leave_own_list(name)
