@@ -12,7 +12,7 @@ Invariants:
 - Times of egress are unix ms of a clock that is never set (``now_ms``). Days of warm-up and events have the system clock's;
   ``forget_old`` notices when that was set, and corrects what was noted before.
 - One timer is armed at most, for the first thing that is due; one that comes too early is armed again.
-- What limits has changed: ``changed`` forgets the caches and lets what waits try.
+- After a change of limits or suspensions, ``changed`` forgets the caches and lets what waits try.
 - A domain is looked up once for all that ask. At most LOOK_UPS_MAX look-ups are quick and SLOW_MAX slow; one that finds nothing is
   learned, too, so nothing waits forever.
 - A change and its event are written together: in the batch that settles the message, or in one of their own (``Shaper``).

@@ -189,7 +189,7 @@ class HasEgress(Protocol):
 
     @property
     def egress(self) -> Egress:
-        """The limits of providers and addresses."""
+        """The limits of providers and addresses, as the running relay uses them."""
 
 
 class EgressOperator:

@@ -215,7 +215,6 @@ class SessionPool:
         self._whole.remove(None, entry)
 
     def close_idle(self, entry: _IdleSession) -> None:
-        """Close an idle session."""
         self._remove(entry)
         if entry.path == NO_PATH:
             self.together.remove(entry)

@@ -257,7 +257,6 @@ def _log(change: ShapingChange) -> None:
 
 
 def event_of(change: ShapingChange) -> Shaped:
-    """The event of a change."""
     return Shaped(
         time_ms=change.time_ms, provider=change.provider, address=change.address, what=change.what,
         before=change.before, after=change.after, cause=change.cause,
