@@ -16,8 +16,8 @@ Invariants:
 Callers: ``SmtpAgent`` makes a progress for each request; ``Worker`` calls ``without_limited``, which finds the number of recipients
 that a peer takes, and ``of_others``; the log lines of ``zone_workers`` have ``reason_of``.
 
-Example: of 100 recipients the peer takes 50, and answers 452 4.5.3 to the others. ``without_limited`` leaves those out, and
-returns 50 as the limit.
+Example: of 100 recipients the peer takes 50, and its replies to the others have the class ``too_many_recipients``.
+``without_limited`` leaves those out, and returns 50 as the limit.
 
 Source: RFC 5321 sections 4.5.3.1.10 (too many recipients) and 5.1 (the next host).
 """
