@@ -1,4 +1,26 @@
-"""From the replies to a transaction to the attempts of its recipients."""
+"""From the replies to a transaction to the attempts of its recipients.
+
+``RequestProgress`` keeps the answers of a request over the sessions that it uses. States of a recipient in it::
+
+    unserved ─▶ answered, by a reply that is about it
+        └──▶ unserved     the peer closed the session, or refused it for now: the next session may serve it
+
+Invariants:
+
+- ``unserved`` has indexes of the request, in order; ``part`` and ``add`` use the same ones, so answers and recipients agree.
+- Recipients with the same answer share one ``Attempt``: a message to thousands makes few objects.
+- A recipient that one host may have accepted (``uncertain``) stays uncertain, whatever another host says of it.
+- A recipient without an attempt (None) is sent to in another transaction: it was beyond a limit of recipients.
+- A failure to open a session is about the destination: ``no_session`` gives the same attempt to every recipient.
+
+Callers: ``SmtpAgent`` makes a progress for each request; ``Worker`` calls ``without_limited``, which finds the number of recipients
+that a peer takes, and ``of_others``; the log lines of ``zone_workers`` have ``reason_of``.
+
+Example: of 100 recipients the peer takes 50, and its replies to the others have the class ``too_many_recipients``.
+``without_limited`` leaves those out, and returns 50 as the limit.
+
+Source: RFC 5321 sections 4.5.3.1.10 (too many recipients) and 5.1 (the next host).
+"""
 
 from collections.abc import Sequence
 
@@ -119,7 +141,7 @@ _AFTER_RCPT = (Phase.DATA, Phase.DOT)
 
 
 def _is_limit(attempt: Attempt) -> bool:
-    """Whether a server refused an attempt for the number of its recipients."""
+    """True if a server refused an attempt for the number of its recipients."""
     if attempt.reply_class != ReplyClass.TOO_MANY_RECIPIENTS or attempt.uncertain:
         return False
     return attempt.code >= 400 and attempt.phase != Phase.CONNECT
@@ -202,7 +224,7 @@ class RequestProgress:
         return closed
 
     def _name_uncertain(self, indexes: list[int]) -> None:
-        """What one host may have stays uncertain, whatever another host says of it."""
+        """Keep uncertain each recipient that one host may have, whatever another host says of it."""
         for index in indexes:
             before, now = self._uncertain.get(index), self._attempts[index]
             if before is not None:

@@ -106,7 +106,7 @@ def _read(path: Path) -> tuple[bytes, PrivateKey]:
 
 
 def _fits_together(key: rsa.RSAPrivateNumbers) -> bool:
-    """Whether the numbers of an RSA key are those of one key, prime factors taken for granted. Source: RFC 8017 section 3.2."""
+    """True if the numbers of an RSA key are those of one key, prime factors taken for granted. Source: RFC 8017 section 3.2."""
     p, q, public = key.p, key.q, key.public_numbers
     return (
         p * q == public.n
@@ -160,7 +160,7 @@ class Signer:
 
     @property
     def signs(self) -> bool:
-        """Whether there is a key for any domain."""
+        """True if there is a key for any domain."""
         return bool(self._keys)
 
     async def signatures(

@@ -1,7 +1,22 @@
-"""From a domain to the hosts that accept its mail.
+"""From a domain to the hosts that accept its mail: questions by c-ares (``DnsChannel``), and their answers (``MxResolver``).
 
-Answers are cached for their TTL, within bounds; "no such domain" for NEGATIVE_TTL_S. A name server that
-does not answer is a temporary failure, cached for FAILURE_TTL_S.
+States of a domain: unknown ─▶ being looked up ─▶ cached ─▶ unknown, when its time is over. Of a channel: open ─▶ retired (full, or
+a reload) ─▶ closed, when each question has its answer or its asker has gone.
+
+Invariants:
+
+- A domain is looked up once at a time; others that ask meanwhile wait for the same answer. A caller that is cancelled does not
+  cancel it.
+- An answer is cached for its TTL, between TTL_MIN_S and TTL_MAX_S; a final failure, such as a domain that does not exist, for
+  NEGATIVE_TTL_S; any other, such as that of a name server, is temporary, and cached for FAILURE_TTL_S.
+- Caches are bounded. After a reload answers of before are not used: a look-up that runs has the cache of domains that it began with.
+- c-ares runs in the thread of the loop (decision 67); after ``close`` its callbacks do nothing.
+- A domain whose hosts could be looked up in part has the others, without addresses and not ``is_whole``.
+
+Callers: ``delivery.endpoints`` for hosts, ``sts_policies`` for TXT records; ``DnsChannel`` also ``relay.domain_verifier`` and
+``cli.lint``. ``delivery.assembly`` makes the resolver, one for a process.
+
+Example: ``await resolver.resolve("a.example")`` returns ``(Host(10, "mx.a.example", ("192.0.2.1",)),)``.
 
 Source: RFC 5321 section 5.1, RFC 7505 (null MX), RFC 2308 (negative answers).
 """
@@ -71,12 +86,12 @@ class DnsChannel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self._is_closed
 
     @property
     def is_full(self) -> bool:
-        """Whether another channel should take its place; ``retire`` it then."""
+        """True if another channel should take its place; ``retire`` it then."""
         return self._questions >= QUESTIONS_MAX
 
     async def query(self, name: str, rdtype: str) -> Records:
@@ -405,7 +420,7 @@ def _ttl_s(records: Records) -> float:
 
 
 def _is_address(name: str) -> bool:
-    """Whether an MX record names an address, which RFC 1035 section 3.3.9 does not permit."""
+    """True if an MX record names an address, which RFC 1035 section 3.3.9 does not permit."""
     if not name[-1:].isdigit() and name[-1:] not in ("]", ":"):
         return False
     try:

@@ -2,7 +2,26 @@
 
 ``Egress`` is the ``SharedEgress`` of all zones of a queue. What it decides is decided there; here it meets the event loop, the
 mail and the suspensions of the queue, and what is stored under ``meta/sending/``. ``LookUps`` finds the MX hosts of domains
-before their first delivery, a limited number at a time.
+before their first delivery. States of a domain in it::
+
+    waiting ─▶ quick ─▶ learned, and the calls that waited are made
+                 └──▶ slow ─▶ learned
+
+Invariants:
+
+- Times of egress are unix ms of a clock that is never set (``now_ms``). Days of warm-up and events have the system clock's;
+  ``forget_old`` notices when that was set, and corrects what was noted before.
+- One timer is armed at most, for the first thing that is due; one that comes too early is armed again.
+- After a change of limits or suspensions, ``changed`` forgets the caches and lets what waits try.
+- A domain is looked up once for all that ask. At most LOOK_UPS_MAX look-ups are quick and SLOW_MAX slow; one that finds nothing is
+  learned, too, so nothing waits forever.
+- A change and its event are written together: in the batch that settles the message, or in one of their own (``Shaper``).
+
+Callers: ``ZoneEgress`` and ``MessageEgress`` by the methods of ``SharedEgress``; ``relay.delivery_service`` for reloads, idle
+sessions and ``forget_old``; ``egress_operator`` shows and changes it. ``DeliveryContext.egress`` makes it for the first zone.
+
+Example: mail for a new domain waits for ``LookUps``. ``learn`` notes that its MX hosts are Google's, and the call that waited makes
+it ready, with the limits of ``google``.
 """
 
 import asyncio
@@ -216,11 +235,11 @@ class Egress(SharedEgress):
     # ---- clock and timer
 
     def now_ms(self) -> int:
-        """See ``SharedEgress``: windows and steps must not jump."""
+        """The time in unix ms by a clock that is never set: windows and steps must not jump."""
         return self._epoch_ms + round(clock.monotonic_s() * 1000)
 
     def calendar_ms(self, now_ms: int) -> int:
-        """See ``EgressLimits``: the clock may have been set since the start, which ``forget_old`` notices."""
+        """The unix time in ms by the system clock, as far as ``forget_old`` has noticed that it was set."""
         return now_ms + self._ahead_ms
 
     def steady_ms(self, calendar_ms: int) -> int:
@@ -228,7 +247,6 @@ class Egress(SharedEgress):
         return calendar_ms - self._ahead_ms
 
     def arm(self) -> None:
-        """See ``SharedEgress``."""
         due_ms = self.due_ms
         if due_ms is None or self._closed:
             return
@@ -250,35 +268,27 @@ class Egress(SharedEgress):
     # ---- providers
 
     def provider(self, domain: str) -> str | None:
-        """See ``SharedEgress``."""
         return self.providers.get(domain)
 
     def families(self, domain: str) -> str:
-        """See ``SharedEgress``."""
         return self.providers.families(domain)
 
     def must_look_up(self, domain: str) -> bool:
-        """See ``SharedEgress``."""
         return self.providers.is_not_found(domain, clock.monotonic_s())
 
     def asks_hosts(self, domain: str) -> bool:
-        """See ``SharedEgress``."""
         return self.providers.is_stale(domain, clock.monotonic_s())
 
     def look_up(self, domain: str, resolve: Resolve, then: Callable[[], None]) -> None:
-        """See ``SharedEgress``."""
         self.look_ups.add(domain, resolve, then)
 
     def looks_up(self, domain: str) -> bool:
-        """See ``SharedEgress``."""
         return domain in self.look_ups
 
     def may_look_ahead(self) -> bool:
-        """See ``SharedEgress``."""
         return len(self.look_ups) < LOOK_AHEAD_MAX
 
     def learn(self, domain: str, answer: MxAnswer) -> None:
-        """See ``SharedEgress``."""
         self.providers.learn(domain, answer, clock.monotonic_s())
 
     def unused_state(self) -> Iterator[str]:
@@ -294,27 +304,23 @@ class Egress(SharedEgress):
     # ---- what the workers report
 
     def end(self, permit: Permit, sent: int, opened: int) -> Puts:
-        """See ``SharedEgress``."""
         if permit is FREE or not permit.granted:
             return []
         stored, warming = self.finish(permit, sent, opened, self.now_ms())
         return use_puts(stored) + [warmup_put(each) for each in warming]
 
     def store(self, puts: Puts) -> None:
-        """See ``SharedEgress``."""
         if puts:
             self.shaper.write([], puts)
 
     def classified(
         self, attempts: Sequence[Attempt | None], provider: str, sender: str
     ) -> Sequence[Attempt | None]:
-        """See ``SharedEgress``."""
         return classify_attempts(self.queue.classifier, attempts, provider, sender)
 
     def replied(
         self, replies: Sequence[ProviderReply], message: str, now_ms: int
     ) -> tuple[list[Event], Puts]:
-        """See ``SharedEgress``."""
         return self.shaper.replies(replies, message, self.steady_ms(now_ms))
 
     def set_idle(self, path: PathKey, idle: int) -> None:

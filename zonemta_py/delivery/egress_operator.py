@@ -1,4 +1,4 @@
-"""What an operator sees and changes of the limits of sending: in a running relay, and in a queue whose relay is down."""
+"""The limits of sending as an operator sees and changes them: in a running relay, and in a queue whose relay is down."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ def path_rows(
 
 
 def _make_suspended(egress: Egress) -> None:
-    """What an operator has suspended has paths, also before any mail uses them."""
+    """Make paths for suspended addresses and providers, also before any mail uses them."""
     for name in egress.queue.suspended.sending():
         kind, _, value = name.partition(":")
         if kind == "address":
@@ -118,7 +118,7 @@ def warmup_rows(egress: Egress) -> list[dict[str, object]]:
 
 
 def path_row(path: EgressPath, now_ms: int) -> dict[str, object]:
-    """What is under way between an address and a provider, and what is allowed there. Times are unix ms, 0 for none."""
+    """The row of an address and a provider: what is under way between them, and what is allowed. Times are unix ms, 0 for none."""
     ceiling = path.ceiling
     return {
         "provider": path.provider or ALL_PROVIDERS,
@@ -189,7 +189,7 @@ class HasEgress(Protocol):
 
     @property
     def egress(self) -> Egress:
-        """The limits of providers and addresses."""
+        """The limits of providers and addresses, as the running relay uses them."""
 
 
 class EgressOperator:

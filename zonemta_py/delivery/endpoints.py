@@ -119,7 +119,7 @@ class EndpointResolver:
             return NO_MX_ANSWER
 
     async def lacks_best(self, domain: str) -> bool:
-        """Whether the addresses of a host before those with addresses could not be looked up. Raises DestinationFailed."""
+        """True if the addresses of a host before those with addresses could not be looked up. Raises DestinationFailed."""
         hosts = await self._resolver.resolve(domain)
         first = min((host.preference for host in hosts if host.ips), default=0)
         return any(not host.ips and host.preference < first for host in hosts)
@@ -202,7 +202,7 @@ class EndpointResolver:
         return better
 
     def _is_this_relay(self, host: Host, port: int) -> bool:
-        """Whether ``host`` has this relay's name, or an address and ``port`` on which this relay listens."""
+        """True if ``host`` has this relay's name, or an address and ``port`` on which this relay listens."""
         if host.name == self._hostname.lower():
             return True
         return any(
@@ -240,7 +240,7 @@ class EndpointResolver:
 
 
 def _fits(ip: str, order: EgressOrder) -> bool:
-    """Whether a host at ``ip`` can be reached as ``order`` says."""
+    """True if a host at ``ip`` can be reached as ``order`` says."""
     version = 6 if ":" in ip else 4
     if order.source is not None and (6 if ":" in order.source else 4) != version:
         return ip.startswith("/")
@@ -248,13 +248,13 @@ def _fits(ip: str, order: EgressOrder) -> bool:
 
 
 def _session_terms(zone: Zone) -> str:
-    """What sessions depend on that differs between destinations of a zone."""
+    """The settings of sessions that differ between destinations of a zone."""
     auth = zone.smarthost_auth
     return f"{zone.tls} {zone.tls_ca_file} {auth.username} {auth.password_file} {zone.timeouts}"
 
 
 def _listens_on(host: str, ip: str) -> bool:
-    """Whether a listener on ``host`` accepts connections to ``ip``."""
+    """True if a listener on ``host`` accepts connections to ``ip``."""
     if host == "localhost":
         return ip in ("127.0.0.1", "::1")
     if host == ip:
@@ -264,7 +264,7 @@ def _listens_on(host: str, ip: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_local(ip: str) -> bool:
-    """Whether ``ip`` is an address of this machine: only those can be bound."""
+    """True if ``ip`` is an address of this machine: only those can be bound."""
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.bind((ip, 0))

@@ -100,7 +100,6 @@ class LocalAgent:
             return _attempt_of(Reply(451, "4.3.0", text), began_s)
 
     async def resolve(self, domain: str) -> MxAnswer:
-        """See ``DeliveryAgent``: nothing is looked up."""
         return NO_MX_ANSWER
 
     def close(self) -> None:
@@ -119,7 +118,7 @@ def make_transport(zone: Zone, hostname: str) -> LocalTransport:
 
 
 def is_local(zone: Zone) -> bool:
-    """Whether the zone is delivered without SMTP sessions."""
+    """True if the zone is delivered without SMTP sessions."""
     return zone.transport in _MAKERS
 
 

@@ -101,7 +101,7 @@ def apply_action(outcome: Outcome, action: Handling) -> Outcome:
 
 
 def unsent_attempt(last: str, reason: str, reply_class: str, provider: str) -> Attempt:
-    """What is said of a recipient to which nothing may be sent for ``reason``: with its ``last`` reply, of ``reply_class``, if it has one."""
+    """The attempt of a recipient to which nothing may be sent for ``reason``: with its ``last`` reply, of ``reply_class``, if it has one."""
     if not last:
         return Attempt("", 0, "4.3.0", reason, reply_class=ReplyClass.EXPIRED, provider=provider)
     text = f"{reason}; last: {last}"
@@ -122,17 +122,17 @@ def verdict_of(attempt: Attempt) -> Verdict:
 
 
 def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
-    """Whether a message accepted at ``created_ms`` is not retried any more."""
+    """True if a message accepted at ``created_ms`` is not retried any more."""
     return created_ms <= now_ms - int(give_up_after_s * 1000)
 
 
 def is_given_up(meta: EnvelopeRecord, message: str, retry: Retry, now_ms: int) -> bool:
-    """Whether a message is not tried any more; a function of ``backoff`` decides with each attempt only."""
+    """True if a message is not tried any more; a function of ``backoff`` decides with each attempt only."""
     return retry.policy != "backoff" and is_expired(starts(meta, message), now_ms, retry.give_up_after)
 
 
 def has_no_address(attempt: Attempt) -> bool:
-    """Whether the domain exists, and neither it nor one of its MX hosts has an address."""
+    """True if the domain exists, and neither it nor one of its MX hosts has an address."""
     return attempt.code == 0 and attempt.status == NO_ADDRESS
 
 
@@ -153,7 +153,7 @@ def requested_priority(meta: EnvelopeRecord, policy: str) -> str:
 def report_notes(
     meta: EnvelopeRecord, outcomes: Sequence[Outcome], retry: Retry, now_ms: int
 ) -> list[Note]:
-    """What to report to the sender: by NOTIFY (RFC 3461 section 4.1), a delay once per message.
+    """The notes for a report to the sender: by NOTIFY (RFC 3461 section 4.1), a delay once per message.
 
     A success at a peer that offers DSN is reported by that peer.
     """
@@ -179,12 +179,12 @@ def _action(meta: EnvelopeRecord, outcome: Outcome, retry: Retry, now_ms: int) -
 
 
 def has_reader(meta: EnvelopeRecord) -> bool:
-    """Whether a report of a delay can be sent: not about a report."""
+    """True if a report of a delay can be sent: not about a report."""
     return meta.sender not in ("", verp.DOUBLE_BOUNCE)
 
 
 def delay_is_reported(meta: EnvelopeRecord, message: str, retry: Retry, now_ms: int) -> bool:
-    """Whether the sender's report of a delay is due: by the zone, or because the sender asked for it."""
+    """True if the sender's report of a delay is due: by the zone, or because the sender asked for it."""
     return 0 < meta.options.notify_ms <= now_ms or warning_is_due(retry, starts(meta, message), now_ms)
 
 

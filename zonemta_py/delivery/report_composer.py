@@ -1,8 +1,28 @@
-"""Composes the reports about one message.
+"""Composes the reports about one message, and keeps when those that wait are due.
 
-A report has the null sender. If its delivery fails, a double bounce is sent from ``#@[]`` to the zone's
-``double_bounce_to``. If that fails too, or the key is not set, the report is discarded, by an event. A report to a
-receiver that has got more than ``reports_per_hour`` becomes an entry of its next digest.
+States of the failures of a message::
+
+    noted ─▶ reported: in a message that is accepted with the settle
+               ├──▶ put off: an entry of the next digest, after ``reports_per_hour`` to the same receiver
+               └──▶ discarded, by an event
+
+A report has the null sender. If its delivery fails, a double bounce is sent from ``#@[]`` to the zone's ``double_bounce_to``. If
+that fails too, or the key is not set, the report is discarded.
+
+Invariants:
+
+- ``ReportComposer`` makes messages and entries, and writes nothing: they are part of the batch that settles, so a failure and the
+  report on it are on disk together.
+- What waits is in the queue, under ``bounce/`` and ``digest/``; ``PendingReports`` has only when it is due, and can be thrown away.
+- Composing takes one turn of the loop; texts of many notes are made before, in slices (``prepare_report``).
+- A user-defined function that fails, or returns something else than a ``Bounce`` or None, changes nothing.
+
+Callers: ``reports.settle_effects`` for a worker, ``BounceReporter`` for the queue, ``ReportSender`` for what is due. All zones share
+one ``DeliveryContext``.
+
+Example: a sender with ``reports_per_hour: 10`` whose 200 messages fail gets ten reports, and a digest of 190 at the end of the hour.
+
+Source: RFC 3464 and RFC 3461 (the report), RFC 5321 section 4.5.5 (the null sender), qmail-send (double bounces, QSBMF).
 """
 
 import asyncio
@@ -121,7 +141,7 @@ def group_of(to: str, sender: str) -> str:
 
 
 class PreparedNote(NamedTuple):
-    """What a report is going to say of a note."""
+    """A note, and the parts of a report that are made of it."""
 
     note: Note
     report: RecipientReport
@@ -174,7 +194,7 @@ class PendingReports:
         return max(0.0, self._due[0][0] - now_s) if self._due else None
 
     def take_due(self, now_s: float) -> list[tuple[str, str]]:
-        """What is due, which is forgotten here: ("message", id) and ("digest", group)."""
+        """The reports that are due, which are forgotten here: ("message", id) and ("digest", group)."""
         due = []
         while self._due and self._due[0][0] <= now_s:
             due.append(heappop(self._due)[1])
@@ -187,7 +207,7 @@ class PendingReports:
 
 @dataclass(slots=True)
 class DeliveryContext:
-    """What settling a lease needs besides the settings of its zone. A reload replaces the fields in place."""
+    """The objects that settling a lease needs, besides the settings of its zone. A reload replaces the fields in place."""
 
     queue: Queue
     config: Config
@@ -342,7 +362,7 @@ class ReportComposer:
 
 
 def is_headers_only(active: ActiveMessage, bounce: BounceSettings) -> bool:
-    """Whether a report returns the header only: the sender's RET precedes the zone's setting."""
+    """True if a report returns the header only: the sender's RET precedes the zone's setting."""
     return active.meta.ret == "HDRS" or (bounce.return_ == "headers" and active.meta.ret != "FULL")
 
 
@@ -393,7 +413,7 @@ def _failure(note: Note, until_ms: int) -> RecipientReport:
 
 
 def prepare_note(note: Note, until_ms: int, *, utf8: bool) -> PreparedNote:
-    """What a report says of ``note``; ``utf8``: to a receiver whose address is in UTF-8."""
+    """Make the parts of a report about ``note``; ``utf8``: to a receiver whose address is in UTF-8."""
     report = _failure(note, until_ms)
     return PreparedNote(note, report, recipient_text(report, utf8=utf8))
 

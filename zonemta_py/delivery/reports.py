@@ -1,4 +1,27 @@
-"""Sends the reports that wait: on the failures of a message in a minute, and the digests of receivers."""
+"""Decides when failures are reported, and sends the reports that wait: on a message in a minute, and digests.
+
+The failures of a message, by ``bounce.aggregate`` of its zone::
+
+    attempt           ─▶ reported with the settle that has them (``settle_effects``)
+    minute  ─▶ noted  ─▶ reported a minute after the first (``ReportSender``), or with the end of the message
+    message ─▶ noted  ─▶ reported with the end of the message
+
+Invariants:
+
+- A note is in the queue until the batch that reports it deletes it: each failure is reported once, also over a restart.
+- Between the decision whether a settle ends its message and the settle the loop has no turn: ``_settle_effects`` is plain ``def``.
+- A defect in composing is logged, with an event: the outcomes count without a report.
+- What a run leaves is due at the next start as if it had just come.
+- A message that has ended by the time is skipped: its end has reported its notes.
+
+Callers: ``Worker`` calls ``settle_effects``; ``relay.delivery_service`` starts and closes the ``ReportSender``; the queue has a
+``BounceReporter`` as its ``Reports``, for messages that end without a settle or by an operator.
+
+Example: of a message to a thousand recipients five bounce within ten seconds, and others wait. With ``aggregate: minute`` the sender
+gets one report on the five, 60 s after the first.
+
+Source: RFC 3464, RFC 3461 section 4.1 (NOTIFY).
+"""
 
 import asyncio
 import logging
@@ -84,7 +107,7 @@ class ReportSender:
                     log.exception("the report or digest %s is not sent before the next start", what)
 
     async def _find(self) -> None:
-        """What earlier runs left is due as if it had just come."""
+        """Find the reports that earlier runs left: they are due as if they had just come."""
         store = self._context.queue.store
         for space in (keys.BOUNCE, keys.DIGEST):
             cursor: bytes | None = space
@@ -291,7 +314,6 @@ class BounceReporter:
         self._config, self._hostname, self._router = config, hostname, router
 
     def notes(self, active: ActiveMessage, outcomes: Sequence[Outcome]) -> Sequence[Note]:
-        """See ``Reports``."""
         retry = self._config.zones["default"].retry  # of no importance for failures
         return report_notes(active.meta, outcomes, retry, clock.now_ms())
 
@@ -306,18 +328,15 @@ class BounceReporter:
         )
 
     async def prepare(self, queue: Queue, active: ActiveMessage) -> None:
-        """See ``Reports``."""
         if len(active.notes) > SLICE:
             zones = self._config.zones
             zone = zones.get(active.notes[0].zone, zones["default"])
             await prepare_report(self._context(queue), zone, active)
 
     def forget(self, active: ActiveMessage) -> None:
-        """See ``Reports``."""
         self._pending.prepared.pop(active.id, None)
 
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
-        """See ``Reports``."""
         zones = self._config.zones
         zone = zones.get(notes[0].zone, zones["default"])
         reports = ReportComposer(self._context(queue), zone, active)

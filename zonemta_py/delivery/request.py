@@ -76,7 +76,7 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
 
 
 class RequestContext(Protocol):
-    """What an agent asks of the owner of the lease while it executes a request.
+    """The owner of the lease, as an agent sees it while it executes a request.
 
     ``started`` must be awaited after ``session_opened`` and before the final dot is sent.
     """

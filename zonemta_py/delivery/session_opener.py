@@ -1,4 +1,29 @@
-"""Opens sessions for an SMTP agent: the first endpoint that takes one, within what the request permits."""
+"""Opens sessions for an SMTP agent: the first endpoint that takes one, within what the request permits.
+
+State is kept by address, for a limited time; by it later connections skip hosts, change their order, or leave out extensions:
+
+- ``Peers``: an extension that was *broken* at an address is not used there for BROKEN_S; the configuration may forbid one;
+- ``SessionOpener._failed``: a host that opened no session; idle sessions with others are preferred for AVOIDED_S;
+- ``SessionOpener.cut``: a host that gave no reply to a final dot; the others have their turn first;
+- ``UnreachableHosts`` of ``schedule``: an address that timed out more than once is skipped.
+
+Opportunistic TLS at an address: used ─ a handshake fails ─▶ used once more ─ it fails again ─▶ clear text. For BROKEN_S after that
+clear text comes first, where only one connection is permitted, else TLS. A session with TLS leads back to the beginning.
+
+Invariants:
+
+- Only TLS that is opportunistic becomes clear text, and never in a session with a password.
+- At most ``order.connects`` connections are made, unless that is negative; where they are limited no failed handshake is repeated.
+- Before each connection, idle sessions are closed beyond the limits of the request.
+- Tables have at most BROKEN_MAX or FAILED_MAX entries; a full one is emptied, and what it knew is learned again.
+
+Callers: ``SmtpAgent``; the agents of all zones in a process share ``SmtpResources``, each has a ``SessionOpener`` of its own.
+
+Example: the first MX host times out and the second one opens a session. When that is idle, mail of the next AVOIDED_S takes it,
+and does not try the first host.
+
+Source: RFC 5321 section 5.1, RFC 3207 (STARTTLS), RFC 7504 (a host that takes no mail).
+"""
 
 import asyncio
 import dataclasses
@@ -56,7 +81,7 @@ class Peers:
         ] = {}  # by extension, or reply: until when it counts
 
     def settings(self, host: str, ip: str) -> PeerSettings:
-        """What the configuration says about a host: by its address, its name, or the longest name above it."""
+        """The settings of a host in the configuration: by its address, its name, or the longest name above it."""
         if not self._settings:
             return USUAL
         names = [ip, host]
@@ -67,14 +92,14 @@ class Peers:
         return next((self._settings[name] for name in names if name in self._settings), USUAL)
 
     def may_pipeline(self, host: str, address: Address, now_s: float) -> bool:
-        """Whether PIPELINING is used with a host that offers it."""
+        """True if PIPELINING is used with a host that offers it."""
         return (
             not self._is_broken("PIPELINING", address, now_s)
             and self.settings(host, address[0]).pipelining
         )
 
     def may_encrypt(self, host: str, address: Address, now_s: float, *, repeats: bool) -> bool:
-        """Whether STARTTLS is used with a host that offers it, where it is opportunistic.
+        """True if STARTTLS is used with a host that offers it, where it is opportunistic.
 
         ``repeats``: where it fails another connection follows at once, so that it may be tried each time.
         """
@@ -104,7 +129,7 @@ class Peers:
     def refuses_session(
         self, address: Address, sender: str, reply: Reply, now_s: float, *, is_new: bool
     ) -> bool:
-        """Whether ``reply`` to MAIL says no more than that the session has had enough: a new one may take the message.
+        """True if ``reply`` to MAIL says no more than that the session has had enough: a new one may take the message.
 
         Not if a new session (``is_new``) has had the same answer lately, for a ``sender`` of the same domain.
         """
@@ -139,7 +164,7 @@ CONVERSIONS = 2  # to 7 bits at the same time
 
 @dataclass(frozen=True, slots=True)
 class SmtpResources:
-    """What the agents of all zones in a process share."""
+    """The objects that the agents of all zones in a process share."""
 
     hostname: str
     endpoints: EndpointResolver
@@ -179,7 +204,7 @@ class SessionOpener:
         self.cut: dict[AddressPair, float] = {}  # when a host last gave no reply to a final dot
 
     def failed_lately(self, endpoint: Endpoint) -> bool:
-        """Whether the host opened no session a while ago."""
+        """True if the host opened no session a while ago."""
         failed_s = self._failed.get(_addresses(endpoint), NEVER_S)
         return clock.monotonic_s() - failed_s < AVOIDED_S
 
@@ -355,7 +380,7 @@ def beginning_with(endpoints: Candidates, turn: int) -> Candidates:
 
 
 def _takes_no_mail(failure: DestinationFailed) -> bool:
-    """Whether a host said that it takes no mail, ever: final for the mail if all hosts say so (RFC 7504 section 4)."""
+    """True if a host said that it takes no mail, ever: final for the mail if all hosts say so (RFC 7504 section 4)."""
     return isinstance(failure, SessionRefused) and failure.reply.code == NO_MAIL_HERE
 
 

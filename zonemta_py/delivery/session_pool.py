@@ -1,4 +1,24 @@
-"""Idle sessions: kept between transactions for reuse, for a limited time, within the zone's connections."""
+"""Idle sessions: kept between transactions for reuse, for a limited time, within the zone's connections.
+
+States of a session in the pool::
+
+    put ─▶ idle ─▶ taken: used by a request, which may put it again
+             └──▶ closing ─▶ closed by the peer      at its time, beyond a limit, or when the pool is closed
+
+Invariants:
+
+- An idle session is in every group: by endpoint, destination and zone (``SessionPool``), by path and provider (``SessionsByPath``).
+- Adding, removing and finding the oldest or newest take constant time; all sessions are looked at once in EXPIRY_S at most.
+- On a path (a request with an order), a session counts until its peer has closed it, or for QUIT_S: the peer counts it that long.
+  A session of no path is closed at once.
+- ``take`` returns the one that became idle last, ``trim`` closes those that are idle longest.
+- ``on_closed`` is called when a session is being closed, and again when the peer has closed it, with the numbers that remain.
+
+Callers: ``SmtpAgent`` puts and takes, ``SessionOpener`` calls ``trim`` before it connects. Each zone has a pool, the pools of a
+process share ``together``; ``on_closed`` tells the process of the queue.
+
+Example: with ``sessions_max`` of 2 at a provider and one request there, ``SessionsByPath.trim`` leaves one idle session.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -31,7 +51,7 @@ def ignore_closed(destination: str, idle: int, path: PathKey, idle_there: int) -
 
 
 def _key(endpoint: Endpoint) -> _Key:
-    """What sessions must have in common: not the name of the host, because several lead to the same address."""
+    """The properties that sessions must have in common: not the name of the host, because several lead to the same address."""
     return (endpoint.ip, endpoint.port, endpoint.source, endpoint.security)
 
 
@@ -195,7 +215,6 @@ class SessionPool:
         self._whole.remove(None, entry)
 
     def close_idle(self, entry: _IdleSession) -> None:
-        """Close an idle session."""
         self._remove(entry)
         if entry.path == NO_PATH:
             self.together.remove(entry)
@@ -221,7 +240,7 @@ class SessionPool:
         return None
 
     def has_idle(self, endpoint: Endpoint) -> bool:
-        """Whether ``take`` would return a session with ``endpoint``."""
+        """True if ``take`` would return a session with ``endpoint``."""
         return any(entry.session.usable for entry in self._by_key.all(_key(endpoint)))
 
     def put(

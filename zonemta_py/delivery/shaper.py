@@ -1,4 +1,4 @@
-"""What replies change, as it is recorded: events ``shaped``, and what must survive a restart, under ``meta/sending/``.
+"""The changes by replies, as they are recorded: events ``shaped``, and what must survive a restart, under ``meta/sending/``.
 
 The decisions are those of ``egress``: its engine says what changes, ``SharedEgress.apply`` lets the limits follow. ``Shaper`` makes of
 it events and puts, for the batch that settles the message with the reply (``replies``), or for one of its own (``run_due``,
@@ -45,7 +45,7 @@ _read_reroute = unpacker(Reroute)
 
 
 class StoredEgress(NamedTuple):
-    """What an earlier run stored; ``warmups`` by address and provider."""
+    """The state that an earlier run stored; ``warmups`` by address and provider."""
 
     uses: Stored
     paces: dict[PathKey, Pace]
@@ -94,7 +94,7 @@ def pace_put(key: PathKey, pace: Pace | None) -> tuple[bytes, bytes]:
 
 
 def reroute_put(key: RerouteKey, reroute: Reroute | None) -> tuple[bytes, bytes]:
-    """From which pool the mail of another one leaves to a provider."""
+    """The key and value of a reroute: the pool from which the mail of another one leaves to a provider."""
     return keys.sending_state_key(POOL_STATE, *key), b"" if reroute is None else pack(reroute)
 
 
@@ -122,7 +122,7 @@ LAST_CLASSES = 5  # of refusals and deferrals, that are shown
 
 
 class EgressFiles(NamedTuple):
-    """What the files say that a configuration names."""
+    """The contents of the files that a configuration names."""
 
     table: ProviderTable
     schedules: Sequence[WarmupSchedule]
@@ -257,7 +257,6 @@ def _log(change: ShapingChange) -> None:
 
 
 def event_of(change: ShapingChange) -> Shaped:
-    """The event of a change."""
     return Shaped(
         time_ms=change.time_ms, provider=change.provider, address=change.address, what=change.what,
         before=change.before, after=change.after, cause=change.cause,

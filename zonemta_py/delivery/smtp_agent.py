@@ -1,7 +1,27 @@
 """Executes one SMTP or LMTP transaction: find a session, send the message, return the peer's answers.
 
-It knows no queue: a ``DeliveryRequest`` goes in, a ``DeliveryResult`` comes out, so it runs in the
-queue's process or in another one.
+States of a request (``SmtpAgent._deliver``)::
+
+    endpoints found ─▶ has a session ─▶ served ─▶ answered
+                            ▲              │
+                            └── another ◀──┘   recipients are left that the session has not served
+
+Invariants:
+
+- A ``DeliveryRequest`` goes in, a ``DeliveryResult`` comes out. No queue is known here, so an agent runs in the queue's process
+  or in another one; body and start of the transaction come from the ``RequestContext``.
+- A request sends on at most SESSIONS_MAX sessions.
+- A session has one transaction at a time. After it the session is kept in ``pool``, or closed; after an exception closed.
+- Where an order limits new sessions, a request opens one session at most, and only if ``connects`` permits it.
+- A peer that closes an idle session has not failed: the same endpoint is tried again.
+- Messages are changed (7 bits, DKIM) in ``MessageForms`` only, each form once for a request, in this order.
+
+Callers: ``Worker`` by the ``DeliveryAgent`` interface, in a sender process ``processes.sender_process``; ``delivery.assembly``
+makes one for each zone.
+
+Example: the peer has closed the idle session that a request takes. A new one is opened with the same endpoint, and serves it.
+
+Source: RFC 5321 section 5.1 (the order of hosts), RFC 2033 (LMTP), RFC 6152 (conversion where 8BITMIME is missing).
 """
 
 import asyncio
@@ -85,7 +105,7 @@ class MessageForms:
             self._forms[False] = self._original
 
     def converts(self, session: SmtpSession) -> bool:
-        """Whether the peer lacks 8BITMIME and can get the message in 7 bits."""
+        """True if the peer lacks 8BITMIME and can get the message in 7 bits."""
         request = self._original.request
         if session.offers("8bitmime") or (request.eight_bit is False and request.header.isascii()):
             return False
@@ -203,7 +223,7 @@ _NAMES_ADDRESS = (Phase.MAIL, Phase.RCPT)
 
 
 def _is_sent(extension: str, request: DeliveryRequest) -> bool:
-    """Whether MAIL or RCPT has parameters of ``extension`` if the peer offers it."""
+    """True if MAIL or RCPT has parameters of ``extension`` if the peer offers it."""
     if extension == "dsn":
         return request.dsn is not None
     if extension == "smtputf8":
@@ -338,7 +358,6 @@ class SmtpAgent:
         return no_session(progress.request, exc, progress.began_s, has_idle=has_idle, tried=tried)
 
     async def resolve(self, domain: str) -> MxAnswer:
-        """See ``DeliveryAgent``."""
         return await self._resources.endpoints.mx_hosts(domain)
 
     async def _answer(self, request: DeliveryRequest, result: DeliveryResult) -> DeliveryResult:
@@ -458,7 +477,7 @@ class SmtpAgent:
         return (*await self._opener.open(left, request, zone, failure, best=best), False)
 
     def _may_add(self, endpoint: Endpoint, request: DeliveryRequest) -> bool:
-        """Whether a session with ``endpoint`` is worth more than an idle one with another host."""
+        """True if a session with ``endpoint`` is worth more than an idle one with another host."""
         idle = self.pool.count(request.destination)
         if request.order is not None and request.order.connects >= 0:
             return False
@@ -490,7 +509,7 @@ class SmtpAgent:
         return endpoints, *current
 
     def _has_room(self, request: DeliveryRequest) -> bool:
-        """Whether one more session may be open beside that of the request."""
+        """True if one more session may be open in addition to that of the request."""
         return request.order is None and self.pool.count(request.destination) < min(request.idle_limits)
 
     async def _keep(self, session: SmtpSession, endpoint: Endpoint, request: DeliveryRequest) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Trust(NamedTuple):
-    """What a policy's web server must be: ``ca_file`` None: known to the system's authorities; ``private``: at any address."""
+    """The requirements on a policy's web server: ``ca_file`` None: known to the system's authorities; ``private``: at any address."""
 
     ca_file: Path | None
     private: bool

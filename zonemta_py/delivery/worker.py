@@ -1,12 +1,24 @@
 """One lease: its recipients become a request, the result of the request becomes a settle.
 
-A ``Worker`` has the settings of its zone, and no state of a lease. Steps of ``deliver``: egress decides from where the mail leaves,
-or refuses; an agent executes the request, and asks the ``LeaseContext`` for the body and for the record of the start; egress
-reports what the result says; the outcomes are decided, reports to senders composed, and all of it is one settle. A lease always
-ends: by a settle, or by a release without an attempt, and after a defect of the relay by ``defer_after_defect``.
+States of a lease in ``Worker.deliver``::
 
-``LeaseResult`` says how, and ``decide_next`` what the worker does then (``ZoneWorkers``): for example, a failure to connect while
-other workers have sessions is the peer's limit of connections, and not a destination that fails.
+    taken ─▶ decided ─▶ requested ─▶ reported ─▶ settled
+                │            │            └──▶ released: no session was permitted, or the peer takes no further one
+                │            └──▶ released, or interrupted: the process of the agent was lost
+                └──▶ settled as deferred, without an attempt: egress refused
+
+Invariants:
+
+- A lease always ends: by a settle, or by a release without an attempt, and after a defect of the relay by ``defer_after_defect``.
+  Only a queue that cannot be written, or the end of the process, leaves one open; the next start finds its recipients.
+- A ``Worker`` has the settings of its zone and no state of a lease, so one serves all workers of the zone at the same time.
+- The start of the transaction is recorded when there is a session (``LeaseContext.session_opened``), before the final dot.
+- Outcomes, the reports on them, events and what egress stores are one settle, so all are on disk or none.
+
+Callers: ``ZoneWorkers``, and ``fail_old`` and ``expire_waiting`` in its module.
+
+Example: ``LeaseResult`` says how a lease ended, ``decide_next`` what the worker does then. A failure to connect while other
+workers have sessions is the peer's limit of connections (``Next.LEARN_LIMIT``), and not a destination that fails.
 """
 
 import asyncio
@@ -170,7 +182,7 @@ class LeaseResult(Struct, frozen=True):
 
 
 class Next(Enum):
-    """What a worker does after a delivery."""
+    """The next act of a worker after a delivery."""
 
     CONTINUE = auto()  # with another lease
     RESUME = auto()  # the destination, which was suspended; then continue
@@ -180,7 +192,7 @@ class Next(Enum):
 
 
 def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
-    """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
+    """Decide what follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
     if result.not_permitted:
         return Next.WAIT
     if result.at_connection_limit:
@@ -261,7 +273,7 @@ class Worker:
         return LeaseResult(await self._settle(lease, report), failure)
 
     def _mail(self, lease: Lease) -> LeasedMail:
-        """What egress must know of a lease."""
+        """The part of a lease that egress must know."""
         recipients, sender = lease.recipients, lease.active.meta.sender
         first = recipients[0]
         record = first.record

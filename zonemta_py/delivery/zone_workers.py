@@ -2,14 +2,25 @@
 
 ``start_workers`` is called whenever something may have changed: mail has come (``ready``), a session was opened (``_on_room``), a
 worker has ended, a suspension is over, a limit has room. The ``Scheduler`` says for which destination; a task serves it
-(``_serve``) lease by lease. States of a worker: it takes a lease (``_take_lease``), without an await in between; it delivers; it
-waits for the settle of the lease before the last; it ends, when there is no mail, others wait for its place, or the destination
-fails. Each lease that is taken is settled or released before the worker ends.
+(``_serve``) lease by lease. States of a worker::
 
-``FailingDestinations``: those at which no session could be opened, *unreachable*, and tried again; their mail stays on disk without
-an attempt. ``fail_old`` and ``expire_waiting``: mail that cannot be sent for now expires at its time, and senders that asked for it
-hear of the delay. All mail of a destination that leaves from one pool waits for the same, so only the front of it is looked at:
-the oldest is there.
+    started ─▶ has a lease ─▶ delivers ─▶ waits for the settle of the lease before ─▶ has a lease … ─▶ ended
+
+It ends when there is no mail, others wait for its place, a limit is reached, or the destination fails.
+
+Invariants:
+
+- Between the scheduler's permission and the lease there is no await (``_take_lease``): no other worker uses the permission.
+- Each lease that is taken is settled or released, unless the worker is cancelled; it has one unfinished settle when it delivers.
+- After QueueUnavailable no worker starts: what cannot be settled must not be sent.
+- Mail of an unreachable destination (``FailingDestinations``) stays on disk without an attempt until a probe opens a session;
+  the old part of it fails with what the probe met.
+- All mail of a destination that leaves from one pool waits for the same, and the oldest is in front: ``fail_old`` and
+  ``expire_waiting``, which let mail expire at its time and report delays, look at the front only.
+
+Callers: ``relay.delivery_service`` makes one for each zone, tells it of mail, reloads and probes, and calls ``give_up_old``.
+
+Example: two messages for a new destination start one worker. Its first session makes room, ``_on_room`` starts a second one.
 """
 
 import asyncio
@@ -288,7 +299,7 @@ class ZoneWorkers:
         return self._failing.describe(destination)
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
-        """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
+        """The constraint that keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
         now_s = clock.monotonic_s()
         binding = self.scheduler.binding(destination, now_s, pool)
         if binding is None:

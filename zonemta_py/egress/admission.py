@@ -1,12 +1,26 @@
 """One destination of a zone and its workers, and what the scheduler of a zone asks before one starts. Pure.
 
-``Destination``: whether it answers, how many sessions it accepts, how many recipients in a transaction. ``WorkerSlot``: a worker that
-serves it, with the permit that it has. ``Admission``: the limits that are not those of the zone; ``ZoneEgress`` has those of
-providers and of our addresses, ``Unlimited`` none.
+``Destination``: whether it answers, how many sessions it accepts, how many recipients in a transaction. ``WorkerSlot``: a worker
+that serves it, with the permit that it has. ``Admission``: the limits that are not those of the zone; ``ZoneEgress`` has those of
+providers and of our addresses, ``Unlimited`` none. Times are monotonic seconds.
 
-States of a slot: it starts without a lease (``first_lease``) and without a session (not ``established``); with each lease it
-needs a token until it has a session; ``permit`` is FREE, or counts in the limits until ``SharedEgress.release``. The scheduler makes
-slots in ``next`` and takes them back in ``ended``. Times are monotonic seconds.
+States of a destination: slow start ─▶ full ─▶ at a learned limit (for LIMIT_S, then one session more is tried); from each of these
+failing, when no session could be opened, until a probe has one. States of a slot::
+
+    started: no lease, no session ─▶ has a lease, and needs a token ─▶ has a session ─▶ has a lease … ─▶ ended
+
+Invariants:
+
+- ``active`` workers are ``starting`` or ``established``; ``working`` of them hold a session now.
+- At most one worker of a destination has had no lease yet (``has_newcomer``): a single message wakes a single worker.
+- While a destination fails no worker starts but one at a time, from ``down_until_s`` on.
+- ``permit`` is FREE, or counts in the limits until ``SharedEgress.release``.
+
+Callers: the ``Scheduler`` makes slots in ``next`` and takes them back in ``ended``; workers report what they learn of a
+destination; ``pipeline.simulate`` does the same over a virtual clock.
+
+Example: with ``connections_per_domain`` of 20, a destination with much mail has 1 worker until its first session, then 2, 4, 8, 16
+and 20. Source: the slow start of TCP, RFC 5681 section 3.1.
 """
 
 from enum import IntEnum
@@ -83,7 +97,7 @@ class Destination:
         return self.active - self.starting
 
     def may_start(self, now_s: float) -> bool:
-        """Whether another worker may take its mail now."""
+        """True if another worker may take its mail now."""
         if self.failing:
             return self.active == 0 and now_s >= self.down_until_s
         if self.has_newcomer or self.starting >= max(1, self.established):
@@ -229,12 +243,12 @@ class WorkerSlot:
 
     @property
     def redraw_source(self) -> bool:
-        """Whether the address of its next message without an attempt is drawn by weight: IN_ROW have had this one."""
+        """True if the address of its next message without an attempt is drawn by weight: SOURCE_RUN have had this one."""
         return self.source_run > 0 and self.source_run % SOURCE_RUN == 0
 
 
 class Admitted(NamedTuple):
-    """What a worker may send: only mail that leaves from ``pool_key``, see ``MailPools`` of the queue; None: any."""
+    """The permit of a worker, and its mail: only that which leaves from ``pool_key`` (``MailPools`` of the queue); None: any."""
 
     permit: Permit
     pool_key: PoolKey | None = None
@@ -247,31 +261,31 @@ class Admission(Protocol):
     """The limits of providers and of our addresses. A destination that may not be served waits there, until ``ready`` is called for it."""
 
     def looks_up(self, destination: str) -> bool:
-        """Whether the hosts of a destination that has not answered lately are looked up first; ``ready`` will be called for it."""
+        """True if the hosts of a destination that has not answered lately are looked up first; ``ready`` will be called for it."""
 
     def admit(self, destination: str) -> Admitted | None:
-        """What a worker for ``destination`` may send; None: ``ready`` will be called for it when it may."""
+        """Return what a worker for ``destination`` may send; None: nothing now, ``ready`` will be called for it when it may."""
 
     def skipped(self, destination: str) -> None:
-        """The destination cannot be served now for another reason: the next one gets its turn."""
+        """The destination cannot be served now for a reason of the zone: pass its turn to the next one that waits."""
 
     def no_worker_starts(self) -> None:
-        """No other worker can start now: capacity that is offered to the zone goes to others."""
+        """No other worker can start now: pass the capacity that is offered to the zone to others."""
 
     def no_mail(self, destination: str) -> None:
-        """It has no mail."""
+        """The destination has no mail: it waits for nothing any more."""
 
     def may_continue(self, slot: WorkerSlot) -> bool:
-        """Whether the worker may send another message."""
+        """True if the worker may send another message, for which its permit is renewed; else it has to end."""
 
     def has_waiters(self, slot: WorkerSlot) -> bool:
-        """Whether others wait for what the worker uses."""
+        """True if other mail waits for what the worker uses, so that it is to end."""
 
     def ended(self, slot: WorkerSlot) -> None:
-        """The worker has ended."""
+        """The worker has ended: release its permit, and give turns to what can be served now."""
 
     def binding(self, destination: str, now_s: float, pool_key: PoolKey) -> Binding | None:
-        """Which limit keeps its mail that leaves from ``pool_key`` waiting."""
+        """Return the limit that keeps its mail from ``pool_key`` waiting, with times in monotonic seconds; None: no limit does."""
 
 
 class Unlimited:

@@ -4,14 +4,23 @@ Multiplicative decrease: of the sessions and the rate, at a reply of the class `
 the attempts of an interval was deferred for reasons of ours. Additive increase: a step of the ceiling for each quiet
 interval.
 
-States of a path (provider and address): full, without a ``Pace``; lowered, with one; and paused, with one that sends nothing before
-``paused_ms``. A reply lowers it (``attempt``), a rule lowers, holds or pauses it (``lower``, ``pause``), time raises it
+States of a path (provider and address): full, without a ``Pace``; lowered, with one; and paused, with one that sends nothing
+before ``paused_ms``. A reply lowers it (``attempt``), a rule lowers, holds or pauses it (``lower``, ``pause``), time raises it
 (``advance``), until it is full and its pace is dropped; an operator may drop it (``end``). Each returns the ``ShapingChange`` that it
 made, which ``SharedEgress.apply`` carries out.
 
-Invariant: the state depends on nothing but the settings, the limits and the attempts with their times, in their order, so that
-the event log gives it again (``zonemta shaping replay``). For example, a path with 100 messages a minute that is blocked at 12:00
-may have 50, and with an interval of 5 minutes and steps of a tenth it has 60 at 12:05 and 100 at 12:25.
+Invariants:
+
+- The state depends on nothing but the settings, the limits and the attempts with their times, in their order, so that the event
+  log gives it again (``zonemta shaping replay``).
+- Replies lower a path once within a tenth of an interval (APART), and not while it is paused: their messages were under way.
+- A pace is never below one session and one message a minute, and rises to ``top_sessions`` and ``top_rate``, where it is dropped.
+- A step has the time at which it was due, also if ``advance`` is called late.
+
+Callers: ``ShapingEngine``; the pace becomes a ``Ceiling`` (``paths``) by ``SharedEgress``.
+
+Example: a path with 100 messages a minute that is blocked at 12:00 may have 50, and with an interval of 5 minutes and steps of a
+tenth it has 60 at 12:05 and 100 at 12:25. Source: Chiu and Jain, "Analysis of the increase and decrease algorithms", 1989.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +44,7 @@ MINUTE_S = 60.0
 
 
 class Pace(NamedTuple):
-    """What is allowed from an address to a provider, as stored: ``rate`` is messages a minute.
+    """The sessions and the rate that are allowed from an address to a provider, as stored: ``rate`` is messages a minute.
 
     It was changed at ``changed_ms``, and rises to ``top_sessions`` and ``top_rate``. Nothing is sent before
     ``paused_ms``; a rule holds it down until ``kept_ms``. Replies lowered it last at ``lowered_ms``.
@@ -61,7 +70,7 @@ PACE_VERSION = 2
 
 
 class ShapingChange(NamedTuple):
-    """What has changed, when and why; ``before`` and ``after`` as text."""
+    """A change of sending, when and why; ``before`` and ``after`` as text."""
 
     time_ms: int
     provider: str
@@ -76,7 +85,6 @@ class ShapingChange(NamedTuple):
 def _change(
     key: PathKey, time_ms: int, *, what: str, before: str, after: str, cause: str, is_raise: bool = False
 ) -> ShapingChange:
-    """The change of one path."""
     provider, address = key
     return ShapingChange(
         time_ms=time_ms, provider=provider, address=address, what=what, before=before, after=after, cause=cause,
@@ -226,7 +234,7 @@ class Controller:
         )
 
     def end(self, key: PathKey, now_ms: int, cause: str) -> ShapingChange | None:
-        """Forget the pace, as an operator asks for it; None: there is none, and counts go on, as in a replay."""
+        """Forget the pace, as an operator asks for it; None: there is none, and counts stay, as in a replay."""
         pace = self.paces.pop(key, None)
         if pace is None:
             return None
@@ -317,7 +325,7 @@ class _Counts:
 
 
 def _is_as_long(until_ms: int, new_ms: int, now_ms: int) -> bool:
-    """Whether what ends at ``new_ms`` is what ends at ``until_ms``: the replies followed at once."""
+    """True if what ends at ``new_ms`` is what ends at ``until_ms``: the replies followed at once."""
     return until_ms + (new_ms - now_ms) // SAME_PERIOD >= new_ms
 
 

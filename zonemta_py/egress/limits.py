@@ -1,4 +1,4 @@
-"""Whether a session may open and a message be sent now, from one of our addresses to a provider. Pure; times are unix ms.
+"""The limits of sessions and messages from one of our addresses to a provider. Pure; times are unix ms.
 
 ``Permits`` counts what is under way on each ``EgressPath``: of a pair of provider and address, of all addresses with a provider,
 and of an address with all providers. ``EgressLimits`` adds what is not counted by sessions and rates: the schedules of new
@@ -12,8 +12,11 @@ States of a permit, which is the right to one session and to a message in it:
 - ended (``finish``): the message has its answer, or was never sent; the session is still the worker's;
 - released (``release``): the worker has left the session, which may stay open without one.
 
-Invariants: ``EgressPath.sessions`` are the permits that are not released; ``open`` is never less. ``FREE`` is the permit of a worker
-that nothing limits: it counts nowhere. What ends calls ``on_room``, which wakes what waits.
+Invariants: ``EgressPath.sessions`` are the permits that are not released; ``open`` is never less. ``FREE`` is the permit of a
+worker that nothing limits: it counts nowhere. What ends calls ``on_room``, which wakes what waits.
+
+Callers: ``SharedEgress`` is an ``EgressLimits``, one for all zones; ``ZoneEgress`` takes permits for workers and renews them for
+messages, ``MessageEgress`` takes another one where a message has to leave from another address.
 
     permit = limits.take("google", [PoolAddress("192.0.2.1")], now_ms)
     if isinstance(permit, Refusal): ...  # permit.limit, permit.until_ms
@@ -131,12 +134,12 @@ class Permits:
         return self.path(provider, address), self.path(provider, ANY), self.path("", address)
 
     def is_answering(self, provider: str, now_ms: int) -> bool:
-        """Whether a message began lately in a session with ``provider``."""
+        """True if a message began lately in a session with ``provider``."""
         whole = self._paths.get((provider, ANY))
         return whole is not None and bool(whole.begun_ms) and now_ms < whole.begun_ms + ANSWERING_MS
 
     def is_limited(self, provider: str, address: str) -> bool:
-        """Whether a message from ``address`` to ``provider`` may ever be refused."""
+        """True if a message from ``address`` to ``provider`` may ever be refused."""
         if self._limits_of(provider) != NO_LIMITS:
             return True
         if self._addresses.get(address, NO_ADDRESS_LIMITS) != NO_ADDRESS_LIMITS:
@@ -147,7 +150,7 @@ class Permits:
     def refusal(
         self, provider: str, address: str, now_ms: int, *, session: bool = True
     ) -> Refusal | None:
-        """What refuses a message from ``address`` to ``provider`` now; of several limits the longest."""
+        """The refusal of a message from ``address`` to ``provider`` now, of several limits the longest; None: it may be sent."""
         return self._refusal(self._parts(provider, address), now_ms, session=session)
 
     def _refusal(self, parts: Sequence[EgressPath], now_ms: int, *, session: bool) -> Refusal | None:
@@ -328,7 +331,7 @@ class EgressLimits:
         return now_ms
 
     def is_limited(self, provider: str, entry: PoolAddress) -> bool:
-        """Whether anything may refuse mail from the address ``entry`` to ``provider``."""
+        """True if anything may refuse mail from the address ``entry`` to ``provider``."""
         name = source_name(entry)
         return bool(
             self.permits.is_limited(provider, name)
@@ -339,7 +342,7 @@ class EgressLimits:
     def refusal(
         self, provider: str, entry: PoolAddress, now_ms: int, *, session: bool = True
     ) -> Refusal | None:
-        """What refuses a message from the address ``entry`` to ``provider`` now."""
+        """The refusal of a message from the address ``entry`` to ``provider`` now; None: it may be sent."""
         name = source_name(entry)
         found = self._unused(name, self._warming(provider, name), now_ms)
         return found or self.permits.refusal(provider, name, now_ms, session=session)
@@ -392,7 +395,7 @@ class EgressLimits:
         return permit
 
     def refuses_for_long(self, provider: str, entries: Sequence[PoolAddress], now_ms: int) -> bool:
-        """Whether none of ``entries`` has room for long, so that mail which wants one of them takes another one."""
+        """True if none of ``entries`` has room for long, so that mail which wants one of them takes another one."""
         refusals = (self.refusal(provider, each, now_ms) for each in entries)
         return all(each is not None and each.is_for_long(now_ms) for each in refusals)
 

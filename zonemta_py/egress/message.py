@@ -79,23 +79,23 @@ class RequestResult(Protocol):
 
     @property
     def attempts(self) -> Sequence[Attempt | None]:
-        """One for each recipient; None: nothing was tried."""
+        """One attempt for each recipient; None: nothing was tried."""
 
     @property
     def not_permitted(self) -> bool:
-        """A further session was needed and not allowed, and nothing was sent."""
+        """True if a further session was needed and not allowed, and nothing was sent."""
 
     @property
     def tried(self) -> bool:
-        """Connections were made that opened no session."""
+        """True if connections were made that opened no session."""
 
     @property
     def hosts(self) -> MxAnswer | None:
-        """Those of the domain, if the request asked for them."""
+        """The MX hosts of the domain, if the request asked for them, else None."""
 
 
 class EgressEffects(NamedTuple):
-    """What the result of a request says. ``actions``: of the rules of shaping, one for each attempt. ``puts``: to be stored."""
+    """The effects of the result of a request. ``actions``: of the rules of shaping, one for each attempt. ``puts``: to be stored."""
 
     decision: Decision
     attempts: Sequence[Attempt | None]
@@ -119,7 +119,7 @@ class MessageEgress:
         return route.provider if route is not None else ""
 
     def undecided(self, mail: LeasedMail) -> Decision:
-        """Where ``mail`` would go: for mail to which nothing is sent now."""
+        """The decision about ``mail`` that is not sent now: its provider and pool."""
         route = self._routes.of(mail.destination)
         return Decision(mail, route, _provider(route))
 
@@ -291,7 +291,7 @@ class MessageEgress:
         return self._egress.classified(attempts, decision.provider, decision.mail.sender)
 
     def actions(self, decision: Decision, attempts: Sequence[Attempt | None]) -> list[Handling]:
-        """What the rules of shaping do with each recipient; recipients share attempts."""
+        """The handling of each recipient by the rules of shaping; recipients share attempts."""
         route, mail, found = decision.route, decision.mail, dict[tuple[int, int], Handling]()
         actions: list[Handling] = []
         for blocked, each in zip(mail.blocked, attempts, strict=False):
@@ -304,7 +304,7 @@ class MessageEgress:
         return actions
 
     def action(self, decision: Decision, reply: ProviderReply, blocked: int) -> Handling:
-        """What the rules of shaping do with a recipient that got ``reply``.
+        """The handling of a recipient that got ``reply``, by the rules of shaping.
 
         A refusal for good because of our address is tried again while there is an address that was not refused: those of a
         pool are tried one after the other. ``blocked``: how many were.
@@ -316,7 +316,7 @@ class MessageEgress:
         return action
 
     def may_use_other_address(self, decision: Decision, attempt: Attempt) -> bool:
-        """Whether a refused session says something of our address only, and mail may leave from other ones."""
+        """True if a refused session says something of our address only, and mail may leave from other ones."""
         return attempt.reply_class in OF_SENDER and len(self._addresses(decision)) > 1
 
     def _addresses(self, decision: Decision) -> set[str]:

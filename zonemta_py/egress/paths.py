@@ -1,4 +1,26 @@
-"""What is under way between a provider and a source address, and which limit refuses more. Pure; times are ms."""
+"""Sessions and messages under way between a provider and a source address, and the limit that refuses more. Pure; times are ms.
+
+``EgressPath`` has both, and a ``Ceiling`` of the controller; ``RateWindows`` counts against rates; ``Refusal`` and ``Binding`` say
+which ``Limit`` refuses or binds. States of a message, or of a new session, in ``RateWindows``::
+
+    granted ─ begin ─▶ under way ─ end, or its answer is late ─▶ counted ─ the length of the window later ─▶ forgotten
+       └─ cancel ─▶ forgotten
+
+Invariants:
+
+- Nothing is granted beyond the events of a rate in any period of it, as the receiver sees it (decision 97): what is granted, under
+  way and counted is one sum. An answer that takes longer than ``_answer_ms`` counts as given by then.
+- Messages are spread, too, over periods up to SPREAD_S (decision 109): at FASTER times the rate, and up to BURST_MS at once.
+- After a reload what was used continues to count. Uses of windows of STORED_S or more hold over a restart, but for a ceiling's.
+- ``refuse`` grants nothing, so it may be asked at any time.
+- An empty provider or address stands for the sum over all.
+
+Callers: ``Permits`` keeps the paths, and asks all that a message belongs to; ``SharedEgress`` lets a ceiling follow its pace;
+operators see a ``Constraint`` by ``ZoneWorkers.why``.
+
+Example: a rate of 10 in 60 s that is spread, and one message granted at 0. ``wait_ms(0)`` is then 4750: the next is due at 4.8 s,
+and may begin half of BURST_MS before.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +38,7 @@ from zonemta_py.egress.controller import Pace, rate_of
 
 
 class Limit(StrEnum):
-    """What may keep the mail of a destination waiting."""
+    """A limit that may keep the mail of a destination waiting."""
 
     UNREACHABLE = "unreachable"  # it did not answer
     PROBE = "probe"  # it is unreachable, and one worker tries it now
@@ -248,12 +270,12 @@ class RateWindows:
                 window.restore(slot, used)
 
     def in_use(self, now_ms: int) -> bool:
-        """Whether anything that was granted counts."""
+        """True if anything that was granted counts."""
         self._expire(now_ms)
         return bool(self._granted or self._underway or any(each.used(now_ms) for each in self.windows))
 
     def used(self, now_ms: int) -> list[tuple[Rate, int]]:
-        """What is used of each rate."""
+        """Each rate, and how much of it is used."""
         self._expire(now_ms)
         held = self._granted + self._underway
         return [
@@ -268,7 +290,7 @@ KEPT_MS = 60_000  # mail that wants an address takes another one if it has to wa
 
 
 class Refusal(NamedTuple):
-    """Which limit refuses, until when (ms; or UNTIL_EVENT), and why, as text.
+    """The limit that refuses, until when (ms; or UNTIL_EVENT), and why, as text.
 
     ``at``: which source addresses have no room for any provider, and until when. If that is so, or several addresses
     refuse together, ``others_ms`` is until when the first of the other limits refuses.
@@ -289,14 +311,14 @@ class Refusal(NamedTuple):
         return self.others_ms if is_of_several else self.until_ms
 
     def is_for_long(self, now_ms: int) -> bool:
-        """Whether mail that wants this address takes another one; an operator's suspension may have no end."""
+        """True if mail that wants this address takes another one; an operator's suspension may have no end."""
         if self.until_ms == UNTIL_EVENT:
             return self.limit is Limit.OPERATOR
         return self.until_ms > now_ms + KEPT_MS
 
 
 class EgressOrder(Struct, frozen=True, array_like=True):
-    """From which address a request goes to which provider, and what it may do there.
+    """The source address and the provider of a request, and what it may do there.
 
     ``source`` None: the system chooses the address. ``connects``: how many new sessions it may open, -1: any number.
     ``messages_max``: of one session, 0: any number. ``family``: ipv4, ipv6 or both. ``sessions_max``: how many sessions its
@@ -313,12 +335,12 @@ class EgressOrder(Struct, frozen=True, array_like=True):
 
     @property
     def limits_sessions(self) -> bool:
-        """Whether sessions, or new ones, are limited."""
+        """True if sessions, or new ones, are limited."""
         return self.connects >= 0 or max(self.sessions_max) >= 0
 
 
 class Ceiling:
-    """What the controller allows at a provider from an address, below the limits. ``paused_ms``: nothing until then."""
+    """The sessions and the rate that the controller allows at a provider from an address, below the limits. ``paused_ms``: nothing until then."""
 
     __slots__ = ("messages", "paused_ms", "reason", "sessions")
 
@@ -339,7 +361,7 @@ class Ceiling:
 
 
 class EgressPath:
-    """What is under way between a provider and a source address; either is empty for the sum over all.
+    """The sessions and messages under way between a provider and a source address; either is empty for the sum over all.
 
     ``open``: sessions that are believed to exist, with and without a worker; ``used_ms``: when a
     message in one last began or ended, and, of the sum over all addresses, ``begun_ms``: when one began. ``members``: of the sum over all addresses of a provider, those that have some.
@@ -370,7 +392,7 @@ class EgressPath:
 
     @property
     def is_limited(self) -> bool:
-        """Whether anything may be refused here."""
+        """True if anything may be refused here."""
         ceiling = self.ceiling
         return bool(
             self.sessions_max is not None or self.messages or self.connects or ceiling.paused_ms
@@ -378,7 +400,7 @@ class EgressPath:
         )  # fmt: skip
 
     def in_use(self, now_ms: int) -> bool:
-        """Whether it has state that its limits do not say: what is under way, what was used, what is lowered."""
+        """True if it has state that its limits do not say: what is under way, what was used, what is lowered."""
         ceiling = self.ceiling
         return bool(
             self.sessions or self.idle or self.open or self.members
@@ -392,7 +414,7 @@ class EgressPath:
         return own if lower is None else lower if own is None else min(own, lower)
 
     def refuse(self, now_ms: int, *, session: bool, new: bool) -> Refusal | None:
-        """What refuses a message now; ``session``: in that of a further worker, which is ``new``, not of one that has it."""
+        """The refusal of a message now, or None; ``session``: in that of a further worker, which is ``new``, not of one that has it."""
         ceiling = self.ceiling
         if now_ms < ceiling.paused_ms:
             return Refusal(Limit.PAUSE, ceiling.paused_ms, ceiling.reason)

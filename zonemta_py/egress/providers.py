@@ -68,12 +68,12 @@ class Providers:
         return known.families if known is not None else BOTH
 
     def is_stale(self, domain: str, now_s: float) -> bool:
-        """Whether the next delivery should ask for its hosts."""
+        """True if the next delivery should ask for its hosts."""
         known = self._known.get(domain)
         return known is None or known.until_s < now_s
 
     def is_not_found(self, domain: str, now_s: float) -> bool:
-        """Whether it must be looked up again before anything leaves: the last look-up found no host, a while ago."""
+        """True if it must be looked up again before anything leaves: the last look-up found no host, a while ago."""
         known = self._known.get(domain)
         return known is not None and not known.hosts and known.until_s < now_s
 

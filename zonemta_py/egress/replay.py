@@ -1,4 +1,4 @@
-"""What shaping would have made of the replies in an event log, by other settings or by those of then. Pure.
+"""The changes that shaping would have made of the replies in an event log, by other settings or by those of then. Pure.
 
 The controller and the rules depend on nothing but settings, limits, and replies with their times. So with the settings of
 then the changes are those that were recorded, as far as the log goes back: paces and counts of before its first event
@@ -56,7 +56,7 @@ class ReplayedChange(NamedTuple):
 
 
 class RuleUse(NamedTuple):
-    """What a rule did: ``replies`` of recipients on which it acted, and the ``changes`` of sending that it caused."""
+    """The effects of a rule: ``replies`` of recipients on which it acted, and the ``changes`` of sending that it caused."""
 
     rule: str
     action: str
@@ -65,7 +65,7 @@ class RuleUse(NamedTuple):
 
 
 class _Node:
-    """What is known of one queue."""
+    """The state of one queue in the replay."""
 
     def __init__(self, setup: ShapingSetup) -> None:
         self._setup = setup
@@ -79,7 +79,7 @@ class _Node:
         return engine
 
     def is_new(self, record: Record) -> bool:
-        """Whether the record is not a repeat. What is counted in memory ends with the boot."""
+        """True if the record is not a repeat. What is counted in memory ends with the boot."""
         seq_position = int(record["seq"]), int(record["position"])
         if seq_position <= self.last:
             return False
@@ -179,6 +179,6 @@ class ShapingReplay:
         ]
 
     def differences(self) -> tuple[list[ReplayedChange], list[ReplayedChange]]:
-        """What was recorded and not computed, and what was computed and not recorded."""
+        """The changes that were recorded and not computed, and those that were computed and not recorded."""
         computed, recorded = Counter(self.changes), Counter(self.recorded)
         return sorted((recorded - computed).elements()), sorted((computed - recorded).elements())

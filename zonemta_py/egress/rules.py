@@ -1,7 +1,25 @@
-"""What replies change, by the rules of shaping and by the controller. Pure; times are ms.
+"""The changes that replies cause, by the rules of shaping and by the controller. Pure; times are ms.
 
 A rule that a reply matches acts at once, or when its threshold is reached in a sliding window, counted for each provider
 and address. What it changes of a recipient is in ``Handling``; what it changes of sending is a ``ShapingChange``.
+
+State: the paces of the controller, the counts of rules with a threshold, and reroutes. A reroute of a provider and a pool: none ─
+a rule acts ─▶ mail leaves from another pool ─ its time is over, or an operator ends it ─▶ none.
+
+Invariants:
+
+- The same settings, rules and replies, with their messages and times and in their order, give the same changes: the event log can
+  be replayed.
+- A reply that several recipients of a message have at once counts once (decision 124).
+- Of each kind of rule about the recipient the first acts. The controller does not count a reply that a rule ignores, and rules
+  about sending that follow that rule do not act on it.
+- A rule that has reached its threshold counts again from the beginning.
+- Mail is not rerouted twice: a pool to which mail of the provider was moved stays where it is.
+
+Callers: ``Shaper`` of a relay calls ``reply`` with each reply, ``MessageEgress`` asks ``handling``; ``egress.replay`` and
+``pipeline.simulate`` ask the same engine. ``SharedEgress.apply`` carries out what has changed.
+
+Example: a rule suspends a path at 3 replies in 60 s. The third within a minute pauses it, and the count begins again.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -35,12 +53,12 @@ class ProviderReply(NamedTuple):
 
     @property
     def path(self) -> PathKey:
-        """Where the controller counts it."""
+        """The path at which the controller counts it."""
         return self.provider, self.address
 
 
 class Handling(NamedTuple):
-    """What rules say of the recipient that a reply is about: the first rule of each kind counts.
+    """The effects of rules on the recipient that a reply is about: the first rule of each kind counts.
 
     ``delays_s``: the retry ladder of its own. ``defers``: a permanent refusal is tried again. ``rule``: the name of that
     which holds or bounces it.
@@ -109,7 +127,7 @@ class ShapingEngine:
         return pool if found is None or found.until_ms <= now_ms else found.pool
 
     def handling(self, reply: ProviderReply) -> Handling:
-        """What the rules say of the recipient."""
+        """The handling of the recipient that the rules say."""
         found = USUAL
         for rule in self.acting(reply):
             if rule.action == "retry":

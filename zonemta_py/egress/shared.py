@@ -43,7 +43,7 @@ Resolve = Callable[[str], Awaitable[MxAnswer]]
 
 
 class Applied(NamedTuple):
-    """What followed from changes of shaping: all of them, those of warm-up last, and the schedules that they slowed down."""
+    """The changes that followed from changes of shaping: all of them, those of warm-up last, and the schedules that they slowed down."""
 
     changes: Sequence[ShapingChange]
     warming: Sequence[Warming]
@@ -53,7 +53,7 @@ class ZoneMail(Protocol):
     """The mail of a zone that is in memory."""
 
     def pool_keys(self, destination: str) -> Sequence[PoolKey]:
-        """From which pools the mail of a destination leaves, the next one first; none without mail."""
+        """The pools from which the mail of a destination leaves, the next one first; none without mail."""
 
 
 class WaitingMail(Protocol):
@@ -61,24 +61,24 @@ class WaitingMail(Protocol):
 
     @property
     def zone(self) -> Callable[[str], ZoneMail]:
-        """That of a zone."""
+        """A function from the name of a zone to its mail."""
 
     def pool_keys(self, zone: str, destination: str) -> Sequence[PoolKey]:
         """As ``ZoneMail.pool_keys``, at least one; mail on disk may be read for it."""
 
 
 class Suspended(Protocol):
-    """What an operator has suspended, by names such as ``zone:bulk``; see ``Suspensions`` of the queue."""
+    """The suspensions of an operator, by names such as ``zone:bulk``; ``Suspensions`` of the queue is one."""
 
     @property
     def version(self) -> int:
-        """Greater after each change."""
+        """A number that is greater after each change."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
+        """True if anything may be suspended; else ``get`` need not be asked."""
 
     def get(self, name: str) -> Suspension | None:
-        """The suspension of ``name``, if it is not over."""
+        """The suspension of ``name``; None if there is none, or its time is over."""
 
 
 class SharedEgress(EgressLimits):
@@ -142,11 +142,11 @@ class SharedEgress(EgressLimits):
         return BOTH
 
     def must_look_up(self, domain: str) -> bool:
-        """Whether its hosts must be found before its mail leaves: the last look-up found none."""
+        """True if its hosts must be found before its mail leaves: the last look-up found none."""
         return False
 
     def asks_hosts(self, domain: str) -> bool:
-        """Whether the next request to ``domain`` is to find its hosts again."""
+        """True if the next request to ``domain`` is to find its hosts again."""
         return False
 
     def look_up(self, domain: str, resolve: Resolve, then: Callable[[], None]) -> None:
@@ -154,11 +154,11 @@ class SharedEgress(EgressLimits):
         raise NotImplementedError
 
     def looks_up(self, domain: str) -> bool:
-        """Whether ``domain`` is being looked up."""
+        """True if ``domain`` is being looked up."""
         return False
 
     def may_look_ahead(self) -> bool:
-        """Whether one more domain may be looked up before its turn."""
+        """True if one more domain may be looked up before its turn."""
         return False
 
     def learn(self, domain: str, answer: MxAnswer) -> None:
@@ -191,7 +191,6 @@ class SharedEgress(EgressLimits):
         return self.suspended.get(f"{kind}:{name}") if self.suspended else None
 
     def stopped_address(self, name: str) -> Refusal | None:
-        """See ``EgressLimits``."""
         stopped = self.stopped(("address", name))
         return None if stopped is None else stopped[1]
 
@@ -215,7 +214,7 @@ class SharedEgress(EgressLimits):
     # ---- what the zones ask
 
     def is_free(self, pool: str, provider: str) -> bool:
-        """Whether nothing can refuse mail from ``pool`` to ``provider``."""
+        """True if nothing can refuse mail from ``pool`` to ``provider``."""
         if self._suspensions != self.suspended.version:
             self._suspensions = self.suspended.version
             self.forget_caches()
@@ -241,7 +240,7 @@ class SharedEgress(EgressLimits):
         return found
 
     def is_disabled(self, pool: str) -> bool:
-        """Whether no address of ``pool`` may be used, for whatever provider."""
+        """True if no address of ``pool`` may be used, for whatever provider."""
         return all(each.disabled or not each.weight for each in self.pools[pool])
 
     def rerouted_pool(self, provider: str, pool: str) -> str:

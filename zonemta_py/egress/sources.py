@@ -1,4 +1,4 @@
-"""Which address of a pool a message leaves from. Pure.
+"""The choice of the address of a pool that a message leaves from. Pure.
 
 A new message: by weight, with weighted rendezvous hashing, so that an address that is added or removed moves only its own
 share. A retry: the address of the last attempt, because a greylisting server must see the retry come from there.
@@ -71,7 +71,7 @@ def parse_pool_key(key: PoolKey) -> PoolPart:
 
 
 class EgressRoute(NamedTuple):
-    """Where the mail of a destination goes, and from which pool, by its ``settings``.
+    """The provider and the pool of the mail of a destination, by its ``settings``.
 
     ``pool``: that of the settings, or another one by a rule of shaping. ``part``: of ``pool``, whose name it need not have.
     ``families``: over which its MX hosts can be reached.
@@ -92,7 +92,7 @@ class EgressRoute(NamedTuple):
 
     @property
     def wait_list(self) -> str:
-        """What waits for the same addresses has the same one."""
+        """The name of the addresses: mail that waits for the same ones has the same name."""
         name = self.part._replace(pool=self.pool).key
         return name if self.families == BOTH else f"{name} {self.families}"
 
@@ -110,7 +110,7 @@ def addresses_of(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, set[st
 def pool_key_after(
     settings: Zone, addresses: Mapping[str, Collection[str]], last: LastAttempt, pool: str = USUAL_POOL
 ) -> PoolKey:
-    """From which addresses a recipient leaves after its last attempt. ``pool``: that of its tenant; ``addresses``: see ``addresses_of``."""
+    """The addresses from which a recipient leaves after its last attempt. ``pool``: that of its tenant; ``addresses``: see ``addresses_of``."""
     if pool == USUAL_POOL and settings.fallback_pool is not None:
         is_moved = last.attempts >= settings.fallback_after or last.reply_class == ReplyClass.BLOCKED
         pool = settings.fallback_pool if is_moved else USUAL_POOL

@@ -56,7 +56,7 @@ class Waiter(Protocol):
 
 
 class WaitList:
-    """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
+    """The destinations of a zone that wait for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
 
     ``for_address``: the source address whose capacity it may use, while it is on_turn for that reason.
     """
@@ -326,7 +326,7 @@ class WaitLists:
             self.capacity_at_address(address, woken_by_grant=wait_list.woken_by_grant)
 
     def wait_for_session(self, provider: str, address: str) -> bool:
-        """Whether something waits for a session to end, at any wait list of ``provider`` or among the first in the queue for ``address``."""
+        """True if something waits for a session to end, at any wait list of ``provider`` or among the first in the queue for ``address``."""
         queue = self._queues.get(address)
         first = islice(queue.wait_lists, QUEUE_FRONT) if queue is not None else ()
         return any(
@@ -424,7 +424,7 @@ class ZoneWaits:
         return True
 
     def may_try(self, destination: str, key: WaitKey) -> bool:
-        """Whether it is its turn at ``key``; if others wait there, it waits behind them."""
+        """True if it is its turn at ``key``; if others wait there, it waits behind them."""
         if self.is_at_own_list(destination, key):
             return False
         wait_list = self._wait_lists.get(key)
@@ -440,7 +440,7 @@ class ZoneWaits:
     def admit_first(
         self, destination: str, keys: Mapping[str, WaitKey], admit: Callable[[str], Permit | None]
     ) -> Admitted | None:
-        """What the first pool in turn allows. ``keys``: the wait list of each pool; it leaves all others."""
+        """Return what the first pool in turn allows. ``keys``: the wait list of each pool; it leaves all others."""
         self.keep(destination, keys.values())
         for pool in keys:
             permit = admit(pool)
@@ -458,23 +458,21 @@ class ZoneWaits:
             self._wait_lists.emptied(key, destination)
 
     def leave_own_list(self, destination: str) -> None:
-        """What refused ``destination`` alone has ended."""
+        """End the wait of ``destination`` for what refused it alone."""
         for key in self._of.get(destination, ()):
             if key == _own_list(destination, key) and self._remove(destination, key):
                 self._wait_lists.emptied(key, destination)
 
     def is_at_own_list(self, destination: str, key: WaitKey) -> bool:
-        """Whether it waits at a wait list of its own instead of at ``key``."""
+        """True if it waits at a wait list of its own instead of at ``key``."""
         known = self._of.get(destination)
         return known is not None and _own_list(destination, key) in known
 
     def release(self, destination: str, key: WaitKey) -> None:
-        """See ``Waiter``."""
         if self._remove(destination, key):
             self._ready(destination)
 
     def wake(self, destination: str, key: WaitKey) -> bool:
-        """See ``Waiter``."""
         if self._ready(destination):
             wait_list = self._wait_lists.get(key)
             if wait_list is not None and wait_list.for_address:

@@ -1,7 +1,25 @@
 """How much a new source address may send today: the schedules of the warm-up file, and what was sent. Pure.
 
-A day is one of UTC. What is under way counts with what was sent, so that a number is never exceeded. A schedule repeats
-its number for each day on which the controller lowered the pace, and while an operator has paused it.
+States of a schedule, by its place on a day (``step``)::
+
+    before its first day: nothing ─▶ on its days: the number of each ─▶ over: any number
+
+Two things make it late by a day: the controller has lowered the pace (``slow``), or an operator has paused it, for each day of the
+pause. Its number is repeated then.
+
+Invariants:
+
+- A day is one of UTC. What is under way counts with what was sent, so that a number is never exceeded.
+- A schedule is slowed once a day at most, and not while it is paused or when it is over.
+- Days that were noted while the clock was ahead are corrected (``not_after``).
+- A schedule that begins on another day than the stored one begins anew, but for a pause, and what was sent today.
+- A schedule that a reload removes keeps its state, for one that brings it back.
+
+Callers: ``EgressLimits`` asks ``room`` for each message and counts what was sent; ``SharedEgress`` slows, ``egress_operator``
+pauses and resumes; the states are stored by ``delivery.shaper``.
+
+Example: the numbers are 200, 320 and 512 from 1 May on. Slowed on 2 May, the address may send to 320 recipients on 3 May again,
+and to 512 on 4 May.
 """
 
 from collections import Counter
@@ -18,7 +36,7 @@ EPOCH = date(1970, 1, 1).toordinal()
 
 
 class WarmupState(NamedTuple):
-    """What must survive of a schedule, as stored. Days are counted from 1970-01-01.
+    """The part of a schedule that must survive a restart, as stored. Days are counted from 1970-01-01.
 
     ``delay_days``: by how many it is late. ``slowed_day``: the last on which it was slowed down; ``paused_day``: since
     when it is paused, 0 if not. ``sent`` recipients on ``day``. ``begins``: the first day of the schedule that this is about, 0 in
@@ -133,7 +151,7 @@ class Warming:
         )  # fmt: skip
 
     def depends_on(self, provider: str) -> bool:
-        """Whether what ``provider`` refuses says something of the schedule: of all mail a notable part must go there."""
+        """True if what ``provider`` refuses says something of the schedule: of all mail a notable part must go there."""
         if self.schedule.provider:
             return True
         there = self._tried[provider] + self._tried_before[provider]
@@ -191,7 +209,7 @@ class WarmUp:
             self._warming[key] = known or Warming(schedule, self._stored.pop(key, WarmupState()))
 
     def not_after(self, now_ms: int) -> None:
-        """See ``Warming``; at the start, and when the clock was set."""
+        """Correct the days of every schedule, at the start and when the clock was set: none is later than ``now_ms``."""
         for each in self._warming.values():
             each.not_after(now_ms // DAY_MS)
 

@@ -1,4 +1,4 @@
-"""Which destinations of a zone may send now, as far as limits of providers and of our addresses say. Pure.
+"""The destinations of a zone that may send now, as far as limits of providers and of our addresses say. Pure.
 
 ``ZoneEgress`` is the ``Admission`` that the scheduler of a zone asks. Of a destination with mail it says: its provider is being
 looked up; an operator has suspended something; nothing limits it (``ANY_MAIL``); it has a permit for mail that leaves from
@@ -41,7 +41,7 @@ WITH_SESSIONS = ("smtp", "lmtp")  # transports to which limits of providers appl
 
 
 class EgressRoutes:
-    """Where the mail of each destination of a zone goes."""
+    """The routes of the destinations of a zone: provider, pool and addresses."""
 
     def __init__(self, zone: Zone, egress: SharedEgress) -> None:
         self._egress = egress
@@ -178,7 +178,7 @@ class ZoneEgress:
     # ---- Admission
 
     def looks_up(self, destination: str) -> bool:
-        """See ``Admission``. Its turn must not be spent on the look-up; of more domains at a time it is."""
+        """A turn must not be spent on a look-up, so it begins before; with many domains at a time it does not."""
         if self.routes.is_local or self.routes.of(destination) is not None:
             return False
         if destination not in self._looking_up:
@@ -192,7 +192,6 @@ class ZoneEgress:
         self._egress.look_up(destination, self._resolve, lambda: self._on_look_up(destination))
 
     def admit(self, destination: str) -> Admitted | None:
-        """See ``Admission``."""
         if self.routes.is_local and not self._egress.suspended:
             return ANY_MAIL
         route = self.routes.of(destination)
@@ -208,7 +207,7 @@ class ZoneEgress:
         return found
 
     def _must_look_up(self, destination: str, route: EgressRoute) -> bool:
-        """Whether its MX hosts must be found before its mail leaves: they were not, the last time."""
+        """True if its MX hosts must be found before its mail leaves: they were not, the last time."""
         return route.provider != SMARTHOST and self._egress.must_look_up(destination)
 
     def _admitted(self, destination: str, route: EgressRoute) -> Admitted | None:
@@ -234,7 +233,7 @@ class ZoneEgress:
         )
 
     def _are_free(self, route: EgressRoute, pools: Sequence[PoolKey]) -> bool:
-        """Whether nothing can refuse mail that leaves from any of ``pools``."""
+        """True if nothing can refuse mail that leaves from any of ``pools``."""
         for pool in pools:  # each message asks
             found = route.with_pool(pool) if pool else route
             if not self._egress.is_free(found.pool, found.provider):
@@ -242,7 +241,7 @@ class ZoneEgress:
         return True
 
     def _admit(self, destination: str, route: EgressRoute, key: WaitKey) -> Permit | None:
-        """What a worker may send from the pool of ``route``."""
+        """Return what a worker may send from the pool of ``route``."""
         egress = self._egress
         if egress.is_free(route.pool, route.provider):
             self._zone_waits.granted(destination, key)
@@ -291,7 +290,7 @@ class ZoneEgress:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a destination waits for a limit."""
+        """True if a destination waits for a limit."""
         return bool(self._zone_waits)
 
     def _on_look_up(self, destination: str) -> None:
@@ -304,12 +303,11 @@ class ZoneEgress:
         self._zone_waits.wait(destination, key, refusal, self._egress.now_ms())
 
     def no_mail(self, destination: str) -> None:
-        """See ``Admission``."""
         self._looked_up.discard(destination)
         self._zone_waits.leave(destination)
 
     def may_continue(self, slot: WorkerSlot) -> bool:
-        """See ``Admission``. A worker that may not goes to the wait list with its destination."""
+        """A worker that may not ends, and its destination waits for the limit when it is admitted next."""
         permit, egress, routes = slot.permit, self._egress, self.routes
         route = slot.route = routes.of(slot.destination.name)
         slot.route_version = routes.version
@@ -330,7 +328,7 @@ class ZoneEgress:
         return egress.renew(permit, egress.now_ms()) is None
 
     def _is_free(self, route: EgressRoute, slot: WorkerSlot) -> bool:
-        """Whether nothing limits the mail of the worker, or it is to fail, so that its sender hears of it."""
+        """True if nothing limits the mail of the worker, or it is to fail, so that its sender hears of it."""
         pools: Sequence[PoolKey] = (slot.pool_key or USUAL_POOL,)
         if slot.pool_key is None:
             name = slot.destination.name
@@ -346,7 +344,7 @@ class ZoneEgress:
         return True
 
     def has_waiters(self, slot: WorkerSlot) -> bool:
-        """See ``Admission``. Others are also mail of the same destination that leaves from other pools."""
+        """Mail of the same destination that leaves from other pools counts as others."""
         destination = slot.destination.name
         route = self.routes.of(destination)
         if route is None or self.routes.is_local:
@@ -363,7 +361,7 @@ class ZoneEgress:
         return wait_lists.wait_for_session(route.provider, slot.permit.address)
 
     def ended(self, slot: WorkerSlot) -> None:
-        """See ``Admission``. A worker may leave a session, which is what its destination waits for."""
+        """The worker may leave a session idle, which is what its destination waits for."""
         name = slot.destination.name
         if self.closed.ended(slot, had_session=slot.established):
             self._zone_waits.leave_own_list(name)
@@ -372,7 +370,6 @@ class ZoneEgress:
             self._egress.release(slot)
 
     def binding(self, destination: str, now_s: float, pool: PoolKey) -> Binding | None:
-        """See ``Admission``."""
         egress, route = self._egress, self.routes.of(destination)
         is_needed = route is None or self._must_look_up(destination, route)
         if is_needed and egress.looks_up(destination):
@@ -397,7 +394,7 @@ class ZoneEgress:
         self.closed.close(slot, self._egress.now_ms())
 
     def provider_answers(self, destination: str) -> bool:
-        """Whether a message was sent to its provider lately."""
+        """True if a message was sent to its provider lately."""
         route = self.routes.of(destination)
         return route is not None and self._egress.permits.is_answering(
             route.provider, self._egress.now_ms()

@@ -204,7 +204,7 @@ def _empty() -> Row:
 
 
 def differences(counted: Counts, on_disk: Counts) -> Iterator[str]:
-    """Where two censuses of one moment differ, one text each."""
+    """The differences between two censuses of one moment, one text each."""
     for field in Counts.__struct_fields__:
         census, keys_have = getattr(counted, field), getattr(on_disk, field)
         for name in sorted({*census, *keys_have}):
@@ -212,7 +212,7 @@ def differences(counted: Counts, on_disk: Counts) -> Iterator[str]:
                 yield f"census: {field} {name}: {census.get(name)}, the keys have {keys_have.get(name)}"
 
 
-# ---- Counts the recipients that are on disk: after a start beside intake and delivery, and of a queue that is not running.
+# ---- Counts the recipients that are on disk: after a start while intake and delivery run, and of a queue that is not running.
 
 SLICE = 1000  # recipients read in one turn of the loop: a few milliseconds
 
@@ -301,7 +301,7 @@ def count_all(view: View, destination_of: DestinationOf) -> Iterator[Census | No
 
 
 class CensusScan:
-    """Counts the recipients of earlier boots, beside intake and delivery."""
+    """Counts the recipients of earlier boots, while intake and delivery run."""
 
     def __init__(self, store: Store, commits: GroupCommit, census: Census) -> None:
         self._store = store

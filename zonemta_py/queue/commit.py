@@ -1,8 +1,25 @@
 """Group commit: all batches that wait become one synced write.
 
-Every group is synced. When LevelDB's memtable fills, LevelDB switches logs without fsync, so a synced
-marker would not make earlier unsynced chunks durable (decision 5). Each group that holds events also
-puts them under one ``outbox/`` key, so that the event log neither misses nor invents one.
+States of a batch, and of the group that it is in::
+
+    submitted ─▶ in the group that is being written ─▶ on disk ─▶ its future is done
+                                 └──▶ failed: so is every batch behind it, and every later one
+
+Invariants:
+
+- ``GroupCommit`` is the only writer of a store, and writes one group at a time, in a thread; batches are written in the order of
+  ``submit``. A batch is never divided, so it is on disk completely or not at all.
+- When a future is done without a failure, its batch is on disk. Every group is synced, where ``sync`` is set: when LevelDB's
+  memtable fills, LevelDB switches logs without fsync, so a synced marker would not make earlier unsynced chunks durable (decision 5).
+- A group that holds events also puts them under one ``outbox/`` key, so that the event log neither misses nor invents one.
+- The first failure is final: after it nothing is written until the queue is opened again.
+- The census has counted what is on disk; ``between_groups`` is called when that is exact.
+
+Callers: every part of the queue that changes something, by ``submit``; ``Queue.recover`` starts it.
+
+Example: while a group is being written, 200 messages are accepted. Their batches are the next group: one fsync, then 200 futures.
+
+Source: group commit, DeWitt et al., "Implementation techniques for main memory database systems", 1984.
 """
 
 import asyncio
@@ -150,10 +167,10 @@ R = TypeVar("R")
 
 
 class BatchCounter(Protocol):
-    """What counts the changes of batches: the census."""
+    """The census, as group commit sees it: it counts the changes of batches."""
 
     def apply(self, batches: Sequence[WriteBatch]) -> None:
-        """These batches are on disk."""
+        """Count the changes of ``batches``, which are on disk, before their futures are done."""
 
 
 class GroupCommit:

@@ -1,7 +1,24 @@
 """Deferred recipients, and the timer that wakes them.
 
-``due/`` keys are read from a cursor and not from the front of the range, which is full of tombstones.
-Recipients that a batch is moving are in ``moving`` until it is on disk, so that none is moved twice.
+States of a recipient here::
+
+    deferred: ``deferred/``, and a ``due/`` key of its message ─▶ moving ─▶ waiting: ``waiting/``, in its window or spilled
+
+Invariants:
+
+- Each time at which a recipient of a message is due has a ``due/`` key, written in the batch that defers it. One that leads to no
+  recipient is deleted when it is due, or by a command that has removed the recipients.
+- ``due/`` keys are read from a cursor and not from the front of the range, which is full of tombstones; ``written`` sets it back for
+  a key that is before it.
+- Recipients that a batch is moving are in ``moving`` until it is on disk, so that none is moved twice.
+- A ``due/`` key that a batch under way writes (``expect``, ``written``) is not deleted meanwhile.
+- Held recipients have ``due/`` keys at HELD_MS, at the end of the range; no timer wakes them.
+- A damaged record does not stop the others: it is logged, and left for a repair.
+
+Callers: the queue runs ``run`` and ``keep_rescuing``, and announces the keys that it writes; ``upkeep.move.flush`` and ``Operator``
+wake recipients by ``commit``.
+
+Example: 1000 recipients of one message are due now. They are woken by four batches of WAKE_MAX, and the next one deletes the key.
 """
 
 import asyncio
@@ -288,7 +305,7 @@ class Deferral:
             count += len(turn.woken)
 
     def is_for_later(self, message: str, record: RecipientRecord) -> bool:
-        """Whether the recipient waits for the time before which its submitter wants nothing sent."""
+        """True if the recipient waits for the time before which its submitter wants nothing sent."""
         if record.attempts:
             return False
         value = self._store.get(keys.meta_key(message))
@@ -297,7 +314,7 @@ class Deferral:
 
 @dataclass(slots=True)
 class _Turn:
-    """What one turn of the loop wakes. ``resume_at``: where to read on; empty, where the turn began.
+    """The recipients that one turn of the loop wakes, and their batch. ``resume_at``: where to read on; empty, where the turn began.
 
     ``left``: of each message that was read to its end, the due times of recipients that stay. None of a damaged
     one, whose keys stay: the next start may read it.

@@ -1,10 +1,25 @@
-"""Active messages: those being accepted or delivered, with their envelope and recipient count.
+"""Active messages: those being accepted or delivered, with their envelope, recipient count and body.
 
-Whether a recipient is the last of its message is decided from this count and not from the store, where
-two settles before one commit would both see the other's recipient (decision 7). The count is made when it
-is first needed and kept while the message is leased; recently accepted messages stay within a limit of
-bytes, which saves reading them back. Of those that do not the count remains until their first lease: to make it again costs
-three ranges.
+States of a message here::
+
+    accepted, or read by its first lease ─▶ leased ─▶ kept without a lease, within the limit of bytes ─▶ evicted ─▶ read again …
+                                               └──▶ forgotten, when it has no recipient left
+
+Invariants:
+
+- Whether a recipient is the last of its message is decided from ``remaining`` and not from the store, where two settles before one
+  commit would both see the other's recipient (decision 7).
+- There is one ``ActiveMessage`` for a message, and it is kept while the message is leased.
+- Of evicted messages the count remains until their first lease: to make it again costs three ranges of the store.
+- A message whose recipients cannot all be read has UNCOUNTED of them: they are delivered, and only a repair ends it.
+- Bodies are in chunks of 64 KiB, of which few wait for the disk (WRITES_AHEAD). A damaged body is never read to its end: its last
+  chunk is returned only when size and checksum of all are right (``BodyCheck``).
+
+Callers: ``Queue`` for leases, ``Acceptor`` for new messages; ``MessageWriter`` is given to those that receive one; agents and reports
+read by ``Bodies``.
+
+Example: two workers have leases of a message with two recipients. Each settle subtracts one; the second finds 0, and its batch
+removes the message.
 """
 
 import logging
@@ -234,13 +249,13 @@ class Upload(Protocol):
 
     @property
     def id(self) -> str:
-        """The message."""
+        """The id of the message."""
 
     abandoned: bool
 
     @property
     def chunks(self) -> int:
-        """How many were submitted."""
+        """The number of chunks that were submitted for writing."""
 
     @property
     def last(self) -> bytes:
@@ -255,10 +270,10 @@ class Commits(Protocol):
 
     @property
     def failure(self) -> QueueUnavailable | None:
-        """Why nothing can be written any more, or None."""
+        """The error because of which nothing is written any more, or None."""
 
     def submit(self, batch: WriteBatch) -> CommitFuture:
-        """Write ``batch``; returns its future."""
+        """Write ``batch`` after all before it; the future fails with QueueUnavailable."""
 
 
 class MessageWriter:

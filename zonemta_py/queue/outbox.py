@@ -1,9 +1,25 @@
 """Moves events from the queue's outbox to the event log, each exactly once.
 
-A frame is on disk before the ``outbox/`` keys it came from are deleted. After a crash between the two, the
-recovered segment has the sequence numbers that were exported, and those keys are only deleted. Recovery
-reads open segments only, so a segment is sealed after the keys of all its events are deleted.
-``meta/exported`` is the highest number whose key was deleted. Mail never waits for the log.
+States of a group of events::
+
+    under ``outbox/`` ─▶ in a frame of the segment, synced ─▶ its key is deleted ─▶ in a sealed segment
+
+Invariants:
+
+- A frame is on disk before the ``outbox/`` keys it came from are deleted. After a crash between the two, the recovered segment has
+  the sequence numbers that were exported, and those keys are only deleted.
+- Recovery reads open segments only, so a segment is sealed after the keys of all its events are deleted. While that is in doubt
+  (``_in_doubt``) nothing is sealed.
+- ``meta/exported`` is the highest number whose key was deleted. Numbers that are lost are not passed over silently: a new segment
+  begins behind them, and says which number it follows.
+- Mail never waits for the log: what cannot be written is tried again, and events stay in the queue.
+- A segment that is needed for a message in the queue is not removed by ``events.keep``.
+
+Callers: the relay, ``dequeue.standalone`` and ``cli.queue.transfer`` make an ``Exporter`` for their queue; ``observers`` get the lines
+of each frame.
+
+Example: a crash after the frame of number 7 and before the deletion. The next start finds 7 in the open segment, deletes its key,
+seals the segment, and begins a new one with 8.
 """
 
 import asyncio

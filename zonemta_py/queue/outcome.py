@@ -1,4 +1,4 @@
-"""What the transitions of a message are given: outcomes of recipients, a message to accept, other effects."""
+"""The arguments of the transitions of a message: outcomes of recipients, a message to accept, other effects."""
 
 from collections.abc import Mapping, Sequence
 
@@ -90,7 +90,7 @@ class AcceptedMessage(Struct, frozen=True):
 
 
 class SettleEffects(Struct, frozen=True):
-    """What else a settle writes in its batch.
+    """The other effects of a settle, written in its batch.
 
     ``reports`` are accepted, ``notes`` kept for a later report on their message, ``events`` recorded, ``digests``
     written under their keys; ``warned``: a warning of delay is among the reports, and no other will follow.

@@ -83,7 +83,7 @@ class Reports(Protocol):
     """Composes the reports on failures that are not the outcome of a delivery."""
 
     def notes(self, active: ActiveMessage, outcomes: Sequence[Outcome]) -> Sequence[Note]:
-        """What is to be reported of ``outcomes``."""
+        """The notes on ``outcomes`` that are to be reported, as NOTIFY of each recipient asks; empty for none."""
 
     async def prepare(self, queue: "Queue", active: ActiveMessage) -> None:
         """Prepare the report on the failures that were noted of ``active``, with turns of the loop if there are many.
@@ -92,10 +92,10 @@ class Reports(Protocol):
         """
 
     def forget(self, active: ActiveMessage) -> None:
-        """The report is composed, or not needed."""
+        """Forget what ``prepare`` has made: the report is composed, or not needed."""
 
     def report(self, queue: "Queue", active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
-        """What the batch that ends ``active``, or removes ``notes``, has to cause."""
+        """The effects (reports, events, digests) for the batch that ends ``active``, or removes ``notes``, at least one."""
 
 
 # ---- Writing reports into batches: what settles recipients, or ends a message, accepts the reports on them.
@@ -281,7 +281,7 @@ class Queue:
 
     @property
     def counting(self) -> bool:
-        """Whether the census has not yet counted all recipients of earlier boots."""
+        """True if the census has not yet counted all recipients of earlier boots."""
         return self.background.running("census") > 0
 
     @property
@@ -329,7 +329,7 @@ class Queue:
         return zones_on_disk(self.store) | {z for z, n in self._acceptor.zones_entered.items() if n}
 
     def is_open(self, message: str) -> bool:
-        """Whether a body of several chunks is being received, or accepted."""
+        """True if a body of several chunks is being received, or accepted."""
         return message in self.uploads or message in self._accepting
 
     def abort(self, upload: Upload) -> CommitFuture | None:
@@ -523,7 +523,7 @@ class Queue:
 
     @staticmethod
     def is_last(active: ActiveMessage, outcomes: Sequence[Outcome]) -> bool:
-        """Whether the message has no recipient after ``outcomes``."""
+        """True if the message has no recipient after ``outcomes``."""
         removed = removed_count(outcomes)
         assert removed <= active.remaining
         return removed == active.remaining

@@ -1,9 +1,24 @@
-"""What an operator has suspended. Stored under ``meta/suspended/``.
+"""Suspensions by an operator. Stored under ``meta/suspended/``.
 
 The mail of a suspended tenant or user is neither accepted nor sent. Mail of a suspended zone, to a suspended provider or
 domain, or from a suspended address is accepted and waits. A part of the mail (``MailPart``: a campaign, what a tenant sends to a
-provider) is accepted and not sent. Mail that is leased for a tenant, a user or a part is held, so that a suspension costs nothing
-for mail that is not due; it is released when the suspension ends (``HeldMail``).
+provider) is accepted and not sent. States of a suspension::
+
+    suspended ─ resume ─▶ removed
+        └─ its time is over ─▶ ended: it does not count, and is stored until its end is recorded ─ resume ─▶ removed
+
+Invariants:
+
+- A change applies from the call on, to the next lease; ``suspend`` and ``resume`` return when it is on disk.
+- Mail that is leased for a tenant, a user or a part is held, so that a suspension costs nothing for mail that is not due; it is
+  released when the suspension ends (``HeldMail``).
+- ``version`` grows with each change, also with an end by time when that is noticed; those that have copies wait for it.
+- A suspension of what is suspended keeps the time of the first one.
+
+Callers: ``Queue.suspended``: operations change it; egress, intake and ``HeldMail`` ask it, and ``HeldMail`` ends what is over;
+``processes.receivers`` tells receivers of changes.
+
+Example: ``await suspended.suspend("zone:bulk", "complaints", until_ms)``; ``"zone:bulk" in suspended`` is True until then.
 """
 
 import asyncio
@@ -42,7 +57,7 @@ class MailPart(NamedTuple):
         return " ".join(f"{words.get(k, k)} {name}" for k, name in self._asdict().items() if name)
 
     def has(self, meta: EnvelopeRecord, zone: str, provider: str, domain: str) -> bool:
-        """Whether a recipient of the message ``meta`` belongs to it."""
+        """True if a recipient of the message ``meta`` belongs to it."""
         return (
             self.tenant in ("", meta.origin.tenant)
             and self.campaign in ("", meta.campaign)
@@ -92,7 +107,7 @@ _read = unpacker(Suspension)
 
 
 class Suspensions(Container[str]):
-    """What is suspended in a queue: tenants by name, others by a word, a colon and their name. ``now`` gives unix ms."""
+    """The suspensions of a queue: tenants by name, others by a word, a colon and their name. ``now`` gives unix ms."""
 
     def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
         self._commits = commits

@@ -1,8 +1,21 @@
-"""What was attempted lately, and since the start: by zone, destination, source address and tenant.
+"""Attempts of the last minutes, and since the start: by zone, destination, source address and tenant.
 
-Rates are of the last 1, 5 and 60 minutes. What happens is added to a row of the present ten seconds, which is
-added to the longer steps when it is over, so that a window costs no memory for each event. Times are monotonic
-seconds.
+State of ``RecentCounts``: three levels of steps (10 s, 1 min, 5 min), each with a present step and those that have ended::
+
+    a row of the present ten seconds ─ they are over ─▶ added to the present minute ─▶ added to the present five minutes
+
+Invariants:
+
+- Each event is added to one row of the finest level for each name, so a window costs no memory for each event. Windows of 1, 5 and
+  60 minutes have the steps that have ended and the present one: they cover up to a step more, which ``covered_s`` says.
+- A step has about NAMES_MAX names at most; further ones are counted together as OTHER, so that sums stay exact.
+- Times are monotonic seconds; steps without any event are made up for when the next one comes.
+- Everything is in memory: counters begin at 0 with each start.
+
+Callers: ``Queue`` adds what is accepted, settled and rejected, ``Worker`` the sessions that were opened; ``admin.views`` reads rates,
+``admin.metrics`` the counts since the start.
+
+Example: ``traffic.rates(traffic.zones, 5)["default"].counts["delivered"]`` is the number of recipients of about five minutes.
 """
 
 from bisect import bisect_left
@@ -38,7 +51,7 @@ Rows = dict[str, Row]
 
 
 class TrafficRate(NamedTuple):
-    """What happened in a window of ``covered_s`` seconds; p50 and p95 of the times of attempts (ms, 0: none)."""
+    """The counts of a window of ``covered_s`` seconds; p50 and p95 of the times of attempts (ms, 0: none)."""
 
     counts: dict[str, int]
     covered_s: float
@@ -219,13 +232,13 @@ class Traffic:
             self.sources.row(attempt.source_ip or SYSTEM, now_s)[SESSIONS] += sessions
 
     def rates(self, what: RecentCounts, minutes: int) -> dict[str, TrafficRate]:
-        """What happened in the last ``minutes``, one of WINDOWS_MIN, by name."""
+        """The rates of the last ``minutes``, one of WINDOWS_MIN, by name."""
         rows, covered_s = what.window(minutes, self._now_s())
         return {name: rate_of(row, covered_s) for name, row in rows.items()}
 
 
 def _has_address(attempt: Attempt) -> bool:
-    """Whether it was made over SMTP: from a source address that it names, or the one that the system chose."""
+    """True if it was made over SMTP: from a source address that it names, or the one that the system chose."""
     return bool(attempt.source_ip or attempt.mx_ip)
 
 

@@ -1,4 +1,4 @@
-"""What each transition between the states of a message writes: one function, one batch.
+"""The keys that each transition between the states of a message writes: one function, one batch.
 
 States and keys are in docs/internals.md. Nothing here reads, waits or decides: ``queue.py`` does.
 """

@@ -181,7 +181,7 @@ def make_policy(
 
 
 def warning_is_due(retry: Retry, created_ms: int, now_ms: int) -> bool:
-    """Whether the sender's report of a delay is due."""
+    """True if the sender's report of a delay is due."""
     return retry.warn_after is not None and now_ms - created_ms >= retry.warn_after * 1000
 
 

@@ -1,8 +1,7 @@
-"""Whose turn it is: which destination of a zone is served next, within the limits of the zone. Pure; times are monotonic seconds.
+"""The turns of the destinations of a zone, within the limits of the zone. Pure; times are monotonic seconds.
 
 Destinations with mail are in turn queues (``TurnQueues``). ``next`` takes the first that may have a worker: its ``Destination`` has
-room for one (``may_start``), and its ``Admission`` grants it what the limits of providers and addresses allow. States of a
-destination:
+room for one (``may_start``), and its ``Admission`` grants it what the limits of providers and addresses allow. States of one:
 
 - in a turn queue: it has mail, and waits for its turn;
 - served: workers have it, and it is in the last queue again while it has more mail;
@@ -10,16 +9,16 @@ destination:
 - suspended (``failing``): no session could be opened; it returns when its time is over, and one worker probes it;
 - waiting for a limit, in ``egress``: it returns when its ``Admission`` calls ``ready``.
 
-So nothing is polled, and a blocked destination does not delay the others. Calls of a worker: ``next``, then for each message
+Invariants: nothing is polled, and a blocked destination does not delay the others. Calls of a worker: ``next``, then for each message
 ``next_lease``, ``leased``, ``session_opened``, ``session_ended``, ``should_yield``, and ``ended``; ``active`` counts those between the
-first and the last. ``needs_token`` counts workers with a lease and without a session: a token of the zone's rate (``TokenBucket``)
-is taken with the session, so leases without one cost none.
+first and the last. A token of the zone's rate (``TokenBucket``) is taken with the session, so leases without one cost none.
 
-Connections without a session have a budget (decisions 65 and 130): a third of the zone's connections for
-destinations that have not answered lately, so that mail for dead ones leaves room for the others. A quarter of
-it is kept for those whose mail has just come, the newest first, a quarter for those that wait longest; those that
-have failed have a quarter at most. Unless three quarters are free, a first try has ALL_TRIED_S to open a session, and
-less the more of them wait: a place is free again before new mail has waited for long.
+Connections without a session have a budget (decisions 65 and 130): a third of the zone's connections for destinations that have not
+answered lately, so that mail for dead ones leaves room for the others. A quarter of it is kept for those whose mail has just come,
+the newest first, a quarter for those that wait longest; those that have failed have a quarter at most. Unless three quarters are
+free, a first try has ALL_TRIED_S to open a session, and less the more of them wait: a place is free again soon.
+
+Callers: ``ZoneWorkers`` of a relay and ``pipeline.simulate``, with their clocks. Example::
 
     scheduler.ready("a.example", now_s)
     slot = scheduler.next(now_s)  # a worker for a.example, or None
@@ -184,7 +183,7 @@ class TurnQueues:
             self._waiting[turn_queue][name] = since_s
 
     def has_room(self, turn_queue: TurnQueue) -> bool:
-        """Whether a worker may start for a destination of ``turn_queue``."""
+        """True if a worker may start for a destination of ``turn_queue``."""
         if turn_queue is KNOWN or turn_queue is URGENT:
             return True
         fresh, failing = self.starting[FRESH], self.starting[FAILING]
@@ -216,7 +215,7 @@ class TurnQueues:
         return max(TRY_MIN_S, ALL_TRIED_S * min(1.0, self.trying_max / max(1, waiting)))
 
     def has_waiters(self, name: str, *, only_urgent: bool) -> bool:
-        """Whether a destination other than ``name`` could have a worker."""
+        """True if a destination other than ``name`` could have a worker."""
         for turn_queue in (URGENT,) if only_urgent else self._order:
             if any(other != name for other in self._waiting[turn_queue]) and self.has_room(turn_queue):
                 return True
@@ -324,7 +323,7 @@ class Scheduler:
         return self.bucket.wait_s(now_s) if self.bucket is not None else 0.0
 
     def has_token_ahead(self) -> bool:
-        """Whether one more message may look for a session: few enough do so without a token."""
+        """True if one more message may look for a session: few enough do so without a token."""
         return self.bucket is None or self.needs_token < self.bucket.ahead_max
 
     def next(self, now_s: float) -> WorkerSlot | None:
@@ -335,7 +334,7 @@ class Scheduler:
         return slot
 
     def _can_start(self, now_s: float) -> bool:
-        """Whether the limits of the zone itself allow another worker now."""
+        """True if the limits of the zone itself allow another worker now."""
         if self.active >= self.zone.connections:
             return False
         return self.bucket is None or (self.has_token_ahead() and self.bucket.wait_s(now_s) <= 0)
@@ -374,7 +373,7 @@ class Scheduler:
         return WorkerSlot(destination, turn_queue, *admitted, session_within_s=within_s)
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
-        """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
+        """True if the worker may take a lease now; it counts as unpaid until a session opens."""
         bucket = self.bucket
         if bucket and (bucket.wait_s(now_s) > 0 or not (slot.needs_token or self.has_token_ahead())):
             return False
@@ -462,7 +461,7 @@ class Scheduler:
             self._destinations.pop(destination.name, None)  # nothing to remember
 
     def should_yield(self, slot: WorkerSlot, served: int) -> bool:
-        """Whether a worker should end after ``served`` leases: no connection is free and others have mail.
+        """True if a worker should end after ``served`` leases: no connection is free and others have mail.
 
         Other destinations are checked every TURN leases, those with urgent mail after each.
         """
@@ -493,7 +492,7 @@ class Scheduler:
         return [destination.name for destination in suspended]
 
     def binding(self, name: str, now_s: float, pool_key: PoolKey = "") -> Binding | None:
-        """Which limit keeps the mail of a destination waiting; None: it has its turn next, or workers take it.
+        """The limit that keeps the mail of a destination waiting; None: it has its turn next, or workers take it.
 
         ``pool_key``: see ``Admission.binding``.
         """

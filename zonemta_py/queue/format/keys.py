@@ -91,7 +91,7 @@ LAYOUT = {  # what follows a prefix in the keys of the queue, as text; an addres
 
 
 def is_key(space: bytes, key: bytes) -> bool:
-    """Whether a key that begins with ``space`` is one that this module composes."""
+    """True if a key that begins with ``space`` is one that this module composes."""
     try:
         return LAYOUT[space].fullmatch(key[len(space) :].decode()) is not None
     except UnicodeDecodeError:
@@ -114,7 +114,7 @@ def chunk_key(message: str, number: int) -> bytes:
 
 
 def is_chunk(key: bytes) -> bool:
-    """Whether the key is that of a chunk."""
+    """True if the key is that of a chunk."""
     return key.startswith(MESSAGE) and key[-1:].isdigit()
 
 
@@ -268,7 +268,7 @@ def parse_held(key: bytes) -> tuple[str, bytes]:
 
 
 def limit_key(name: str, length_ms: int, slot: int, kind: str, subject: str) -> bytes:
-    """What ``subject`` has used in a slot of a limit's window."""
+    """The key of the use of ``subject`` in a slot of a limit's window."""
     return META_LIMIT + f"{name}/{length_ms}/{slot:013d}/{kind}/{subject}".encode()
 
 
@@ -289,7 +289,7 @@ def parse_outbox(key: bytes) -> int:
 
 
 def damaged_key(key: bytes) -> bytes:
-    """Where the value of ``key``, an OUTBOX key, is kept when it cannot be read."""
+    """The key under which the value of ``key``, an OUTBOX key, is kept when it cannot be read."""
     return META_DAMAGED + key
 
 
@@ -300,7 +300,7 @@ def created_ms(message: str) -> int:
 
 @lru_cache(maxsize=10_000)
 def sending_key(kind: str, length_ms: int, slot: int, address: str, provider: str) -> bytes:
-    """What an address used of a limit of ``kind`` at a provider, in a slot of a window."""
+    """The key of the use of a limit of ``kind`` by an address at a provider, in a slot of a window."""
     return META_SENDING + f"{kind}/{length_ms}/{slot:013d}/{address}/{provider}".encode()
 
 

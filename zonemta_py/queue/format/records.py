@@ -29,7 +29,7 @@ NONURGENT_LANE = f"{LANE_SEPARATOR}!nonurgent"
 
 
 class RecipientState(IntEnum):
-    """Where a recipient is. NOT_BEFORE: deferred until the time that its submitter gave."""
+    """The place of a recipient. NOT_BEFORE: deferred until the time that its submitter gave."""
 
     WAITING = 0
     DEFERRED = 1
@@ -41,7 +41,7 @@ _WAITING, _DEFERRED, _NOT_BEFORE, _HELD = RecipientState
 
 
 class CensusLabels(NamedTuple):
-    """What the recipients of a message are counted by; ``born_ms`` is unix ms."""
+    """The labels by which the recipients of a message are counted; ``born_ms`` is unix ms."""
 
     tenant: str
     campaign: str
@@ -49,7 +49,7 @@ class CensusLabels(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a message came from. ``protocol`` as in RFC 3848. All empty for reports; ``tenant`` also without tenants."""
+    """The origin of a message. ``protocol`` as in RFC 3848. All empty for reports; ``tenant`` also without tenants."""
 
     listener: str
     client_ip: str
@@ -83,7 +83,7 @@ class BodyRecord(NamedTuple):
 
 
 class DeliveryOptions(NamedTuple):
-    """What the submitter asked for. Times are unix ms, 0 for none.
+    """The requests of the submitter. Times are unix ms, 0 for none.
 
     No attempt is made before ``not_before_ms``, and none from ``expires_ms`` on; then the sender gets a report,
     unless ``silent``. ``notify_ms``: when a report of delay is due. ``priority``: one of PRIORITIES, or empty.
@@ -169,7 +169,7 @@ class RecipientRecord(NamedTuple):
 
     @property
     def state(self) -> RecipientState:
-        """Where the recipient is."""
+        """The place of the recipient: waiting, deferred or held."""
         if not self.due_ms:
             return _WAITING
         if self.due_ms == HELD_MS:
@@ -367,7 +367,7 @@ def read_outbox(value: bytes) -> bytes:
 
 
 def labels_of(meta: EnvelopeRecord, message: str) -> CensusLabels:
-    """What the recipients of ``message`` are counted by."""
+    """The labels by which the recipients of ``message`` are counted."""
     born_ms = meta.born_ms or created_ms(
         message
     )  # as ``born``, without its call: each message comes here

@@ -98,18 +98,15 @@ class Damaged:
 
 
 def id_of(message: str, index: int) -> str:
-    """The id of one item."""
     return f"{message}.{index}"
 
 
 def recipient_at(key: bytes, record: RecipientRecord) -> QueuedRecipient:
-    """The recipient at ``key``."""
     zone, message, address = keys.parse_recipient(key)
     return QueuedRecipient(key, zone, message, address, record)
 
 
 def schedule_of(message: str, record: RecipientRecord) -> ScheduleInfo:
-    """The schedule in a record."""
     at_ms = record.due_ms or keys.created_ms(message)
     return ScheduleInfo(clock.utc(at_ms), clock.utc(record.last_ms) if record.last_ms else None)
 

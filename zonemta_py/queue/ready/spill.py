@@ -25,12 +25,11 @@ class SpillKey(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """What the key names: the recipients of a message at a destination share it, whatever their streams."""
+        """The part of it that the key names: the recipients of a message at a destination share it, whatever their streams."""
         return self[:3]
 
     @property
     def key(self) -> bytes:
-        """The key on disk."""
         return keys.spill_key(self.zone, self.destination, self.message)
 
 
@@ -52,7 +51,7 @@ class SpillIndex:
             resume[stream] = message
 
     def has(self, destination: str, stream: str | None = None) -> bool:
-        """Whether mail of the destination, or of one stream for it, may be spilled."""
+        """True if mail of the destination, or of one stream for it, may be spilled."""
         resume = self._resume.get(destination, ())
         return bool(resume) if stream is None else stream in resume
 
@@ -68,11 +67,11 @@ class SpillIndex:
         return firsts
 
     def has_pool_key(self, destination: str, pool_key: PoolKey) -> bool:
-        """Whether mail that leaves from ``pool_key`` may be spilled."""
+        """True if mail that leaves from ``pool_key`` may be spilled."""
         return any(pool_key_of(stream) == pool_key for stream in self._resume.get(destination, ()))
 
     def has_others(self, destination: str, pools: Container[str]) -> bool:
-        """Whether mail that leaves from another pool than ``pools`` may be spilled."""
+        """True if mail that leaves from another pool than ``pools`` may be spilled."""
         return any(pool_key_of(stream) not in pools for stream in self._resume.get(destination, ()))
 
     # ---- starved streams
@@ -115,16 +114,16 @@ class SpillIndex:
     # ---- a refill: reading the spill keys of a destination from message id ``began``
 
     def is_next(self, destination: str, stream: str, message: str, began: str) -> bool:
-        """Whether the refill may take this message: no older one of its stream is left out."""
+        """True if the refill may take this message: no older one of its stream is left out."""
         at = self._resume.get(destination, {}).get(stream, began)
         return began <= at <= message
 
     def is_for(self, destination: str, stream: str, began: str) -> bool:
-        """Whether the refill is for this stream."""
+        """True if the refill is for this stream."""
         return began <= self._resume.get(destination, {}).get(stream, began)
 
     def all_skipped(self, destination: str, began: str, skipped: Container[str]) -> bool:
-        """Whether the refill has no room for any of the streams it is for."""
+        """True if the refill has no room for any of the streams it is for."""
         resume = self._resume.get(destination, {})
         return all(stream in skipped for stream, at in resume.items() if at >= began)
 

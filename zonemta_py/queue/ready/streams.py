@@ -21,27 +21,25 @@ POOL_SEPARATOR = (
 
 
 class MailPools(Protocol):
-    """Which mail leaves from another pool than that of its destination, or from a part of its pool's addresses only.
+    """Names the mail that leaves from another pool than that of its destination, or from a part of its pool's addresses only.
 
     All recipients of a message that have had no attempt share one key.
     """
 
     def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
-        """From which addresses mail for a recipient leaves."""
+        """The name of the addresses from which mail for a recipient leaves; USUAL_POOL for those of its destination."""
 
     def share_divisor(self, pool_key: PoolKey) -> int:
-        """By which number the share of this mail in a window is divided: 1 for a whole pool."""
+        """The number by which the share of this mail in a window is divided: 1 for a whole pool."""
 
 
 class OnePool:
     """All mail leaves from the pool of its destination."""
 
     def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
-        """See ``MailPools``."""
         return USUAL_POOL
 
     def share_divisor(self, pool_key: PoolKey) -> int:
-        """See ``MailPools``."""
         return 1
 
 
@@ -270,7 +268,7 @@ class SubmitterQueues:
         return taken
 
     def _has_another_turn(self, pool: _PoolStreams, stream: str) -> bool:
-        """Whether the stream, which has just had a turn, has the next one of its pool, too."""
+        """True if the stream, which has just had a turn, has the next one of its pool, too."""
         pool.turns = pool.turns + 1 if stream == pool.turn_of else 1
         pool.turn_of = stream
         if pool.turns < self._weights.get(stream.partition(POOL_SEPARATOR)[0], 1):

@@ -54,7 +54,7 @@ class WindowRoom:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for anything."""
+        """True if there is no room for anything."""
         return self.size >= self.limit
 
     def share(self, pool_key: PoolKey) -> int:
@@ -62,7 +62,7 @@ class WindowRoom:
         return max(1, self._share // self.pools.share_divisor(pool_key))
 
     def has_room(self, destination: str, stream: str, waiting: int, *, urgent: bool) -> bool:
-        """Whether one more recipient may enter a destination where ``waiting`` leave from its pool; urgent mail has larger shares."""
+        """True if one more recipient may enter a destination where ``waiting`` leave from its pool; urgent mail has larger shares."""
         low_volume = self._by_stream.get(whole_stream(stream), 0) < self.low_volume
         if self.size >= (self.limit if low_volume else self.limit - self.limit // HEADROOM):
             return False
@@ -72,11 +72,11 @@ class WindowRoom:
         return waiting + self._reserved.get((destination, stream), 0) < share
 
     def is_low_volume(self, stream: str) -> bool:
-        """Whether the stream has so little here that its mail goes first."""
+        """True if the stream has so little here that its mail goes first."""
         return self._by_stream.get(whole_stream(stream), 0) <= self.low_volume
 
     def is_low(self, pool_key: PoolKey, waiting: int, own: int) -> bool:
-        """Whether ``own`` of the recipients that are ``waiting`` to leave from ``pool_key`` are little: up to half of what finds room."""
+        """True if ``own`` of the recipients that are ``waiting`` to leave from ``pool_key`` are little: up to half of what finds room."""
         half = self.share(pool_key) // 2
         return own <= (self.low_volume // 2 if waiting > half else half)
 
@@ -105,7 +105,7 @@ class WindowRoom:
             del self._by_stream[stream]
 
     def problems(self, queued: Mapping[str, int]) -> Iterator[str]:
-        """What does not agree with ``queued``, the recipients of each stream in the window; for tests."""
+        """The differences from ``queued``, the recipients of each stream in the window; for tests."""
         counts = Counter[str]()
         for stream, count in queued.items():
             counts[whole_stream(stream)] += count
@@ -204,7 +204,7 @@ class RefillChoice:
         return self._spilled.next_starved(self._may_enter)
 
     def _may_enter(self, destination: str, stream: str) -> bool | None:
-        """Whether a starved stream finds room; None: not while the destination is unreachable."""
+        """True if a starved stream finds room; None: not while the destination is unreachable."""
         if destination in self.unreachable:
             return None
         return self._has_room(destination, stream)
@@ -232,18 +232,17 @@ class RefillChoice:
         return min(entering, default=None)
 
     def _is_low(self, queues: SubmitterQueues | None, stream: str) -> bool:
-        """See ``WindowRoom.is_low``."""
         if queues is None:
             return True
         pool_key = pool_key_of(stream)
         return self._room.is_low(pool_key, queues.waiting(pool_key), queues.count(stream))
 
     def is_unsorted(self, destination: str) -> bool:
-        """Whether the streams of what it has on disk are not known."""
+        """True if the streams of what it has on disk are not known."""
         return destination in self._unsorted
 
     def may_refill(self, destination: str) -> bool:
-        """Whether there is spilled mail and room for it."""
+        """True if there is spilled mail and room for it."""
         return any(self._has_room(destination, stream) for stream in self._spilled.streams(destination))
 
 
@@ -272,18 +271,17 @@ class ReadyWindow:
 
     @property
     def has_pools(self) -> bool:
-        """Whether some mail leaves from another pool than that of its destination."""
+        """True if some mail leaves from another pool than that of its destination."""
         return self.room.pools is not ONE_POOL
 
     def stream(self, destination: str, recipient: QueuedRecipient) -> str:
-        """The stream of a recipient."""
         pools = self.room.pools
         if pools is ONE_POOL:
             return recipient.submitter
         return stream_of(recipient.submitter, pools.pool_key(self.zone, destination, recipient.record))
 
     def has_room(self, destination: str, stream: str, *, urgent: bool = False) -> bool:
-        """Whether one more recipient of ``stream`` may enter; urgent mail has larger shares."""
+        """True if one more recipient of ``stream`` may enter; urgent mail has larger shares."""
         queues = self._queues.get(destination)
         waiting = queues.waiting(pool_key_of(stream)) if queues is not None else 0
         return self.room.has_room(destination, stream, waiting, urgent=urgent)
@@ -406,13 +404,13 @@ class ReadyWindow:
         self.refills.set_reachable(destination)
 
     def is_unreachable(self, destination: str) -> bool:
-        """Whether its mail stays on disk: it was set unreachable, and has not answered since."""
+        """True if its mail stays on disk: it was set unreachable, and has not answered since."""
         return destination in self.refills.unreachable
 
     # ---- queries
 
     def is_leased(self, key: bytes) -> bool:
-        """Whether a worker holds the recipient."""
+        """True if a worker holds the recipient."""
         return key in self._leased
 
     def leased(self) -> Counter[str]:
@@ -420,7 +418,6 @@ class ReadyWindow:
         return Counter(self._leased.values())
 
     def unreachable(self) -> list[str]:
-        """The unreachable destinations."""
         return list(self.refills.unreachable)
 
     def waiting(self, destination: str) -> int:
@@ -434,7 +431,7 @@ class ReadyWindow:
         return queues.submitters if queues is not None else 0
 
     def has_mail(self, destination: str, pool_key: PoolKey | None = None) -> bool:
-        """Whether there is mail of ``destination`` to lease, in the window or spilled; with a ``pool_key``: that leaves from there."""
+        """True if there is mail of ``destination`` to lease, in the window or spilled; with a ``pool_key``: that leaves from there."""
         queues = self._queues.get(destination)
         if pool_key is None:
             return queues is not None or self.spilled.has(destination)
@@ -443,7 +440,7 @@ class ReadyWindow:
         )
 
     def pool_keys(self, destination: str) -> tuple[str, ...]:
-        """From which pools the mail of ``destination`` in the window leaves, the next one first."""
+        """The pools from which the mail of ``destination`` in the window leaves, the next one first."""
         queues = self._queues.get(destination)
         return queues.pool_keys if queues is not None else ()
 

@@ -1,7 +1,24 @@
 """The ready windows of all zones: where new and woken mail goes, and how a window is refilled.
 
-Room is reserved before a commit, so that the ``spill/`` keys of what finds none are in the same batch,
-and taken after it. A refill does not delete a spill key that a commit under way is about to write.
+States of a waiting recipient::
+
+    reserved, or to be spilled ─ its batch is on disk ─▶ in the window ─▶ leased
+                                              └──▶ under a ``spill/`` key of its destination ─ refill ─▶ in the window
+
+Invariants:
+
+- Room is reserved before a commit, so that the ``spill/`` keys of what finds none are in the same batch, and taken after it.
+- A waiting recipient is in the window, or a ``spill/`` key leads to it, or the start-up scan has not reached it yet.
+- A refill does not delete a spill key that a commit under way is about to write (``pending``).
+- Mail of a stream is taken in the order of its messages: one without room lets no later one of its stream pass (``skipped``).
+- A refill reads about REFILL_KEYS keys at most; the next one continues where it has ended. An unreachable destination has one
+  message of each pool in the window, for a probe, and the others on disk.
+
+Callers: ``Acceptor`` and ``Deferral`` reserve room, ``Operator`` has unused keys deleted; ``Queue.lease`` refills; ``zone_workers``
+calls ``feed`` and ``set_unreachable``. ``on_ready`` tells the workers.
+
+Example: a window of 8000 gives a destination 1000 places. Of 5000 messages for it 1000 enter, and 4000 are spilled; when the window
+runs low there, a lease reads the next ones.
 """
 
 import logging
@@ -24,7 +41,7 @@ log = logging.getLogger(__name__)
 
 # ---- A refill: spilled mail of a destination is read into the window, oldest first, where a stream has little there.
 #
-# Plain ``def`` throughout; a refill reads a limited number of keys, and the next one goes on.
+# Plain ``def`` throughout; a refill reads a limited number of keys, and the next one continues there.
 
 REFILL_KEYS = 2000  # keys read by one refill: a few milliseconds
 
@@ -93,7 +110,7 @@ class Refill:
             yield key, keys.parse_spill(key)[2]
 
     def _is_next(self, stream: str, message: str) -> bool:
-        """Whether a message of ``stream`` may be taken."""
+        """True if a message of ``stream`` may be taken."""
         spilled = self._window.spilled
         if self._may_have_other_names:  # then the index may say that an older message was read
             return spilled.is_for(self._destination, stream, self._began)
@@ -202,7 +219,7 @@ class ReadyWindows:
         self._weights.update(weights)
 
     def set_pools(self, pools: MailPools) -> None:
-        """From which pools mail leaves from now on."""
+        """Use these pools, from which mail leaves from now on; nothing happens if they are the same."""
         if pools == self._pools:
             return
         self._pools = pools
@@ -214,7 +231,7 @@ class ReadyWindows:
         return self._pools.pool_key(zone, destination, record)
 
     def pool_keys(self, zone: str, destination: str) -> tuple[str, ...]:
-        """From which pools mail of a destination leaves, the next one first; at least one, see ``MailPools``."""
+        """The pools from which mail of a destination leaves, the next one first; at least one, see ``MailPools``."""
         if self._pools is ONE_POOL:
             return ONLY_USUAL
         window = self.zone(zone)
@@ -357,7 +374,7 @@ class ReadyWindows:
 
 
 class Reservation:
-    """Where the recipients of one commit go: ``groups`` into the windows, ``spills`` to disk."""
+    """The places of the recipients of one commit: ``groups`` into the windows, ``spills`` to disk."""
 
     __slots__ = ("_windows", "groups", "spills")
 

@@ -1,4 +1,4 @@
-"""Which domains of tenants are verified by DNS. Stored under ``meta/verified/``."""
+"""The domains of tenants that are verified by DNS. Stored under ``meta/verified/``."""
 
 import asyncio
 from collections.abc import Callable, Container, Iterable
@@ -23,7 +23,7 @@ class Verification(NamedTuple):
 
 
 class VerificationResult(NamedTuple):
-    """What DNS says of a domain."""
+    """The answer of DNS about a domain."""
 
     tenant: str
     domain: str
@@ -51,11 +51,10 @@ class Verifications(Container[TenantDomain]):
         return found is not None and found.is_verified
 
     def get(self, tenant: str, domain: str) -> Verification | None:
-        """What is known of a domain."""
+        """The last answer about a domain of a tenant; None: there was none."""
         return self._by_domain.get((tenant, domain))
 
     def verified(self) -> list[TenantDomain]:
-        """The verified domains."""
         return [pair for pair, found in self._by_domain.items() if found.is_verified]
 
     async def note(self, results: Iterable[VerificationResult]) -> None:

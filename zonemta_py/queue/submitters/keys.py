@@ -45,7 +45,7 @@ class KeyQuestion(NamedTuple):
 
 
 class KnownKey(NamedTuple):
-    """What was accepted under a key within its window.
+    """The messages that were accepted under a key within its window.
 
     ``message``: the first. ``is_other``: none had the content that was asked for. ``expires_ms``: until when a message of
     that content counts, 0 if there is none. ``messages``: those that the addresses have, "" for one that has none.
@@ -58,7 +58,7 @@ class KnownKey(NamedTuple):
 
 
 class KeyUse(NamedTuple):
-    """What a message puts under its key. ``other``: the first message that was accepted under it, with other content; or empty.
+    """The entry that a message puts under its key. ``other``: the first message that was accepted under it, with other content; or empty.
 
     ``message``: the id that the client is given. ``is_new``: nothing is known of the key; ``is_first``: of the content.
     """
@@ -73,7 +73,7 @@ class KeyUse(NamedTuple):
     other: str = ""
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """What is written in the batch of the message."""
+        """The keys and values for the batch of the message."""
         value = pack(SubmissionRecord(FORMAT, self.expires_ms, self.message, b""))
         if self.is_new:
             yield keys.submitted_key(self.digest), value
@@ -84,7 +84,7 @@ class KeyUse(NamedTuple):
 
 
 class KeyLookup(CommitFuture):
-    """What is known of a key, once it is known.
+    """The answer about a key, once it is known.
 
     ``busy``: a session is at it. ``known``: what was accepted under it within its window.
     """
@@ -113,7 +113,7 @@ class SubmissionKeys:
         self._under_way: set[str] = set()
 
     def lookup(self, question: KeyQuestion) -> KeyLookup:
-        """What is known of a key, which stays free."""
+        """The entry of a key, which stays free."""
         busy = question.digest in self._under_way
         return KeyLookup().answer(busy, None if busy else self._find(question))
 
@@ -125,7 +125,7 @@ class SubmissionKeys:
         return lookup
 
     def compare(self, question: KeyQuestion) -> KeyLookup:
-        """What is known of a key that the session has acquired."""
+        """The entry of a key that the session has acquired."""
         return KeyLookup().answer(False, self._find(question))
 
     def release(self, digest: str) -> None:

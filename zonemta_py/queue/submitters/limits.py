@@ -1,7 +1,22 @@
 """Limits of what tenants, users and hosts submit: counted here, in the process of the queue, for all receivers.
 
-Windows of an hour or more hold over a restart: each use writes what is used in its slot of the window, under
-``meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT`` (length in ms, slot in 13 digits), in a batch before the message's own.
+States of a use: asked for ─▶ refused with a reply, or counted ─▶ forgotten, when it has left every window. A session counts from
+``open_session`` until its claim is closed.
+
+Invariants:
+
+- A use counts completely, for each subject of the client and each limit, or not at all: a refusal counts nothing.
+- There is no await between the question and the count, so sessions of all receivers together do not exceed a limit.
+- Windows of an hour or more hold over a restart: each use writes what is used in its slot of the window, under
+  ``meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT`` (length in ms, slot in 13 digits), in a batch before the message's own.
+- After a reload, what was used continues to count under limits whose length of time has stayed, also with another number.
+- Wrong passwords and logins are in memory and bounded; the process of the queue has those of all receivers.
+
+Callers: ``Queue.limits`` of the queue's process, which receivers ask over their link; ``intake.users`` and ``intake.context`` use
+``WrongPasswords`` and ``RecentLogins``.
+
+Example: a tenant may send 100 messages in 1 h and has sent 100. The next one is answered 450 4.7.1 with the time from which on one
+is accepted; one message to more recipients than a limit ever allows is answered 550 5.7.1.
 """
 
 import asyncio
@@ -46,7 +61,7 @@ def client_of(origin: Origin) -> LimitedClient:
 
 
 class Use(NamedTuple):
-    """What is to be accepted. The names of the fields are those of ``IntakeLimits``."""
+    """The amounts that are to be accepted. The names of the fields are those of ``IntakeLimits``."""
 
     sessions: int = 0
     messages: int = 0
@@ -207,7 +222,7 @@ class IntakeLimiter:
         return refusal, latest_ms
 
     def used(self, subject: Subject) -> list[dict[str, object]]:
-        """What ``subject`` has used under each of its limits; ``per_s`` is 0 for what is open now."""
+        """The use of each limit of ``subject``, a row each; ``per_s`` is 0 for what is open now."""
         limits, now_ms = self._rules.limits_of(subject), self._now()
         if limits is None:
             return []
@@ -357,12 +372,12 @@ class RecentLogins:
             self._forget(next(iter(self._logins)))
 
     def has(self, network: str, user: str) -> bool:
-        """Whether ``user`` has logged in from ``network`` lately."""
+        """True if ``user`` has logged in from ``network`` lately."""
         self._expire()
         return (network, user) in self._logins
 
     def is_familiar(self, network: str) -> bool:
-        """Whether someone has logged in from ``network`` lately."""
+        """True if someone has logged in from ``network`` lately."""
         self._expire()
         return network in self._networks
 
@@ -372,7 +387,7 @@ class RecentLogins:
         return list(self._logins)
 
     def learn_all(self, logins: Iterable[tuple[str, str]]) -> None:
-        """The same of another process."""
+        """Learn the logins that another process knows."""
         for network, user in logins:
             self.learn(network, user)
 

@@ -1,1 +1,1 @@
-"""Work on a queue beside its verbs: recovery, clean-up, checks, repair, operator's commands."""
+"""Work on a queue in addition to its verbs: recovery, clean-up, checks, repair, operator's commands."""

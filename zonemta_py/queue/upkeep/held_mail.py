@@ -45,7 +45,7 @@ class HeldMail:
         self._operator = operator
 
     def must_hold(self, lease: Lease, provider: str = "") -> bool:
-        """Whether some recipient of ``lease`` must not be sent. ``provider``: that of the destination, if it is known."""
+        """True if some recipient of ``lease`` must not be sent. ``provider``: that of the destination, if it is known."""
         queue, meta = self._queue, lease.active.meta
         if suspended_submitter(queue.suspended, meta.origin.tenant, meta.origin.user):
             return True
@@ -84,7 +84,7 @@ class HeldMail:
         return found
 
     def is_any(self, name: str) -> bool:
-        """Whether mail is held that an operator's ``release`` of ``name`` would release."""
+        """True if mail is held that an operator's ``release`` of ``name`` would release."""
         return any(self._messages(name)) or any(self._listed(name))
 
     async def release(self, name: str) -> AsyncIterator[int]:

@@ -1,6 +1,22 @@
 """Reads the queue for an operator: rows of plain values, in the order of the keys.
 
-Each function is a generator over short reads, so that a running relay can do other work between rows.
+State: ``MessageLabels`` remembers the last message; the others have none, and write nothing.
+
+Invariants:
+
+- Functions are generators over short reads, or read one message or a few keys, so that a running relay can do other work between
+  rows. Recipients that are passed over give a row with only a ``cursor``, after each PASSED of them.
+- The ``cursor`` of a row is its key: what follows it is found also when that row is gone. A recipient that moves between waiting and
+  deferred during the read may be missed or returned twice; a frozen view has one moment.
+- A damaged record raises QueueCorrupt, or is left out where the caller can do without it.
+- Numbers of events are those of the queue's node: its log must have ``exported_seq``, and has at most ``known_seq``.
+
+Callers: the operations in ``admin`` and the commands that open a queue whose relay is down; ``HeldMail`` for held messages, the
+exporter for the oldest message.
+
+Example: ``recipient_rows(store, "default", after)`` with the ``cursor`` of the last row of a page gives the next page.
+
+Source: qmail's INTERNALS (S1 to S5), Kannader's queue internals, for ``state_of_message``.
 """
 
 import logging

@@ -1,4 +1,23 @@
-"""Wakes deferred recipients before their time, as an operator asks for it."""
+"""Moves recipients: to now (``flush``), to another zone (``move_zone``), to a new message (``requeue``).
+
+States: of a flush, which reads ``deferred/`` in slices of WAKE_MAX: between messages, or within one, whose ``due/`` keys it deletes
+at the end. Of a requeued message: its body is copied under ``open/`` ─▶ the new message is accepted and the old one removed, in one
+batch.
+
+Invariants:
+
+- A flush wakes by ``Deferral.commit``, so nothing else moves the same recipients. Held mail, and mail that its submitter wants sent
+  later, is left alone.
+- A message changes its zone in one batch, with its ``due/`` keys, its envelope and an event. This is done before mail is accepted or
+  sent; spill keys of the old zone are deleted, and the start-up scan of the new one finds the recipients.
+- A crash while a body is copied leaves nothing but chunks without a marker, which the next start removes.
+- Requeued recipients keep their attempts and flags, the message its age (decision 50).
+
+Callers: the operation ``flush``, and ``Relay.flush`` for a signal; the start of a relay for ``settle_removed_zones``;
+``dequeue.channel`` for a program that defers some recipients of what it has dequeued.
+
+Example: a program delivers to two of three recipients and defers the third, which is then the only one of a new message.
+"""
 
 import asyncio
 import logging

@@ -1,9 +1,25 @@
 """An operator's commands on one message: delete, return, hold, release, while deliveries run.
 
-Recipients in a transaction are left alone and counted: the reply of the peer is not known yet. A message
-of many recipients is changed in steps, so that nothing else waits. What a step removes, and whether the
-message ends by it, is decided and submitted in one turn of the loop: a settle in between would decide on
-the same last recipient.
+States of a recipient during a command::
+
+    waiting or deferred ─▶ withdrawn: neither a worker nor a timer takes it ─▶ changed, when its batch is on disk
+          │                    └──▶ as it was, when nothing could be written into the batch
+          └──▶ busy: in a transaction, left alone and counted, for the reply of the peer is not known yet
+
+Invariants:
+
+- A message of many recipients is changed in steps of STEP, so that nothing else waits. What moves between two steps is found at its
+  present place.
+- What a step removes, and whether the message ends by it, is decided and submitted in one turn of the loop: a settle in between
+  would decide on the same last recipient.
+- Returned recipients are reported once, with the last step; deleted ones are not reported.
+- ``due/`` and ``spill/`` keys that lead to no recipient any more are deleted with the last step (``_Removed``).
+- What is held for a suspension is listed under its name, in the batch that holds it. ``hold`` takes it off the list, so that it stays
+  held when the suspension ends.
+
+Callers: the operations in ``admin.mail``, and ``HeldMail`` for suspensions.
+
+Example: ``deleted, busy = await Operator(queue).delete(message, "b@b.example")`` is ``(0, 1)`` while that recipient is being sent to.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +50,7 @@ Selected = str | Sequence[bytes] | None  # of a message: an address, keys of rec
 
 
 def is_selected(recipient: bytes, selected: Selected) -> bool:
-    """Whether the recipient with this key is one of ``selected``."""
+    """True if the recipient with this key is one of ``selected``."""
     if selected is None:
         return True
     if isinstance(selected, str):
@@ -65,10 +81,10 @@ class Withdrawal:
 
 
 class Change(ABC):
-    """What a command does."""
+    """The change that a command makes."""
 
     def skips(self, record: RecipientRecord) -> bool:
-        """Whether a recipient stays as it is."""
+        """True if a recipient stays as it is."""
         return False
 
     @abstractmethod
@@ -87,7 +103,6 @@ class Deletion(Change):
         self._now_ms = queue.now()
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
-        """Remove one."""
         active = withdrawal.active
         transitions.delete(withdrawal.batch, active.meta, key, record, self._now_ms)
         active.remaining -= 1
@@ -145,7 +160,6 @@ class Hold(Change):
         return is_over or record.due_ms == keys.HELD_MS
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: RecipientRecord) -> None:
-        """Hold one."""
         batch, meta = withdrawal.batch, withdrawal.active.meta
         transitions.hold(batch, meta, key, record, self._reason, self._now_ms, self._by)
         zone, message, address = keys.parse_recipient(key)

@@ -107,7 +107,7 @@ async def remove_other_keys(queue: Queue, add_row: AddRow) -> None:
 
 
 def _is_needed(store: Store, due: bytes) -> bool:
-    """Whether a ``due/`` key wakes any recipient."""
+    """True if a ``due/`` key wakes any recipient."""
     try:
         due_ms, zone, message = keys.parse_due(due)
     except ValueError:
@@ -160,7 +160,7 @@ async def repair_contents(
 
 
 class _WholeMessage(NamedTuple):
-    """What later steps need of a message whose body and envelope are whole."""
+    """The data that later steps need of a message whose body and envelope are whole."""
 
     zones: tuple[str, ...]
     lane: str
@@ -283,7 +283,7 @@ class _Repair:
                 batch.put(keys.due_key(record.due_ms, zone, message), b"")
 
     def _is_other(self, recipient_id: RecipientId, address: str, record: RecipientRecord) -> bool:
-        """Whether the key has another address than the accepted event; without that, another domain than the record."""
+        """True if the key has another address than the accepted event; without that, another domain than the record."""
         accepted = self._addresses.get(recipient_id)
         return address != accepted if accepted is not None else domain_of(address) != record.domain
 

@@ -4,7 +4,7 @@
    which node, boot and last message id it is.
 2. ``recover``, before mail is accepted or sent: transactions that were interrupted make their recipients uncertain
    (``InterruptedDeliveries``), bodies without a marker are removed, removals are finished.
-3. ``scan_zone``, beside intake and delivery in slices of a few milliseconds: every waiting recipient of a zone, oldest first,
+3. ``scan_zone``, while intake and delivery run, in slices of a few milliseconds: every waiting recipient of a zone, oldest first,
    into the ready window. It ends at the newest message id of the previous boot, and does not run again: newer mail is offered
    to the window when it is committed.
 

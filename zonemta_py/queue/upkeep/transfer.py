@@ -90,7 +90,7 @@ def import_queue(store: Store, path: Path, progress: Progress) -> int:
             progress(len(records))
     end: list[Op] = [
         (META_IMPORT, None),
-        (keys.META_NODE, new_node()),  # the queue that was exported may go on, or be imported twice
+        (keys.META_NODE, new_node()),  # the exported queue may stay in use, or be imported twice
         (
             keys.META_LOG_BEGINS,
             store.get(keys.META_EXPORTED),
