@@ -19,11 +19,11 @@ QUESTION = re.compile(r"(?:What|Which|Whether|Where|From which|At which)\b")
 LABEL = re.compile(r"See ``[^`]+``[^.]*\.?\Z|Go on\.\Z")
 # Directories with neither, and their files that are still to be rewritten. Directories are only added, files only removed.
 CLEAN = {
-    "bench", "config", "core", "dequeue", "events", "intake", "processes", "sink", "smtp",
+    "bench", "config", "core", "dequeue", "events", "intake", "processes", "relay", "sink", "smtp",
     "storage", "submit", "transports",
 }  # fmt: skip
 NOT_CLEAN = {"intake/rspamd.py", "intake/scan.py"}
-CEILINGS = {"question": 362, "label": 46}
+CEILINGS = {"question": 352, "label": 44}
 
 THEORY_LINES = 8
 MODULE_LINES = 200  # a module with state and more lines begins with its theory: states, invariants, callers, an example
@@ -61,10 +61,6 @@ WITHOUT_THEORY = {
     "queue/upkeep/inspect.py",
     "queue/upkeep/move.py",
     "queue/upkeep/operator.py",
-    "relay/admin_service.py",
-    "relay/delivery_service.py",
-    "relay/preflight.py",
-    "relay/relay.py",
 }
 
 
