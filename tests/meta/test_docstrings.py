@@ -19,11 +19,11 @@ QUESTION = re.compile(r"(?:What|Which|Whether|Where|From which|At which)\b")
 LABEL = re.compile(r"See ``[^`]+``[^.]*\.?\Z|Go on\.\Z")
 # Directories with neither, and their files that are still to be rewritten. Directories are only added, files only removed.
 CLEAN = {
-    "bench", "config", "core", "dequeue", "events", "intake", "processes", "relay", "sink", "smtp",
-    "storage", "submit", "transports",
+    "bench", "config", "core", "dequeue", "events", "intake", "pipeline", "processes", "relay",
+    "sink", "smtp", "storage", "submit", "transports",
 }  # fmt: skip
 NOT_CLEAN = {"intake/rspamd.py", "intake/scan.py"}
-CEILINGS = {"question": 352, "label": 44}
+CEILINGS = {"question": 276, "label": 36}
 
 THEORY_LINES = 8
 MODULE_LINES = 200  # a module with state and more lines begins with its theory: states, invariants, callers, an example
@@ -44,12 +44,6 @@ WITHOUT_THEORY = {
     "egress/paths.py",
     "egress/rules.py",
     "egress/warmup.py",
-    "pipeline/plan/csv.py",
-    "pipeline/report/attempts.py",
-    "pipeline/send/job.py",
-    "pipeline/send/submission.py",
-    "pipeline/simulate/mail.py",
-    "pipeline/simulate/recorded.py",
     "queue/commit.py",
     "queue/deferral.py",
     "queue/messages.py",

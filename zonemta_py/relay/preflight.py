@@ -1,6 +1,6 @@
 """Checks of a configuration on this machine: files, directories, addresses, descriptors. For ``check`` and ``serve``.
 
-Steps: ``verify`` ─▶ ``check_addresses``, only by ``zonemta check`` ─▶ ``warnings``, which ``check`` prints and a relay logs.
+Steps: ``verify`` ─▶ ``warnings``, which ``zonemta check`` prints and a relay logs ─▶ ``check_addresses``, only by ``check``.
 
 Invariants:
 

@@ -61,7 +61,7 @@ class TimeRange:
         return TimeRange(begin_of(self.begins, unit), last + unit)
 
     def share(self, time: datetime) -> float:
-        """Where ``time`` is: 0 at the begin, 1 at the end."""
+        """The place of ``time``: 0 at the begin, 1 at the end."""
         return (time - self.begins) / self.length
 
 
@@ -294,7 +294,7 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class BarText:
-    """What the browser shows for a bar, which begins at ``x``."""
+    """The text that the browser shows for a bar, which begins at ``x``."""
 
     x: int
     text: str

@@ -1,4 +1,4 @@
-"""What a simulated delivery is given, and what it predicts. Pure."""
+"""The mail and the peers that a simulated delivery is given, and the prediction that it makes. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class SimulatedMessage:
 
 @dataclass(slots=True)
 class PathUse:
-    """What a zone sent from an address to a provider; times are from the first arrival.
+    """Mail that a zone sent from an address to a provider; times are from the first arrival.
 
     ``refused``: recipients to which the reply spoke of the sender. ``wait_max_s``: from when a message was ready until its
     transaction. ``by_day``: recipients on each day of UTC, counted from 1970-01-01.
@@ -76,7 +76,7 @@ class PathUse:
 
 
 class PathLimits:
-    """Which limits bound on each path from an address to a provider, for how long, and what changed there."""
+    """The limits that bound on each path from an address to a provider, for how long, and the changes of shaping there."""
 
     def __init__(self) -> None:
         self.limited_s: dict[PathKey, dict[str, float]] = {}
