@@ -19,20 +19,16 @@ QUESTION = re.compile(r"(?:What|Which|Whether|Where|From which|At which)\b")
 LABEL = re.compile(r"See ``[^`]+``[^.]*\.?\Z|Go on\.\Z")
 # Directories with neither, and their files that are still to be rewritten. Directories are only added, files only removed.
 CLEAN = {
-    "bench", "config", "core", "dequeue", "events", "intake", "pipeline", "processes", "relay",
-    "sink", "smtp", "storage", "submit", "transports",
+    "admin", "bench", "cli", "config", "core", "dequeue", "events", "intake", "pipeline",
+    "processes", "relay", "sink", "smtp", "storage", "submit", "transports",
 }  # fmt: skip
-NOT_CLEAN = {"intake/rspamd.py", "intake/scan.py"}
-CEILINGS = {"question": 276, "label": 36}
+NOT_CLEAN = {"admin/messages.py", "intake/rspamd.py", "intake/scan.py"}
+CEILINGS = {"question": 222, "label": 36}
 
 THEORY_LINES = 8
 MODULE_LINES = 200  # a module with state and more lines begins with its theory: states, invariants, callers, an example
 # Modules whose theory is still to be written. Each that is written leaves the list.
 WITHOUT_THEORY = {
-    "admin/metrics.py",
-    "admin/page/views.py",
-    "cli/pipeline/common.py",
-    "cli/top.py",
     "delivery/attempts.py",
     "delivery/dns.py",
     "delivery/egress.py",

@@ -155,7 +155,7 @@ def submit(**values: Any) -> None:
 
 
 def _settings(options: _Options) -> tuple[SubmissionSettings, str]:
-    """What to submit, and the SHA-256 of the message. Raises ConfigError for a wrong option."""
+    """The settings of the submission, and the SHA-256 of the message. Raises ConfigError for a wrong option."""
     try:
         text = options.message_path.read_bytes()
         sender = normalise(options.sender) if options.sender else ""

@@ -1,4 +1,4 @@
-"""What the page answers with: templates, files, redirects, and the fields of forms."""
+"""Responses of the page: templates, files, redirects, and the fields of forms."""
 
 import asyncio
 import hashlib
