@@ -80,7 +80,7 @@ class LoopWatch:
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
-        """End."""
+        """Measure no more; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -135,7 +135,7 @@ class SeriesFamily(NamedTuple):
 
 
 def shaping_series(rows: Sequence[Row], warmups: Sequence[Row]) -> Iterator[SeriesFamily]:
-    """All of them."""
+    """Series of ``zonemta_provider_…`` and ``zonemta_warmup_…`` from rows of paths and warm-ups."""
     first = sorted(rows, key=lambda row: (level(row), -row["attempts"]))[:PATHS_MAX]
     paths = {(row["provider"], row["address"]): row for row in first}
     yield SeriesFamily(
@@ -245,7 +245,7 @@ class RelayCollector(Collector):
         self._began_s = clock.now_ms() / 1000
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics now."""
+        """Yield all metrics, as they are now; called once per request."""
         yield from self._relay()
         yield from self._intake()
         yield from self._delivery()

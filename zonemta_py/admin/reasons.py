@@ -40,7 +40,7 @@ class SuspendedMail:
         self._found: dict[str, Collection[str] | None] = {}
 
     def __call__(self, zone: str) -> Collection[str] | None:
-        """Those of ``zone``."""
+        """Suspended destinations of ``zone``; None if all of its mail is suspended."""
         if zone not in self._found:
             view = self._zones.get(zone) if self._suspended else None
             found: Collection[str] = view.stopped() if view is not None else ()

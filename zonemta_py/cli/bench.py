@@ -99,7 +99,7 @@ Make = Callable[[Path, int, Scenario], RelayUnderTest]
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The command line."""
+    """Options of the command, checked by click."""
 
     scenarios: tuple[str, ...]
     runs: int

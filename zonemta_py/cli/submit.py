@@ -51,7 +51,7 @@ COUNTS = {
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The command line."""
+    """Options of the command, checked by click."""
 
     recipients: str
     message_path: Path

@@ -155,7 +155,7 @@ class ReceiverPool:
         )
 
     def configure(self, config: Config, hostname: str) -> None:
-        """Use a new configuration."""
+        """Send a new configuration to the receivers at once; those that start later get it, too."""
         self._config, self._hostname = config, hostname
         for child in self._supervisor.children:
             child.send_now(self._configuration(child.slot))
@@ -177,7 +177,7 @@ class ReceiverPool:
 
     @property
     def pids(self) -> list[int]:
-        """The running processes."""
+        """The ids of the running processes."""
         return [child.pid for child in self._supervisor.children]
 
     @property
@@ -199,7 +199,7 @@ class ReceiverPool:
                 wait.cancel()
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all processes, and wait for them."""
         for task in (self._reporting, *self._sharing):
             if task is not None:
                 task.cancel()

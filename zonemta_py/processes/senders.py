@@ -288,7 +288,7 @@ class RemoteAgent:
         self._zone = zone
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
-        """Execute ``request``. Raises AgentLost."""
+        """Execute ``request`` in a sender process. Raises AgentLost when that ends first."""
         return await self._pool.deliver(self._zone, request, context)
 
     async def resolve(self, domain: str) -> MxAnswer:
@@ -300,7 +300,7 @@ class RemoteAgent:
 
 
 class SenderPool:
-    """``size`` sender processes."""
+    """The sender processes, ``size`` of them, and the choice of one for a request."""
 
     def __init__(
         self,
@@ -381,7 +381,7 @@ class SenderPool:
 
     @property
     def pids(self) -> list[int]:
-        """The running processes."""
+        """The ids of the running processes."""
         return [child.pid for child in self._supervisor.children]
 
     async def deliver(

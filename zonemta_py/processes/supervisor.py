@@ -344,7 +344,7 @@ class ProcessSupervisor(Generic[C]):
             task.cancel()
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all processes, and wait for them; none is started again."""
         self.stop_restarting()
         for task in self._tasks:
             task.cancel()

@@ -81,19 +81,19 @@ class ProgramZone:
         )
 
     def stopped(self) -> Collection[str]:
-        """Nothing: no limits of sending apply here."""
+        """No destination: no limits of sending apply here."""
         return ()
 
     def provider(self, destination: str) -> str:
-        """None: programs deliver it."""
+        """No provider, as programs deliver the mail: empty."""
         return ""
 
     def probe(self, destination: str | None) -> None:
-        """Nothing is suspended here."""
+        """No destination is unreachable here: nothing is done."""
 
     @property
     def sessions(self) -> int:
-        """None of this relay."""
+        """No session of this relay: 0."""
         return 0
 
 

@@ -110,7 +110,7 @@ class CertificateWatch:
                 log.warning("%s", warning)
 
     async def close(self) -> None:
-        """End."""
+        """Look no more; idempotent."""
         if self._task is not None:
             self._task.cancel()
 

@@ -80,5 +80,5 @@ class Logins:
         return self._sessions.get(session.key) is session and not is_idle
 
     def close(self, session: PageSession) -> None:
-        """Log out."""
+        """End a session: its cookie is not valid any more."""
         self._sessions.pop(session.key, None)

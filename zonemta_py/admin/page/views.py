@@ -144,7 +144,7 @@ class Views:
         self._destinations: dict[DestinationsRequest, tuple[float, list[Row]]] = {}
 
     async def _rows(self, request: Request, tenant: str = "") -> list[Row]:
-        """Raises LocalError, NotFound, PermissionError."""
+        """Rows of the answer as plain dicts. Raises LocalError, NotFound, PermissionError."""
         allowed = restrict(self._operations, request, tenant)
         return [to_plain(row) async for row in run_operation(self._operations, allowed)]
 
@@ -353,7 +353,6 @@ class Charts:
         self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._turn)
 
     def stop(self) -> None:
-        """Take no more samples."""
         if self._timer is not None:
             self._timer.cancel()
 

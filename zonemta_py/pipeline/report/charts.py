@@ -34,7 +34,7 @@ class AttemptCounts:
 
     @property
     def attempts(self) -> int:
-        """All of them."""
+        """The number of attempts with any outcome."""
         return self.delivered + self.deferred + self.failed
 
     @property
@@ -52,7 +52,7 @@ class TimeRange:
 
     @property
     def length(self) -> timedelta:
-        """More than zero."""
+        """The time from begin to end, more than zero."""
         return self.ends - self.begins
 
     def widened(self, unit: timedelta) -> "TimeRange":
@@ -104,7 +104,7 @@ MISSING = "-"
 
 
 def number(value: int | None) -> str:
-    """With commas: 1,234,567."""
+    """The number with commas, as in 1,234,567; MISSING for None."""
     return MISSING if value is None else f"{value:,}"
 
 
@@ -315,7 +315,7 @@ class BarChart:
 
 
 def unit_name(unit: timedelta) -> str:
-    """Hour, day or week."""
+    """The name of a unit: hour, day or week."""
     return UNIT_NAMES.get(unit, "week")
 
 

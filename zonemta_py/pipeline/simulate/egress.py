@@ -54,7 +54,7 @@ class _NothingSuspended:
         return False
 
     def get(self, name: str) -> None:
-        """Nothing is suspended: None."""
+        """No suspension: None for every name."""
 
 
 NOTHING_SUSPENDED = _NothingSuspended()

@@ -128,7 +128,7 @@ class SimulatedMails(dict[str, SimulatedMail]):
     """The mail of each zone."""
 
     def zone(self, name: str) -> SimulatedMail:
-        """That of a zone."""
+        """The mail of a zone that is in the scenario."""
         return self[name]
 
     def pool_keys(self, zone: str, destination: str) -> tuple[PoolKey, ...]:
@@ -151,7 +151,7 @@ class VirtualClock:
 
     @property
     def now_ms(self) -> int:
-        """Unix ms."""
+        """The time in unix ms."""
         return self.begin_ms + round(self.now_s * 1000)
 
     @property

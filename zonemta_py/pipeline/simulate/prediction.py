@@ -56,7 +56,7 @@ class PathUse:
     _in_minute: int = 0
 
     def sent(self, recipients: int, wait_s: float, now_s: float, now_ms: int) -> None:
-        """A transaction begins."""
+        """Count a transaction that begins; ``wait_s``: since its message was ready."""
         if not self.transactions:
             self.first_s = now_s
         self.last_s = now_s
@@ -85,7 +85,7 @@ class PathLimits:
         self._by_provider: dict[str, set[PathKey]] = {}
 
     def bind(self, key: PathKey, limit: str, now_s: float) -> None:
-        """Mail waits for ``limit``."""
+        """Count the time from now on for ``limit``, for which mail waits."""
         bound = self._bound.get(key)
         if bound is None or bound[0] != limit:
             self.free(key, now_s)
@@ -93,7 +93,7 @@ class PathLimits:
             self._by_provider.setdefault(key[0], set()).add(key)
 
     def free(self, key: PathKey, now_s: float) -> None:
-        """Mail is sent."""
+        """Mail is sent: add the time for which a limit bound the path."""
         bound = self._bound.pop(key, None)
         if bound is not None:
             limited_s = self.limited_s.setdefault(key, {})

@@ -124,7 +124,7 @@ class _Step(NamedTuple):
         return sum(self.refused.values()) / self.total
 
     def joined(self, higher: "_Step") -> "_Step":
-        """One step of both."""
+        """The step of both, from the lower rate on."""
         names = {**self.refused, **higher.refused}
         refused = {each: self.refused.get(each, 0) + higher.refused.get(each, 0) for each in names}
         return _Step(self.begins, self.total + higher.total, refused)
