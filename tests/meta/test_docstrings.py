@@ -37,6 +37,11 @@ WITHOUT_THEORY = {
     "delivery/session_opener.py",
     "delivery/session_pool.py",
     "delivery/smtp_agent.py",
+    "delivery/worker.py",
+    "delivery/zone_workers.py",
+    "egress/admission.py",
+    "egress/controller.py",
+    "egress/limits.py",
     "egress/paths.py",
     "egress/rules.py",
     "egress/warmup.py",
@@ -51,6 +56,7 @@ WITHOUT_THEORY = {
     "queue/upkeep/inspect.py",
     "queue/upkeep/move.py",
     "queue/upkeep/operator.py",
+    "schedule/scheduler.py",
 }
 
 

@@ -4,7 +4,7 @@ States: RECIPIENTS ─ all were read ─▶ LINES ─ ``finish``, ``abort`` or `
 
 Invariants:
 
-- One thread owns a message, that of its routine (``own``); in another one every method raises WrongThread.
+- One thread owns a message, that of its routine (``own``); reading or settling it in another one raises WrongThread.
 - A message is settled once: of the routine and the worker that leaves it, ``_claim_end`` lets the first settle it.
 - Dispositions have no effect before ``finish``; then they are settled in one batch (``Channel.settle``).
 - A recipient without a disposition is deferred, and so is each of a message that the routine does not finish.

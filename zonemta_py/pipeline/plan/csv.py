@@ -18,8 +18,8 @@ Callers: ``plan.list.spans_lines``. It examines lines of a local file here; othe
 
 Example::
 
-    cell_spans_lines(["a,b", '"x', 'y",z'], CsvForm())  # True, each line with its line end
-    cell_spans_lines(["a,b", '"x'], CsvForm())          # UnclosedQuote: line 2: a quote is not closed
+    cell_spans_lines(["a,b\\n", '"x\\n', 'y",z\\n'], CsvForm())  # True
+    cell_spans_lines(["a,b\\n", '"x\\n'], CsvForm())  # UnclosedQuote: line 2: a quote is not closed
 """
 
 import csv
