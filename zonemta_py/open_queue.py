@@ -75,7 +75,7 @@ class ConfiguredPools:
         return bool(self._of_submitters or self._tables)
 
     def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
-        """See ``MailPools``."""
+        """The key of the addresses for a recipient: the pool of its submitter, or after an attempt what ``pool_key_after`` says."""
         pool = USUAL_POOL
         if self._of_submitters and zone in self._zones:
             pool = self._of_submitters.get(record.submitter, USUAL_POOL)
@@ -87,7 +87,7 @@ class ConfiguredPools:
         return pool_key_after(table.settings(destination), self._addresses, last, pool)
 
     def share_divisor(self, pool_key: PoolKey) -> int:
-        """See ``MailPools``."""
+        """The number of addresses of the largest pool, except the usual one, for mail that leaves from one address; else 1."""
         return self._addresses_max if parse_pool_key(pool_key).address else 1
 
 

@@ -41,7 +41,7 @@ class RcptParameters(Protocol):
 
     @property
     def address(self) -> str:
-        """The recipient."""
+        """Address of the recipient, as ``Envelope.recipients`` has it."""
 
 
 class Envelope:

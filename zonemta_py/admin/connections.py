@@ -36,7 +36,7 @@ class HttpConnection:
         self.is_busy = False  # a request is under way
 
     def is_open(self) -> bool:
-        """Whether it has a place."""
+        """True while it has a place: its transport is open, or being made."""
         if self.transport is not None:
             return not self.transport.is_closing()
         return self.opening is not None and not self.opening.done()
@@ -70,7 +70,7 @@ class HttpConnections:
 
     @property
     def is_listening(self) -> bool:
-        """Whether clients can connect."""
+        """True if clients can connect."""
         return bool(self._sockets)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class HttpConnections:
             self._open.pop(connection.protocol, None)
 
     def _has_room(self) -> bool:
-        """Whether one more connection has a place; the last one that can be spared is closed for it."""
+        """True if one more connection has a place; the last one that can be spared is closed for it."""
         if len(self._open) < self._most:
             return True
         for protocol, connection in list(self._open.items()):

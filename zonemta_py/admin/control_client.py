@@ -24,7 +24,7 @@ def short_path(directory: Path) -> Iterator[str]:
 
 
 def is_running(directory: Path) -> bool:
-    """Whether a relay answers at the control socket of a queue."""
+    """True if a relay answers at the control socket of a queue."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             with short_path(directory) as short:

@@ -49,7 +49,7 @@ def level(row: Row) -> int:
 
 
 def is_lowered(row: Row) -> bool:
-    """Whether the controller, or a rule, allows less than the limits."""
+    """True if the controller, or a rule, allows less than the limits."""
     return row["pace_per_min"] is not None
 
 

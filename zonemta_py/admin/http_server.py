@@ -55,7 +55,7 @@ _aiohttp_log.setLevel(logging.CRITICAL)  # a traceback for every request that is
 
 
 class HttpRoute(NamedTuple):
-    """What is served at ``path``. ``role``: of the token that it needs; ``is_local``: none on a loopback address.
+    """A handler for ``path``. ``role``: of the token that it needs; ``is_local``: none on a loopback address.
 
     ``is_open``: none at all; its handler decides, and ``token_of`` says whose request it is. ``refusal``: header fields of a 401. ``is_quick``: it takes no
     time, so it is answered whatever else is under way.
@@ -233,7 +233,7 @@ class HttpServer:
         return self.tokens.find(given.strip()) if scheme.lower() == "bearer" else None
 
     def _is_own_name(self, host: str) -> bool:
-        """Whether ``host`` is an address, or a name of this relay."""
+        """True if ``host`` is an address, or a name of this relay."""
         with suppress(ValueError):
             return bool(ip_address(host))
         return host.lower() in self._names

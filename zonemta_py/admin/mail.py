@@ -185,7 +185,7 @@ async def release(on: Operations, request: ReleaseRequest) -> AsyncIterator[Rele
 
 
 class Changed(NamedTuple):
-    """What became of a page: recipients, and messages that are ``damaged``. ``matched``: only counted."""
+    """The changes of a page: recipients, and messages that are ``damaged``. ``matched``: only counted."""
 
     done: int = 0
     in_flight: int = 0
@@ -238,7 +238,7 @@ async def _change_page(queue: Queue, request: MailRequest, page: Page, change: C
 
 
 def _selected(queue: Queue, message: str, found: list[bytes], request: MailRequest) -> Selected:
-    """What to change of a message: ``found``, or all of it where whole messages are selected.
+    """The part of a message to change: ``found``, or all of it (None) where whole messages are selected.
 
     Of a whole message there is one report, and what a scanner had held is free again when it is released. Keys
     save a search for what is known.
@@ -255,7 +255,7 @@ def _selected(queue: Queue, message: str, found: list[bytes], request: MailReque
 
 
 async def _pages(queue: Queue, request: MailRequest) -> AsyncIterator[Page]:
-    """What matches, a page at least. A message that is changed as a whole is in one page."""
+    """Yield the recipients that match, a page at least. A message that is changed as a whole is in one page."""
     store = queue.store
     is_held = request.state == "held" or isinstance(request, ReleaseRequest)
     after, last, empty = b"", "", True

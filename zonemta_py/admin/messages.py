@@ -146,7 +146,7 @@ def _state(on: Operations, row: Row, suspended: SuspendedMail) -> str:
 
 
 class DeliveryWishes(Answer, frozen=True):
-    """What the submitter asked for; times are unix ms, 0 for none. ``quarantined``: a scanner had it held."""
+    """The wishes of the submitter; times are unix ms, 0 for none. ``quarantined``: a scanner had it held."""
 
     not_before_ms: int
     expires_ms: int
@@ -313,7 +313,7 @@ async def state(on: Operations, request: StateRequest) -> AsyncIterator[Row]:
 
 
 def no_message(text: str) -> NotFound:
-    """What an operation on a message that is not there raises."""
+    """The error that an operation raises for a message that is not there."""
     if "@" in text.partition(" ")[0]:
         return NotFound(
             f"{text} is no queue id: `zonemta history` finds the messages to an address, `zonemta queue list` those that wait"
@@ -349,13 +349,13 @@ def tenant_of(queue: Queue, message: str) -> str | None:
 
 
 def is_quarantined(queue: Queue, message: str) -> bool:
-    """Whether a scanner had the message held."""
+    """True if a scanner had the message held."""
     value = queue.store.get(meta_key(message))
     return value is not None and read_meta(value).options.quarantined
 
 
 def may_release(queue: Queue, message: str, tenant: str) -> bool:
-    """Whether ``tenant`` itself holds recipients of the message, or no one does."""
+    """True if ``tenant`` itself holds recipients of the message, or if they are not held."""
     value, is_held = queue.store.get(meta_key(message)), False
     zones = read_meta(value).zones if value is not None else ()
     for _, found in recipients_of(queue.store, message, zones):

@@ -1,7 +1,19 @@
-"""``/metrics`` for Prometheus and OpenMetrics: what the relay counts anyway, read when it is asked for.
+"""``/metrics`` for Prometheus and OpenMetrics, ``/livez`` and ``/readyz``: what the relay counts anyway, read when it is asked for.
 
-At most 10,000 series: zones, destinations, tenants and providers beyond a limit are left out or added up as OTHER, so that the mail
-does not decide how many there are. Names are documented in docs/metrics.md.
+States of ``LoopWatch``: made ─ start ─▶ a tick each TICK_S ─ stop ─▶ ended. ``RelayCollector`` has no state but the time of its start.
+
+Invariants:
+
+- There are at most 10,000 series, so that the mail does not decide how many: zones, destinations, tenants, providers, refusals and
+  classes beyond the limits (``…_MAX``) are left out, or added up as OTHER.
+- Nothing is counted here but the delays of the loop: the counts are those of the queue's ``traffic``, ``census`` and ``commits``.
+- Of paths from an address to a provider those come first that need most attention (``admin.egress.level``).
+- The routes need no token on a loopback address, and are answered whatever else is under way (``is_quick``).
+- Every metric is in docs/metrics.md; a test compares.
+
+Callers: ``relay.admin_service`` makes ``MetricSources`` and the routes, and starts and stops the ``LoopWatch``.
+
+Example: ``curl http://127.0.0.1:PORT/metrics`` has lines such as ``zonemta_queue_recipients{state="waiting",zone="default"} 42.0``.
 """
 
 import asyncio
@@ -38,7 +50,7 @@ from zonemta_py.core.runtime import open_descriptors, process_use
 from zonemta_py.queue.census import OTHER
 from zonemta_py.queue.queue import Queue
 
-# ---- Whether the relay lives, and whether it is ready for mail: ``/livez`` and ``/readyz``.
+# ---- Health: ``/livez`` is about the event loop, ``/readyz`` about new mail.
 
 TICK_S = 0.25
 STUCK_S = 10.0  # a loop that did not turn for so long does not live
@@ -68,12 +80,12 @@ class LoopWatch:
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
-        """End."""
+        """Measure no more; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
 
     def stuck_s(self) -> float:
-        """How long ago the loop last turned, if that is too long; else 0."""
+        """Seconds since the loop last turned, if these are more than STUCK_S; else 0."""
         ago_s = monotonic_s() - self._ticked_s
         return ago_s if ago_s > STUCK_S else 0.0
 
@@ -123,7 +135,7 @@ class SeriesFamily(NamedTuple):
 
 
 def shaping_series(rows: Sequence[Row], warmups: Sequence[Row]) -> Iterator[SeriesFamily]:
-    """All of them."""
+    """Series of ``zonemta_provider_…`` and ``zonemta_warmup_…`` from rows of paths and warm-ups."""
     first = sorted(rows, key=lambda row: (level(row), -row["attempts"]))[:PATHS_MAX]
     paths = {(row["provider"], row["address"]): row for row in first}
     yield SeriesFamily(
@@ -207,8 +219,10 @@ SUSPENDED_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class MetricSources:
-    """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log.
-    ``paths`` and ``warmups``: see ``egress_view``."""
+    """Sources of the metrics. ``pids``: of the processes, by role. ``lag_s``: of the event log.
+
+    ``paths`` and ``warmups``: rows of ``delivery.egress_operator``.
+    """
 
     version: str
     queue: Queue
@@ -231,7 +245,7 @@ class RelayCollector(Collector):
         self._began_s = clock.now_ms() / 1000
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics now."""
+        """Yield all metrics, as they are now; called once per request."""
         yield from self._relay()
         yield from self._intake()
         yield from self._delivery()

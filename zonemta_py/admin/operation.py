@@ -1,6 +1,6 @@
 """The declaration of an operation: a handler with ``@operation``, whose annotations name its request and its rows.
 
-A topic file (``views``, ``mail``, …) has the handlers beside the structs of their rows. From a declaration follow the name at the
+A topic file (``views``, ``mail``, …) has the handlers next to the structs of their rows. From a declaration follow the name at the
 control socket, the path and the method over HTTP, the permission that it needs, its schemas in OpenAPI, and its section of
 ``docs/api.md``. The structs of requests are in ``requests``, which imports nothing else: every command begins with it. Example::
 
@@ -83,7 +83,7 @@ class Operation(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether it changes something."""
+        """True if it changes something."""
         return self.permission is not Role.READ
 
     @property

@@ -40,7 +40,7 @@ class SuspendedMail:
         self._found: dict[str, Collection[str] | None] = {}
 
     def __call__(self, zone: str) -> Collection[str] | None:
-        """Those of ``zone``."""
+        """Suspended destinations of ``zone``; None if all of its mail is suspended."""
         if zone not in self._found:
             view = self._zones.get(zone) if self._suspended else None
             found: Collection[str] = view.stopped() if view is not None else ()
@@ -48,7 +48,7 @@ class SuspendedMail:
         return self._found[zone]
 
     def has(self, zone: str, destination: str) -> bool:
-        """Whether the mail of ``destination`` is suspended, also if it has only just become due."""
+        """True if the mail of ``destination`` is suspended, also if it has only just become due."""
         found, view = self(zone), self._zones.get(zone)
         if found is None or destination in found or f"domain:{destination}" in self._suspended:
             return True
@@ -145,13 +145,13 @@ class Reasons:
         self._meta: tuple[str, EnvelopeRecord | None] = ("", None)
 
     def destination(self, zone: str, destination: str) -> Constraint | None:
-        """What keeps mail for a destination waiting; of one with mail for several pools, the first of them that waits."""
+        """The constraint for which mail for a destination waits; of one with mail for several pools, of the first of them that waits."""
         pools = self._queue.windows.zone(zone).pool_keys(destination) or (USUAL_POOL,)
         found = (self._of_pool(zone, destination, pool) for pool in pools)
         return next((each for each in found if each is not None), None)
 
     def _of_pool(self, zone: str, destination: str, pool: str) -> Constraint | None:
-        """What keeps mail for a destination waiting that leaves from ``pool``."""
+        """The constraint for which mail for a destination that leaves from ``pool`` waits."""
         place = zone, destination, pool
         if place not in self._by_destination:
             view = self._relay.zones.get(zone)

@@ -31,17 +31,17 @@ class ZoneView(SuspendedView, Protocol):
 
     @property
     def sessions(self) -> int:
-        """How many sessions its workers have."""
+        """The number of sessions that its workers have."""
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
-        """What keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
+        """The constraint for which mail for ``destination`` from ``pool`` waits; None: it has its turn next, or is being sent."""
 
     def probe(self, destination: str | None) -> None:
         """Try an unreachable destination now; None: every one."""
 
 
 class EgressView(Protocol):
-    """What limits sending, as an operator sees and changes it: of a running relay, or of a queue whose relay is down.
+    """The limits of sending, as an operator sees and changes them: of a running relay, or of a queue whose relay is down.
 
     ``delivery.egress_operator`` implements it. All raise LocalError for what is not there.
     """
@@ -56,10 +56,10 @@ class EgressView(Protocol):
         """Something was suspended or resumed."""
 
     def rows(self, provider: str, address: str, most: int) -> list[dict[str, Any]]:
-        """What is sent from each address to each provider, and what limits it; only of these, if not empty, and at most that number."""
+        """Rows of what is sent from each address to each provider, and its limits; only of these, if not empty; at most ``most``."""
 
     def warmups(self) -> list[dict[str, Any]]:
-        """How far each warm-up is."""
+        """A row for each warm-up: how far it is."""
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[dict[str, Any]]:
         """Pause or continue the schedules of ``address``, or that for ``provider``; returns their rows."""

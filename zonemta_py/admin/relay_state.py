@@ -175,7 +175,7 @@ async def _problems(on: Operations) -> AsyncIterator[str]:
 
 
 async def _wrong_counts(on: Operations) -> AsyncIterator[str]:
-    """Where the census of a running relay differs from the keys."""
+    """Differences between the census of a running relay and the keys, as texts."""
     queue = on.queue
     if not queue.census.is_complete:
         return

@@ -278,7 +278,7 @@ class TailRequest(Request, frozen=True):
     message: str | None = None
 
     def wants(self, record: Mapping[str, Any]) -> bool:
-        """Whether an event is asked for."""
+        """True if an event is asked for."""
         wanted = {"event": self.event, "zone": self.zone, "domain": self.domain}
         wanted |= {"tenant": self.tenant, "message": self.message}
         return all(value is None or record.get(name) == value for name, value in wanted.items())
@@ -338,12 +338,12 @@ class MailRequest(ChangeRequest, frozen=True):
 
     @property
     def selects_messages(self) -> bool:
-        """Whether it selects all recipients of a message or none."""
+        """True if it selects all recipients of a message or none."""
         return (self.zone, self.domain, self.state) == (None, None, None)
 
     @property
     def has_filter(self) -> bool:
-        """Whether anything but a message is selected."""
+        """True if anything but a message is selected."""
         labels = (self.tenant, self.user, self.campaign, self.tag, self.sender, self.sender_domain)
         return not self.selects_messages or any(each is not None for each in labels)
 

@@ -48,7 +48,7 @@ PART = "mail"  # the kind of a part of the mail
 
 
 class Suspendable(NamedTuple):
-    """What is suspended or resumed: its kind, and its name in normal form. ``part``: of the mail, without a name."""
+    """The mail that is suspended or resumed: its kind, and its name in normal form. ``part``: of the mail, without a name."""
 
     kind: str
     name: str
@@ -63,12 +63,12 @@ class Suspendable(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether its mail is held, and released when it is resumed."""
+        """True if its mail is held, and released when it is resumed."""
         return self.part is not None or self.kind in SUBMITTERS
 
     @property
     def fields(self) -> Row:
-        """What a row says of it: the name by its kind; of a part of the mail, its names by theirs."""
+        """Its fields in a row: the name by its kind; of a part of the mail, its names by theirs."""
         if self.part is not None:
             return {PART: {kind: name for kind, name in self.part._asdict().items() if name}}
         return {self.kind: self.name}
@@ -229,7 +229,7 @@ def _changed(on: Operations) -> None:
 
 
 def _selected(request: SuspendRequest | ResumeRequest) -> Suspendable:
-    """What a request is about. Raises UnknownName."""
+    """The mail that a request is about. Raises UnknownName."""
     found = {kind: getattr(request, kind) for kind in (*KINDS, "campaign") if getattr(request, kind)}
     if "campaign" in found or (len(found) == 2 and "tenant" in found):
         others = found.keys() - {"tenant", "campaign"}

@@ -24,7 +24,7 @@ MADE_NAME = "admin.token"  # in the queue directory
 
 
 class Role(StrEnum):
-    """What a token is for: to look, to send mail, to change the queue, or everything."""
+    """The purpose of a token: to look, to send mail, to change the queue, or everything."""
 
     READ = "read"
     SEND = "send"
@@ -49,7 +49,7 @@ class Token(Struct, frozen=True):
     tenant: str = ""
 
     def allows(self, needed: Role) -> bool:
-        """Whether it is for ``needed``."""
+        """True if it is for ``needed``."""
         return needed in _INCLUDES[self.role]
 
 

@@ -95,7 +95,7 @@ async def census_of(on: Operations) -> Census:
 
 
 def suspended_mail(on: Operations) -> SuspendedMail:
-    """What an operator has suspended, for one request."""
+    """The mail that operators have suspended, for one request."""
     return SuspendedMail(on.queue.suspended, on.relay.zones)
 
 

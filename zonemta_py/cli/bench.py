@@ -99,7 +99,7 @@ Make = Callable[[Path, int, Scenario], RelayUnderTest]
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The command line."""
+    """Options of the command, checked by click."""
 
     scenarios: tuple[str, ...]
     runs: int
@@ -235,7 +235,7 @@ def bench(**values: Any) -> None:
 
 
 def _makers(options: _Options) -> dict[str, Make]:
-    """What to measure, by name. A peer that cannot run here is reported and skipped."""
+    """The relays to measure, by name. A peer that cannot run here is reported and skipped."""
     makers: dict[str, Make] = {}
     for counts in options.processes:
         several = len(options.processes) > 1

@@ -163,7 +163,7 @@ def echo(text: str, color: str | None = None, *, bold: bool = False) -> None:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 recipient``, ``1,200 recipients``."""
+    """A number with its noun: ``1 recipient``, ``1,200 recipients``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

@@ -43,7 +43,7 @@ def history_table(history: RecipientHistory) -> Table:
 
 
 def receivers_table(sinks: Mapping[str, Sink]) -> Table:
-    """What the receivers have got."""
+    """A table of the mail that the receivers have got."""
     table = Table(box=None, pad_edge=False, title="receivers, in recipients", title_justify="left")
     for column in ("domain", "delivered", "refused or deferred", "from"):
         table.add_column(column, justify="left" if column in ("domain", "from") else "right")
@@ -58,7 +58,7 @@ def receivers_table(sinks: Mapping[str, Sink]) -> Table:
 def checks(
     sinks: Mapping[str, Sink], history: RecipientHistory, submitted: int, sources: set[str]
 ) -> list[tuple[str, bool]]:
-    """What must agree, as text, and whether it does. ``sources``: the addresses of the pools."""
+    """The statements that must hold, as text, each with True if it does. ``sources``: the addresses of the pools."""
     tallies = {domain: sink.tally for domain, sink in sinks.items()}
     received = sum(tally.recipients for tally in tallies.values())
     repeated = sum(

@@ -228,7 +228,7 @@ def _is_shared(config_path: Path) -> bool:
 
 
 def _fill(found: Audit, config_paths: Sequence[Path]) -> list[str]:
-    """Add the queues and then the event log of the configurations; returns what is wrong with the log, and with a queue beside it."""
+    """Add the queues and then the event log of the configurations; returns what is wrong with the log, and with a queue that is older."""
     configs = {path: read_config(path) for path in config_paths}
     directories = list(dict.fromkeys(config.events.directory.resolve() for config in configs.values()))
     ends = {

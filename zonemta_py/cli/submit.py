@@ -51,7 +51,7 @@ COUNTS = {
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The command line."""
+    """Options of the command, checked by click."""
 
     recipients: str
     message_path: Path
@@ -155,7 +155,7 @@ def submit(**values: Any) -> None:
 
 
 def _settings(options: _Options) -> tuple[SubmissionSettings, str]:
-    """What to submit, and the SHA-256 of the message. Raises ConfigError for a wrong option."""
+    """The settings of the submission, and the SHA-256 of the message. Raises ConfigError for a wrong option."""
     try:
         text = options.message_path.read_bytes()
         sender = normalise(options.sender) if options.sender else ""

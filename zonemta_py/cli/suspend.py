@@ -56,7 +56,7 @@ def selectors(command: Command) -> Command:
 
 
 def _chosen(named: dict[str, tuple[str, ...]]) -> dict[str, Any]:
-    """What is named. Raises UsageError."""
+    """The names that were given, by kind. Raises UsageError."""
     for kind, names in named.items():
         if len(names) > 1 or "" in names:
             raise click.UsageError(f"--{kind}: one name is expected, once")

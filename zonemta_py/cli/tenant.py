@@ -65,7 +65,7 @@ def _suspensions(config_path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _usage(config_path: Path, name: str) -> list[dict[str, Any]]:
-    """What a tenant has used of its limits."""
+    """Rows of the limits of a tenant, and of what it has used of them."""
     if not read_config(config_path).queue.directory.is_dir():
         return []
     return list(rows_of(config_path, UsageRequest(name)))

@@ -1,7 +1,22 @@
 """``zonemta top``: what the running relay attempts and what waits, each second, or once for a pipe or a program.
 
-``Screen`` holds what is shown and how keys change it, ``render`` draws it; both are pure. ``_watch`` asks the relay, draws, and
-hands the keys on. With ``--once`` or ``--json``, and where there is no terminal, the rates are printed once as a table or as rows.
+States of ``Screen``::
+
+    rows ─ enter ─▶ one row (``opened``) ─ enter, escape, / or a view ─▶ rows
+    rows or one row ─ / ─▶ a filter is typed (``is_typing``) ─ enter, or escape, which drops it ─▶ rows
+    rows or one row ─ q ─▶ ``done``
+
+Invariants:
+
+- ``Screen``, ``merged``, ``render`` and ``keys_in`` get rows and keys, and ask neither relay nor terminal.
+- While a filter is typed every character belongs to it; q does not end the command.
+- The terminal has its settings again when the command ends, also by an error (``_keys``).
+- Rows are those that were attempted in the window, and those that only wait; names are drawn as one line (``one_line``).
+- With ``--once`` or ``--json``, and where there is no terminal, the rates are printed once as a table or as rows.
+
+Callers: ``zonemta top``; ``_watch`` asks the relay, draws, and gives the keys to the screen, after each key and each interval.
+
+Example: ``screen.press("t", names)`` shows tenants, ``screen.press("6", names)`` the last 60 minutes.
 """
 
 import os
@@ -60,7 +75,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Screen:
-    """What the screen shows, and how keys change it."""
+    """The choices of the user, and how keys change them."""
 
     view: str = "zone"
     minutes: int = 1
@@ -148,7 +163,7 @@ def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
 
 
 def _reasons(screen: Screen, status: Row) -> Iterator[str]:
-    """Why destinations are unreachable: those of the opened row, or the first ones."""
+    """The reasons for which destinations are unreachable: those of the opened row, or the first ones."""
     for each in status["unreachable_destinations"]:
         name = f"{each['zone']}/{each['destination']}"
         if each["why"] and screen.opened in ("", each["destination"], each["zone"]):
@@ -242,7 +257,7 @@ def top(
 
 
 def _print_once(rows: list[Row], request: RatesRequest, *, as_json: bool) -> None:
-    """What was attempted lately, by zone, destination, source address and tenant, or by one of them."""
+    """Print the attempts by zone, destination, source address and tenant, or by one of them."""
     if as_json:
         for row in rows:
             print_json(row)
@@ -263,7 +278,7 @@ def _print_once(rows: list[Row], request: RatesRequest, *, as_json: bool) -> Non
 
 
 def _queued(config_path: Path, view: str) -> dict[str, tuple[int, int]]:
-    """How many recipients are queued, and how many of them are suspended, by what ``view`` shows. None of source addresses."""
+    """The numbers of queued recipients, and of suspended ones among them, by the names that ``view`` shows. None of source addresses."""
     if view == "source":
         return {}
     asked: Request = SummaryRequest()

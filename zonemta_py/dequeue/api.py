@@ -1,4 +1,27 @@
-"""``dequeue`` and ``adequeue`` call a routine once for every message of a zone."""
+"""``dequeue`` and ``adequeue`` call a routine once for every message of a zone.
+
+Life of a call: registered in ``channels.wakeups`` ─▶ workers start while there is mail and room ─▶ ABORT, an error, or no mail for
+``max_attempts`` times ``retry_interval_s`` ─▶ no worker starts; those that run have ``wait_timeout_s`` to end.
+
+Life of a lease: untaken ─▶ skipped, or started and given to the ``Executor`` ─▶ settled by its message (``leave``).
+
+Invariants:
+
+- One call at a time dequeues a zone; another one raises BadArgument.
+- Every lease is settled or released, also after a cancellation. Only if the queue has failed it stays as it is: the next start
+  defers its recipients.
+- An exception of the routine defers its message and is logged. One of the queue ends the call, which raises it.
+- Leases and settlements are on the loop of the queue; only the routine and ``done`` of ``ThreadExecutor`` run in a thread, one per
+  worker. A thread cannot be cancelled, so a cancelled ``dequeue`` waits for its threads; tasks of ``adequeue`` are cancelled with it.
+
+Callers: programs. ``Channels.close`` calls ``WorkerPool.stop`` when the relay or the queue is closed.
+
+Example::
+
+    dequeue("var/queue", "fax", lambda message: message.finish(Disposition.DELIVERED))  # 3, the number of messages
+
+Source: MTA SDK, mtaDequeueStart.
+"""
 
 import asyncio
 import inspect
@@ -25,8 +48,6 @@ log = logging.getLogger(__name__)
 
 
 # ---- The workers of one dequeue call, and where each runs its routine: in a thread, or on the event loop.
-#
-# Workers start while there is mail and room, and end when there is none. Source: MTA SDK, mtaDequeueStart.
 
 Routine = Callable[[Message], object]
 AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
@@ -56,11 +77,11 @@ class ThreadExecutor:
         self._busy = False
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """See ``Bridge.wait``."""
+        """Return the result of ``work``, run on the loop; blocks the routine's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """See ``Bridge.call``."""
+        """Return the result of ``work``, called on the loop; blocks the routine's thread."""
 
         async def on_loop() -> Any:
             return work()
@@ -88,7 +109,7 @@ class ThreadExecutor:
         return self._routine(message)
 
     async def process(self, lease: Lease) -> object:
-        """See ``Executor.process``."""
+        """Run the routine in the thread; a message that it does not finish is deferred."""
         message = Message(self._channel, lease, self._state, self)
         try:
             return await self._in_thread(partial(self._run_routine, message))
@@ -96,7 +117,7 @@ class ThreadExecutor:
             await message.leave()
 
     async def close(self) -> None:
-        """See ``Executor.close``."""
+        """Call ``done`` in the thread, unless a routine hangs there, and end the thread."""
         try:
             if self._done is not None and not self._busy:  # it would wait for a routine that hangs
                 await self._in_thread(partial(self._done, self._state))
@@ -114,7 +135,7 @@ class CoroutineExecutor:
         self._state = SimpleNamespace()
 
     async def process(self, lease: Lease) -> object:
-        """See ``Executor.process``. Raises BadArgument when the routine is a plain function."""
+        """Run the routine as a coroutine. Raises BadArgument for a plain function, QueueCorrupt for a body that cannot be read."""
         message: AsyncMessage | None = None
         try:
             async with self._channel.queue.bodies.spooled(lease.active) as body:
@@ -131,7 +152,7 @@ class CoroutineExecutor:
                 self._channel.defer_all(lease)
 
     async def close(self) -> None:
-        """See ``Executor.close``."""
+        """Call ``done`` on the loop."""
         if self._done is not None:
             self._done(self._state)
 
@@ -280,7 +301,7 @@ class WorkerPool:
             return None
 
     async def stop(self, grace_s: float) -> None:
-        """See ``Stoppable.stop``."""
+        """Start no further routine; wait up to ``grace_s``, at most ``wait_timeout_s``, for those that run."""
         self._stopping = True
         self._wakeup.set()
         await self._wait_for_workers(min(grace_s, self._limits.wait_timeout_s))
@@ -377,7 +398,10 @@ async def adequeue(
     max_messages_per_thread: int = DEFAULTS.max_messages_per_thread,
     **options: Unpack[DequeueOptions],
 ) -> int:
-    """See ``dequeue``; ``routine`` is a coroutine function, and its *threads* are tasks of this loop."""
+    """Await ``routine``, a coroutine function, once for every message of ``zone``; returns the number of messages.
+
+    Arguments and errors are those of ``dequeue``; its *threads* are tasks of this loop, and ``queue`` is open on it.
+    """
     limits = _limits(max_threads, max_messages_per_thread, **options)
     channel = _channel(queue, zone, options.get("backoff"))
     return await _run(channel, limits, partial(CoroutineExecutor, channel, routine, done), cancels=True)

@@ -120,7 +120,6 @@ class Channel:
 
     @property
     def queue(self) -> Queue:
-        """The stored queue."""
         return self.channels.context.queue
 
     def lease(self) -> Lease | None:

@@ -1,7 +1,25 @@
 """A message that a routine delivers: its recipients, then its lines, then the dispositions.
 
-A state machine: RECIPIENTS until all were read, LINES until ``finish`` or ``abort``, then FINISHED. A
-message that is not finished is deferred. Source: MTA SDK, mtaDequeue….
+States: RECIPIENTS ─ all were read ─▶ LINES ─ ``finish``, ``abort`` or ``leave`` ─▶ FINISHED. It may be finished in RECIPIENTS, too.
+
+Invariants:
+
+- One thread owns a message, that of its routine (``own``); reading or settling it in another one raises WrongThread.
+- A message is settled once: of the routine and the worker that leaves it, ``_claim_end`` lets the first settle it.
+- Dispositions have no effect before ``finish``; then they are settled in one batch (``Channel.settle``).
+- A recipient without a disposition is deferred, and so is each of a message that the routine does not finish.
+- The header, one chunk of the body and one line are in memory. ``rewind`` reads the body again from its first byte.
+
+Callers: the executors of ``dequeue.api`` make a message, call ``own`` and ``leave``; the routine calls the rest.
+
+Example::
+
+    for recipient in message.recipients():
+        message.dispose(recipient.address, Disposition.DELIVERED)
+    file.writelines(line + b"\\n" for line in message.lines())
+    message.finish()
+
+Source: MTA SDK, mtaDequeue….
 """
 
 import threading
@@ -146,7 +164,7 @@ class _Message:
         return self._recipients[self._read - 1]
 
     def holds(self, recipient: Recipient) -> bool:
-        """Whether ``recipient`` is a recipient of this message."""
+        """True if ``recipient`` is a recipient of this message."""
         return recipient in self._known
 
     # ---- its end
@@ -178,7 +196,7 @@ class _Message:
         return verdicts
 
     def _claim_end(self) -> bool:
-        """Whether the caller is the first to end the message, and must settle it."""
+        """Mark the message as finished; True if the caller is the first to do so, and must settle it."""
         with self._ending:
             first, self._state = self._state is not _State.FINISHED, _State.FINISHED
         return first
@@ -249,15 +267,18 @@ class AsyncMessage(_Message):
     """A message for a coroutine: ``Message`` with ``finish`` and ``abort`` as coroutines."""
 
     async def finish(self, disposition: int | None = None, reason: str = "") -> None:
-        """See ``Message.finish``."""
+        """Settle the message, as ``Message.finish`` does, with its errors."""
         await self._settle(self._final(disposition, reason))
 
     async def abort(self, reason: str = "the program aborted the message") -> None:
-        """See ``Message.abort``."""
+        """Defer every recipient; dispositions set before have no effect."""
         await self.finish(Disposition.DEFERRED, reason)
 
     def start(self, sender: str | None = None, *, zone: str | None = None) -> AsyncOutgoing:
-        """See ``Message.start``."""
+        """New mail that keeps the DSN parameters of this message; ``sender``: None for the same.
+
+        Raises NoSuchZone.
+        """
         self._check(_State.RECIPIENTS, _State.LINES)
         chosen = self.sender if sender is None else sender
         return AsyncOutgoing(self._channel.channels, chosen, zone, self)

@@ -1,7 +1,26 @@
 """New mail from a channel program: recipients, then content, then ``finish`` or ``abort``.
 
-It is accepted as all mail of programs is (``intake.inject``). Mail that replaces a dequeued message
-keeps its envelope id and RET, and each recipient's ORCPT and NOTIFY. Source: MTA SDK, mtaEnqueue….
+States: recipients (``to``) ─ first content ─▶ content (``write``, ``copy``) ─ ``finish`` or ``abort`` ─▶ finished. A call out of this order
+raises WrongOrder; content needs a recipient, ``finish`` needs content.
+
+Invariants:
+
+- It is accepted as all mail of programs is (``intake.inject``), and belongs to the tenant of the dequeued message.
+- Mail that replaces a dequeued message keeps its envelope id and RET; a recipient taken from it keeps ORCPT and NOTIFY.
+- Content is collected in pieces of PIECE_BYTES. The envelope is checked with the first piece: NotAccepted comes from a ``write``, or
+  from ``finish``.
+- The injector is used on the loop of the queue; ``Outgoing`` calls it through a ``Bridge``, from the routine's thread.
+
+Callers: ``Message.start`` and ``AsyncMessage.start`` in a routine, ``standalone.Queue`` for mail of a program's own.
+
+Example::
+
+    new = message.start(zone="bulk")
+    new.to("list@example.org", instead_of=message.recipient)
+    new.copy(message)
+    new.finish()  # the id of the new message
+
+Source: MTA SDK, mtaEnqueue….
 """
 
 import asyncio
@@ -24,10 +43,10 @@ class Bridge(Protocol):
     """Calls from a routine's thread into the event loop of the queue."""
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of the coroutine ``work``, run on the loop."""
+        """Block until the coroutine ``work`` has run on the loop; returns its result, or raises its error."""
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, called on the loop."""
+        """Block until ``work`` was called on the loop; returns its result, or raises its error."""
 
 
 class Original(Protocol):
@@ -38,7 +57,7 @@ class Original(Protocol):
         """Its envelope, size and origin."""
 
     def holds(self, recipient: Recipient) -> bool:
-        """Whether it is a recipient of this message."""
+        """True if ``recipient`` is one of this message."""
 
     def rewind(self) -> None:
         """Continue at the first line."""
@@ -183,7 +202,7 @@ class AsyncOutgoing(_Outgoing):
             await self.write_line(line)
 
     async def finish(self) -> str:
-        """Returns the id of the new message once it is on disk. Raises NotAccepted, WrongOrder."""
+        """Return the id of the new message once it is on disk. Raises NotAccepted, WrongOrder."""
         return await self._finish()
 
     async def abort(self) -> None:
@@ -206,26 +225,26 @@ class Outgoing(_Outgoing):
         self._bridge = bridge
 
     def write(self, data: bytes) -> None:
-        """See ``AsyncOutgoing.write``."""
+        """Add content of any length; may block for a write to the queue. Raises WrongOrder, NotAccepted."""
         if self._put(data):
             self._bridge.wait(self._flush())
 
     def write_line(self, line: bytes) -> None:
-        """See ``AsyncOutgoing.write_line``."""
+        """Add a line, given without its line end. Raises WrongOrder, NotAccepted."""
         self.write(line + b"\r\n")
 
     def copy(self, message: Original, *, rewind: bool = False) -> None:
-        """See ``AsyncOutgoing.copy``."""
+        """Add the remaining lines of a dequeued message; with ``rewind`` all of its lines."""
         if rewind:
             message.rewind()
         for line in message.lines():
             self.write_line(line)
 
     def finish(self) -> str:
-        """See ``AsyncOutgoing.finish``."""
+        """Return the id of the new message once it is on disk. Raises NotAccepted, WrongOrder."""
         new: str = self._bridge.wait(self._finish())
         return new
 
     def abort(self) -> None:
-        """See ``AsyncOutgoing.abort``."""
+        """Discard the new mail."""
         self._bridge.call(self._abort)

@@ -35,7 +35,6 @@ class RspamdClient:
         self._silent = 0  # failures since the last warning
 
     def begin(self, settings: ScanSettings, envelope: ScannedEnvelope) -> "RspamdScan":
-        """See ``ScanClient``."""
         return RspamdScan(self._session, settings, envelope, self._note_failure)
 
     def _note_failure(self, message: str, failure: str) -> None:
@@ -49,7 +48,6 @@ class RspamdClient:
         self._warn_from_s, self._silent = now_s + WARN_EVERY_S, 0
 
     async def close(self) -> None:
-        """See ``ScanClient``."""
         await self._session.close()
 
 
@@ -79,7 +77,6 @@ class RspamdScan:
         self._task.add_done_callback(self._ended)
 
     def feed(self, data: bytes) -> CommitFuture | None:
-        """See ``Scan``."""
         self._size += len(data)
         if self._size > self._settings.max_size:
             self._task.cancel()  # the message is too large to be scanned
@@ -94,7 +91,6 @@ class RspamdScan:
         return self._room
 
     def finish(self) -> CommitFuture:
-        """See ``Scan``."""
         self._complete = True
         self._more.set()
         if not self._task.done():
@@ -112,7 +108,6 @@ class RspamdScan:
             self._timer = None
 
     def abort(self) -> None:
-        """See ``Scan``."""
         self._task.cancel()
 
     def _on_timeout(self) -> None:

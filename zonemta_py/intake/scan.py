@@ -15,7 +15,7 @@ UNAVAILABLE = "451 4.7.1 The message cannot be scanned now, try again later"
 
 
 class ScanVerdict(NamedTuple):
-    """What becomes of a message: refused with the reply ``refusal``, or accepted with more header ``fields``.
+    """The verdict on a message: refused with the reply ``refusal``, or accepted with more header ``fields``.
 
     ``hold``: why it is held, in the event; empty when it is not.
     """
@@ -29,7 +29,7 @@ ACCEPT = ScanVerdict()
 
 
 class ScannedEnvelope(NamedTuple):
-    """What a scanner is given besides the data."""
+    """The envelope, which a scanner gets with the data."""
 
     message: str
     sender: str
@@ -43,7 +43,7 @@ class Scan(Protocol):
 
     @property
     def verdict(self) -> ScanVerdict:
-        """What becomes of the message, once ``finish`` is done."""
+        """The verdict on the message, once ``finish`` is done."""
 
     def feed(self, data: bytes) -> CommitFuture | None:
         """Take the next bytes; the future, if any, must be done before the next call."""

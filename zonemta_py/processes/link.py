@@ -86,7 +86,7 @@ class Link(asyncio.BufferedProtocol):
             self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Unsent frames are dropped."""
+        """Drop unsent frames, and call ``on_lost``."""
         self._transport = None
         self._out.clear()
         self._out_bytes = 0
@@ -127,7 +127,7 @@ class Link(asyncio.BufferedProtocol):
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle every complete frame."""
+        """Handle every complete frame in the buffer; one that cannot be decoded ends the link."""
         self.heard_s = clock.monotonic_s()
         self._end += nbytes
         while self._end - self._start >= 4:
@@ -151,6 +151,6 @@ class Link(asyncio.BufferedProtocol):
                 log.exception("a frame was not handled: %s", type(frame).__name__)
 
     def close(self) -> None:
-        """End the link."""
+        """End the link at once; unsent data are dropped. ``on_lost`` is called later."""
         if self._transport is not None:
             self._transport.abort()

@@ -1,7 +1,25 @@
 """A receiver process: listeners and sessions run here; what they store goes over the link.
 
-``python -m zonemta_py.processes.receiver_process LEVEL BEAT_S LINK_FD LISTENING_FD…``. It ends when the
-link does: without the queue's process no message can be accepted.
+``python -m zonemta_py.processes.receiver_process LEVEL BEAT_S LINK_FD LISTENING_FD…``.
+
+Life of the process: linked ─ Welcome ─▶ queue known ─ Configure ─▶ listening (Ready) ─ Stop ─▶ drained (Drained) ─ link lost ─▶ ended.
+
+Invariants:
+
+- Nothing is stored here. A message is accepted when the CommitResult of its Accept says so, and the client gets 250 after that.
+- Every request has a number, by which its answer finds the future that waits for it.
+- A CommitResult that is ``final`` sets ``failure``: the queue cannot be written any more.
+- Message ids are issued here, without a question: the worker index of the process, ``slot`` + 1, makes them unique.
+- Configurations are used in their order, and a stop after them. A first one that cannot be used ends the process; instead of a later
+  one the present one stays in use.
+- Limits that are reached (``closed``), suspended tenants, verified domains and logins are copies; the queue's process decides.
+- The process ends when its link does: without the queue's process no message can be accepted.
+
+Callers: ``receivers.ReceiverChild`` starts it and sends the frames of ``receiver_protocol``; the sessions of ``AssembledIntake`` use
+``RemoteQueue`` as they use a ``Queue``.
+
+Example: a session has 64 KiB of a body. Its writer submits a batch, which goes as ``Write(7, message, ops)``; ``CommitResult(7, "", False)``
+sets the result of the future.
 """
 
 import asyncio
@@ -172,15 +190,15 @@ class RemoteQueue:
         return claim
 
     def lookup(self, question: KeyQuestion) -> KeyLookup:
-        """What was accepted under a submission key, which stays free."""
+        """Ask for the message that was accepted under a submission key, which stays free."""
         return self._look_up("lookup", question)
 
     def acquire(self, question: KeyQuestion) -> KeyLookup:
-        """The same, and the key is taken unless it is busy."""
+        """Ask the same, and take the key unless it is busy."""
         return self._look_up("acquire", question)
 
     def compare(self, question: KeyQuestion) -> KeyLookup:
-        """What was accepted under a key that the session has."""
+        """Ask for the message that was accepted under a key that the session has."""
         return self._look_up("compare", question)
 
     def _look_up(self, verb: str, question: KeyQuestion) -> KeyLookup:
@@ -263,7 +281,7 @@ class ReceiverProcess:
         task.add_done_callback(self._tasks.discard)
 
     async def _configure(self, frame: protocol.Configure) -> None:
-        """Sessions go on while a large configuration is parsed."""
+        """Parse a configuration in a thread, while sessions continue, and use it."""
         async with self._configuring:
             try:
                 path = Path(frame.path)

@@ -1,8 +1,22 @@
 """The receiver processes as the queue's process sees them: the pool, and one receiver.
 
-The listening sockets stay open here, a set for each slot: a client that connects while a receiver
-restarts waits in the socket's backlog and is not refused. Those of a slot whose receiver cannot start
-do not listen until one can.
+States of a slot: started ─▶ welcomed and configured ─▶ ready ─ Stop ─▶ drained ─▶ ended. A process that ends earlier is followed by
+another one in its slot (``ProcessSupervisor``).
+
+Invariants:
+
+- The listening sockets stay open here, a set for each slot: a client that connects while a receiver restarts waits in the socket's
+  backlog and is not refused. Those of a slot whose receiver cannot start do not listen until one can.
+- What an ended receiver had begun is undone: unfinished bodies are removed, submission keys released, sessions uncounted.
+- A body is stored with its message only if as many chunks were written as its Accept says; else the upload is abandoned.
+- Every receiver has the present configuration, suspended tenants and verified domains: they are sent again if they have changed
+  while it started. Wrong passwords and logins that one receiver reports are sent to all others.
+- Suspensions, verified domains and configurations are sent at once, so that a client that connects later sees their effect.
+
+Callers: ``relay.intake_service`` makes the pool, reconfigures, drains and closes it.
+
+Example: with two listeners and three receivers ``sockets[1][0]`` are the sockets of the first listener in the second receiver. A client
+sends a message; frames ``Write`` and ``Accept`` arrive in its ``ReceiverChild``, which answers each with a ``CommitResult``.
 """
 
 import asyncio
@@ -60,7 +74,7 @@ class ReceiverPool:
             self._reporting = asyncio.create_task(self._report_space(), name="space")
 
     async def _share_suspended(self) -> None:
-        """Tell the receivers of each change."""
+        """Send each change of the suspended tenants to the receivers."""
         suspended = self._queue.suspended
         version = suspended.version
         while True:
@@ -69,7 +83,7 @@ class ReceiverPool:
                 child.send_now(protocol.SuspendedTenants(suspended.submitters()))
 
     async def _share_verified(self) -> None:
-        """Tell the receivers of each change."""
+        """Send each change of the verified domains to the receivers."""
         verified = self._queue.verified
         while True:
             await verified.changed.wait()
@@ -78,13 +92,13 @@ class ReceiverPool:
                 child.send_now(protocol.VerifiedDomains(verified.verified()))
 
     def _share(self, frame: protocol.WrongPassword | protocol.LoggedIn, source: "ReceiverChild") -> None:
-        """Tell the other receivers what one has found."""
+        """Send the other receivers a wrong password or a login that one reports."""
         for child in self._supervisor.children:
             if child is not source:
                 child.send(frame)
 
     async def _report_space(self) -> None:
-        """Tell the receivers, which have no store, how much space it has."""
+        """Send the receivers, which have no store, its free space, every CHECK_INTERVAL_S."""
         while True:
             space = self._queue.store.space()
             if space is not None:
@@ -141,7 +155,7 @@ class ReceiverPool:
         )
 
     def configure(self, config: Config, hostname: str) -> None:
-        """Use a new configuration."""
+        """Send a new configuration to the receivers at once; those that start later get it, too."""
         self._config, self._hostname = config, hostname
         for child in self._supervisor.children:
             child.send_now(self._configuration(child.slot))
@@ -158,12 +172,12 @@ class ReceiverPool:
             child.send(SetTraces(targets))
 
     def missing(self) -> str:
-        """Which processes do not run, for an operator; empty when all do."""
+        """Names of the processes that do not run, for an operator; empty when all do."""
         return self._supervisor.missing()
 
     @property
     def pids(self) -> list[int]:
-        """The running processes."""
+        """The ids of the running processes."""
         return [child.pid for child in self._supervisor.children]
 
     @property
@@ -185,7 +199,7 @@ class ReceiverPool:
                 wait.cancel()
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all processes, and wait for them."""
         for task in (self._reporting, *self._sharing):
             if task is not None:
                 task.cancel()
@@ -249,7 +263,7 @@ class ReceiverChild(ChildProcess):
                 self._handle_client(frame)
 
     def _handle_client(self, frame: protocol.Frame) -> None:
-        """What a receiver says about its clients."""
+        """Handle a frame about the clients of a receiver."""
         match frame:
             case protocol.CountSession():
                 claim = self._queue.limits.open_session(frame.client)
@@ -347,5 +361,5 @@ class RemoteUpload:
         self.size, self.crc, self.last = accept.size, accept.crc, accept.last
 
     def mark(self, created_ms: int) -> BodyRecord:
-        """See ``Upload``."""
+        """The record of the body; ``last`` counts as a chunk."""
         return BodyRecord(FORMAT, created_ms, self.size, self.chunks + bool(self.last), self.crc)

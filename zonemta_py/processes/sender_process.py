@@ -1,7 +1,26 @@
 """A sender process: requests come in over the link, sessions and DNS are here, results go back.
 
-``python -m zonemta_py.processes.sender_process LEVEL BEAT_S LINK_FD``. It ends when the link does: without
-the queue's process no result can be settled.
+``python -m zonemta_py.processes.sender_process LEVEL BEAT_S LINK_FD``.
+
+Life of a request::
+
+    Deliver ─▶ session open ─ SessionOpened ─▶ start being written ─ Durable ─▶ final dot sent ─▶ Done
+                                                └─ Cancel ─▶ no final dot ─▶ Done
+
+Invariants:
+
+- The final dot is not sent before ``started`` is done, that is before the queue's process has the start of the transaction on disk.
+- Each Deliver has one Done, with a result or the text of an internal error, unless the link ends before.
+- Frames behind a Configure wait until it was read, and are served under it; Durable, Chunk and Cancel of running requests do not wait.
+- A configuration replaces the agents of all zones. One that cannot be used ends the process if it is the first; else the present one
+  stays in use.
+- A body of at most BODY_INLINE_MAX bytes comes with its request; of others one chunk is fetched ahead. A chunk has the number of its reading:
+  those for a transaction that failed are dropped.
+- The process ends when its link does: without the queue's process no result can be settled.
+
+Callers: ``senders.SenderChild`` starts it and sends the frames of ``sender_protocol``; ``SmtpAgent`` executes the requests.
+
+Example: ``Deliver(3, "default", request, body)`` runs ``agent.deliver``; ``Done(3, result, "", 1, 1)`` says that a session is idle now.
 """
 
 import asyncio
@@ -117,7 +136,7 @@ class SenderProcess:
                 TRACER.configure(self, frame.targets, lambda line: self.link.send(Traced(line)))
 
     async def _configure(self, frame: protocol.Configure) -> None:
-        """Running requests go on while a large configuration is read; what comes behind it waits, and is served under it."""
+        """Read a configuration in a thread, while running requests continue, and use it; then handle the frames that came behind it."""
         try:
             self._use(frame, *await asyncio.to_thread(_read, frame))
         except Exception as exc:
@@ -234,13 +253,13 @@ class SharedUnreachableHosts(UnreachableHosts):
     def timed_out(
         self, pair: AddressPair, destination: str, now_s: float, times_s: Sequence[float], spread: float
     ) -> float:
-        """See ``UnreachableHosts``."""
+        """Record that a host did not answer, and send it; returns for how many seconds it is skipped."""
         skip_s = super().timed_out(pair, destination, now_s, times_s, spread)
         self._link.send(protocol.HostStatus(*pair, destination, skip_s))
         return skip_s
 
     def answered(self, pair: AddressPair) -> None:
-        """See ``UnreachableHosts``."""
+        """Record that a host answers again, and send it if it was unreachable."""
         if pair in self:
             super().answered(pair)
             self._link.send(protocol.HostStatus(*pair, "", -1.0))

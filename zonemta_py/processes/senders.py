@@ -1,7 +1,23 @@
 """The sender processes as the queue's process sees them.
 
-Limits and leases stay in the queue's process. A session is counted where it is: in use, by the worker;
-idle, by the process that holds it. So the connections of a zone are exact over all processes.
+Limits and leases stay in the queue's process. States of a request (``_PendingRequest``): sent ─▶ session opened ─▶ durable ─▶ done.
+
+Invariants:
+
+- Each request ends with a result, a RuntimeError for an internal error of the process, or AgentLost. AgentLost is ``uncertain`` if the
+  request was durable: the process may have sent the final dot.
+- A session is counted where it is: in use, by the worker; idle, by the process that holds it (``idle``, ``idle_on_path``). So the
+  connections of a zone are exact over all processes.
+- Before a request is sent, idle sessions of the other processes are closed as far as they exceed its limits, and its limits are lowered
+  by what the others keep (``_trim_others``).
+- Requests to a provider with limited sessions go to the process that has most of them; others to one with an idle session for the
+  destination; then to the least busy one. A domain is always looked up in the same process, which caches the answer.
+- Hosts that one process finds unreachable, or reachable again, become known to the others and to ``UnreachableHosts`` here.
+
+Callers: ``relay.delivery_service`` makes the pool and a ``RemoteAgent`` for each zone; the workers of a zone call ``deliver``.
+
+Example: a process is killed while it executes two requests, one before and one behind Durable. Both raise AgentLost, only the second
+is uncertain; another process is started in the slot.
 """
 
 import asyncio
@@ -272,11 +288,11 @@ class RemoteAgent:
         self._zone = zone
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
-        """Execute ``request``. Raises AgentLost."""
+        """Execute ``request`` in a sender process. Raises AgentLost when that ends first."""
         return await self._pool.deliver(self._zone, request, context)
 
     async def resolve(self, domain: str) -> MxAnswer:
-        """See ``DeliveryAgent``. Raises AgentLost."""
+        """Find the MX hosts of ``domain`` in a sender process. Raises AgentLost."""
         return await self._pool.resolve(self._zone, domain)
 
     def close(self) -> None:
@@ -284,7 +300,7 @@ class RemoteAgent:
 
 
 class SenderPool:
-    """``size`` sender processes."""
+    """The sender processes, ``size`` of them, and the choice of one for a request."""
 
     def __init__(
         self,
@@ -360,12 +376,12 @@ class SenderPool:
         self._on_idle(path, sum(child.idle_on_path[path] for child in self._supervisor.children))
 
     def missing(self) -> str:
-        """Which processes do not run, for an operator; empty when all do."""
+        """Names of the processes that do not run, for an operator; empty when all do."""
         return self._supervisor.missing()
 
     @property
     def pids(self) -> list[int]:
-        """The running processes."""
+        """The ids of the running processes."""
         return [child.pid for child in self._supervisor.children]
 
     async def deliver(

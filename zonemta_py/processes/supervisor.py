@@ -1,4 +1,24 @@
-"""Child processes of one kind: how many there are, and a new one for each that ends or hangs."""
+"""Child processes of one kind: how many there are, and a new one for each that ends or hangs.
+
+States of a slot: started ─ its first configuration is used ─▶ ready ─ its link ends ─▶ gone ─ pause ─▶ started. A child that is not ready in
+READY_TIMEOUT_S, or silent for ``silent_s`` at two checks, is ended.
+
+Invariants:
+
+- The link is the life of a child: it ends when its link does, and its link ends when it does. ``on_lost`` is called once.
+- A child that does not end within EXIT_TIMEOUT_S of its link is killed. On Linux the kernel kills it with the queue's process, too.
+- Children ignore signals: the queue's process gets them, and decides.
+- ``children`` has ready processes only; ``available`` is set while there is one.
+- The pause before a restart doubles from BACK_OFF_S to BACK_OFF_MAX_S; an uptime of STEADY_S resets it for the restart after this one.
+- A child reads the text of the configuration. So there are none for one that a program has changed (``process_counts``).
+
+Callers: ``ReceiverPool`` and ``SenderPool`` have a ``ProcessSupervisor``; ``ReceiverChild`` and ``SenderChild`` are its children;
+``child_main`` runs in them. The relay asks ``process_counts``.
+
+Example: receiver 1 is killed. Its link ends, its work is abandoned, the log says "receiver 1 (pid 4711) ended; another starts in 0.1 s".
+
+Source: prctl(2), PR_SET_PDEATHSIG.
+"""
 
 import asyncio
 import ctypes
@@ -44,7 +64,7 @@ class ChildProcess(ABC):
     """The parent's side of one process. A subclass handles its frames.
 
     ``slot`` is its 0-based number among the processes of its kind. ``on_lost`` is called once with the
-    child when the link has ended. ``ready``: whether it could use its configuration.
+    child when the link has ended. ``ready``: true if it could use its configuration.
     """
 
     kind = "child"  # in log lines
@@ -243,7 +263,7 @@ def cores() -> int:
 def process_counts(config: Config, cores_here: int, hooks: Hooks = NO_HOOKS) -> tuple[int, int]:
     """The numbers of receivers and senders; ``auto`` depends on the processors.
 
-    On two or three cores one receiver runs beside the queue's process. From four on, each kind gets a
+    On two or three cores there is one receiver. From four on, each kind gets a
     quarter of them; the remaining ones are for the queue, LevelDB's thread and the system. No receivers
     where there are policies: their functions may keep a state. No other process where the configuration
     is not what its text says, which the others read; ConfigError if they were asked for by number.
@@ -270,7 +290,7 @@ _parsed = lru_cache(maxsize=1)(parse_config)
 
 
 def _is_as_written(config: Config) -> bool:
-    """Whether ``config`` is what its text says, but for what only the queue's process uses."""
+    """True if ``config`` equals what its text says, except for keys that only the queue's process uses."""
     written = replace(
         _parsed(config.text, Path(config.path), config.included),
         queue=config.queue,
@@ -312,7 +332,7 @@ class ProcessSupervisor(Generic[C]):
         self._spawn(self._watch(), self._tasks)
 
     def missing(self) -> str:
-        """Which processes do not run, for an operator; empty when all do."""
+        """Names of the processes that do not run, for an operator; empty when all do."""
         there = {child.slot for child in self.children}
         gone = [f"{self._kind} {slot}" for slot in range(len(self._back_off_s)) if slot not in there]
         return " and ".join(gone)
@@ -324,7 +344,7 @@ class ProcessSupervisor(Generic[C]):
             task.cancel()
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all processes, and wait for them; none is started again."""
         self.stop_restarting()
         for task in self._tasks:
             task.cancel()

@@ -1,4 +1,21 @@
-"""The admin listener of a relay: health, metrics, mail by HTTP, and what they are read from."""
+"""The admin listener of a relay: health, metrics, mail by HTTP, and what they are read from.
+
+States: not started ─▶ serving, or without a server (``server`` is None) ─ drain ─▶ stopping, not ready ─▶ closed.
+
+Invariants:
+
+- ``admin`` does not change while the relay runs (``parts.check_reloadable``); a reload reads the tokens again, and nothing else.
+- A listener at the default address that cannot be opened does not stop the relay, unless it accepts mail: another relay on this machine
+  may have the port. That is logged, and ``Relay.status`` has it from ``warnings``.
+- The relay is ready for mail if ``reasons`` is empty. Each check (``_checks``) is a function that returns a reason, or nothing.
+- aiohttp and what needs it are imported when a server starts: loading it takes a quarter of a second.
+- The server is closed after the drain of all parts: until then ``/readyz`` says that the relay is stopping.
+
+Callers: ``relay.relay`` makes the service and its ``part``; ``Relay.status`` asks for addresses, reasons and processes.
+
+Example: with ``admin.page`` and ``admin.metrics`` the server has the routes of health, metrics and page; ``new_login`` returns
+``{"urls": ["http://127.0.0.1:8025/login?code=…"], "valid_s": …}``, for a listener at 127.0.0.1:8025.
+"""
 
 import logging
 import os
@@ -104,7 +121,7 @@ class AdminService:
         self.server = server
 
     def _tokens(self, config: Config, *, make: bool = False) -> Tokens:
-        """Raises ConfigError, LocalError."""
+        """Read the tokens; with ``make`` make that of the queue's directory. Raises ConfigError, LocalError."""
         admin, made = config.admin, config.queue.directory / MADE_NAME
         if admin.tokens_file is not None or not config.queue.directory.is_dir():
             return check_tokens(config)
@@ -154,7 +171,7 @@ class AdminService:
         return self._page.routes()
 
     def addresses(self) -> list[str]:
-        """Where it accepts; empty when it does not."""
+        """The addresses at which it accepts; empty when it does not."""
         if self.server is None:
             return []
         places = zip(self._config.admin.address, self.server.ports, strict=True)
@@ -223,7 +240,7 @@ class AdminService:
         ]  # fmt: skip
 
     def reasons(self) -> list[str]:
-        """Why the relay is not ready for mail; empty when it is."""
+        """The reasons for which the relay is not ready for mail; empty when it is."""
         return [reason for check in self._checks() if (reason := check())]
 
     def processes(self) -> dict[str, list[int]]:
@@ -278,7 +295,7 @@ class AdminService:
 
 
 def _host(address: AdminAddress, hostname: str) -> str:
-    """What a browser on this machine can use for an address."""
+    """The name in an URL for ``address``, for a browser on this machine: ``hostname`` if it is any address."""
     if address.host in ("0.0.0.0", "::"):
         return hostname
     return f"[{address.host}]" if ":" in address.host else address.host

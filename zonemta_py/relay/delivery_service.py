@@ -1,4 +1,23 @@
-"""The sending side of a relay: the workers of every zone, and what they share."""
+"""The sending side of a relay: the workers of every zone, and what they share.
+
+States: made ─ senders, reports and workers start ─▶ delivering ─ drain ─▶ workers have ended ─ close ─▶ closed. ``parts`` are in the order
+of their start: the look-ups are closed last.
+
+Invariants:
+
+- A zone has one view: ``ZoneWorkers`` if the relay delivers it, ``ProgramZone`` with ``transport: dequeue``. A reload adds views and
+  never removes one; a zone that comes back with another kind of view needs a restart (``_check``).
+- The agents of a zone are local (a mailbox, a program), in this process, or ``RemoteAgent`` if there are sender processes.
+- A reload uses limits and keys before zones, in the order of ``parts``; the files of providers, warm-ups and shaping are read
+  in a thread.
+- ``ReadyMail`` is given to the queue before there are workers; the queue's background tasks begin after them.
+- Idle sessions are counted in the limits of providers (``_set_idle``), in this process and in the sender processes.
+
+Callers: ``relay.relay`` makes the service, starts ``parts``, and calls ``probe`` for a flush; the admin side reads ``views``.
+
+Example: mail for the zone ``bulk`` arrives. The queue calls its ``ReadyMail`` with ``("bulk", "example.com", False)``, and the workers of
+``bulk`` lease it.
+"""
 
 import logging
 from asyncio import gather, get_running_loop, sleep
@@ -54,7 +73,7 @@ class ProgramZone:
         self._channels.wake(self._name)
 
     def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
-        """No program takes its mail, or None."""
+        """The constraint that no program takes its mail; None while one does."""
         if self._name in self._channels.wakeups:
             return None
         return Constraint(
@@ -62,19 +81,19 @@ class ProgramZone:
         )
 
     def stopped(self) -> Collection[str]:
-        """Nothing: no limits of sending apply here."""
+        """No destination: no limits of sending apply here."""
         return ()
 
     def provider(self, destination: str) -> str:
-        """None: programs deliver it."""
+        """No provider, as programs deliver the mail: empty."""
         return ""
 
     def probe(self, destination: str | None) -> None:
-        """Nothing is suspended here."""
+        """No destination is unreachable here: nothing is done."""
 
     @property
     def sessions(self) -> int:
-        """None of this relay."""
+        """No session of this relay: 0."""
         return 0
 
 
@@ -92,7 +111,7 @@ class ReadyMail:
 
 
 class DeliveryService:
-    """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0; of what is there it hears by ``ready``.
+    """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0. ``ready``: reports mail.
 
     ``views``: the zones, as an operator sees them.
     """

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class IntakeService:
     """Accepts mail into ``queue``, by ``receivers`` processes, or in this one if that is 0.
 
-    ``addresses``: where the SMTP listeners accept, once started.
+    ``addresses``: those of the SMTP listeners, once started.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class IntakeService:
         return self._assembled.disk_space
 
     def mail_endpoint(self) -> "MailEndpoint":
-        """What accepts mail by HTTP."""
+        """The endpoint that accepts mail by HTTP."""
         # Imported where it is used: loading aiohttp takes a quarter of a second.
         from zonemta_py.intake.http import MailEndpoint
 

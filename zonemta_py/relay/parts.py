@@ -87,7 +87,7 @@ def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> Non
 
 
 def _names_of_destinations(key: str, was: Zone, will: Zone) -> Iterator[tuple[str, object, object]]:
-    """What must not change because waiting mail is stored under it: which mail goes to smarthosts, and to which."""
+    """Settings that must not change because waiting mail is stored under them: the mail that goes to smarthosts, and to which."""
     yield f"{key}.smarthost (from none, or to none)", bool(was.smarthost), bool(will.smarthost)
     if any(part.smarthost for zone in (was, will) for _, part in zone.parts()):
         before, after = (

@@ -1,4 +1,23 @@
-"""Whether a configuration is usable on this machine: files, directories, addresses. For ``check`` and ``serve``."""
+"""Checks of a configuration on this machine: files, directories, addresses, descriptors. For ``check`` and ``serve``.
+
+Steps: ``verify`` ─▶ ``warnings``, which ``zonemta check`` prints and a relay logs ─▶ ``check_addresses``, only by ``check``.
+
+Invariants:
+
+- ``verify`` loads or tests all that the configuration names, and returns the DKIM keys that it has loaded.
+- ``_prefix_errors`` puts the key in front of a ConfigError; ``verify`` adds file and line.
+- A warning is about what is allowed and probably not intended; it never refuses a start.
+- The limit of file descriptors covers sessions, connections, HTTP and the RESERVE of the store: a database that cannot open its
+  next file is lost until it is opened again.
+
+The only state is the task of ``CertificateWatch``: made ─ start ─▶ looks once a day ─ close ─▶ ended.
+
+Callers: ``relay.parts.read_config`` at a start and at each reload, ``Relay`` for warnings, ``zonemta check`` and ``zonemta serve``.
+
+Example: a certificate of the first listener that cannot be read is an error that begins with file, line and ``listeners[0].tls``.
+
+Source: capabilities(7) for CAP_NET_BIND_SERVICE; getrlimit(2).
+"""
 
 import asyncio
 import logging
@@ -91,7 +110,7 @@ class CertificateWatch:
                 log.warning("%s", warning)
 
     async def close(self) -> None:
-        """End."""
+        """Look no more; idempotent."""
         if self._task is not None:
             self._task.cancel()
 
@@ -111,7 +130,7 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_needed(config: Config, hooks: Hooks = NO_HOOKS) -> int:
-    """How many descriptors the process with the queue may use at once."""
+    """The most descriptors that the process with the queue may use at once."""
     receivers, senders = process_counts(config, cores(), hooks)
     needed = RESERVE
     if receivers == 0:
@@ -307,7 +326,7 @@ def _unsigned_tenants(config: Config) -> Iterator[str]:
 
 
 def _is_everyone(networks: Sequence[Network]) -> bool:
-    """Whether ``networks`` together are all of IPv4 or of IPv6."""
+    """True if ``networks`` together are all of IPv4 or of IPv6."""
     four = collapse_addresses(network for network in networks if isinstance(network, IPv4Network))
     six = collapse_addresses(network for network in networks if isinstance(network, IPv6Network))
     return any(network.prefixlen == 0 for network in four) or any(
@@ -316,7 +335,7 @@ def _is_everyone(networks: Sequence[Network]) -> bool:
 
 
 def _may_bind(port: int) -> bool:
-    """Whether this process may listen on ``port``; True where the system does not tell."""
+    """True if this process may listen on ``port``, or if the system does not say."""
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
         status = Path("/proc/self/status").read_text()
@@ -346,12 +365,12 @@ def check_addresses(config: Config) -> list[str]:
 
 
 def needs_admin_address(admin: Admin) -> bool:
-    """Whether a relay must not start without its HTTP listener: it takes mail there, or was given an address."""
+    """True if a relay must not start without its HTTP listener: it accepts mail there, or has an address that is not the default."""
     return admin.mail or admin.address != Admin().address
 
 
 def _problem(address: HostPort) -> str:
-    """Why an address cannot be used, or empty."""
+    """The reason for which an address cannot be used, or empty."""
     try:
         found = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,24 @@
-"""The relay: its parts, made from one configuration (see ``parts``), and what a program does with it."""
+"""The relay: its parts, made from one configuration (see ``parts``), and what a program does with it.
+
+States: made (the queue is open) ─ ``start`` ─▶ running ─ ``stop`` ─▶ stopped. A stopped relay is not used again: ``RelayRunner`` makes
+another one.
+
+Invariants:
+
+- The order of ``_make_parts`` is that of starting: the queue is recovered first, and the listeners accept when all that delivers
+  and logs is there. ``stop`` drains all at once, then closes in reverse: the event log after the last delivery.
+- ``_config`` is the configuration in use. It changes in one place, when all parts apply a new one; reloads follow each other.
+- A reload that fails leaves the present configuration in use, with all of its parts.
+- An error of the constructor or of ``start`` closes the queue again.
+- A partition of another relay is delivered by a ``Relay`` of its own, without listeners (``relay.takeover``).
+
+Callers: ``zonemta serve`` by ``RelayRunner``; programs that embed a relay (docs/library.md); ``OrphanRecovery`` for partitions.
+
+Example::
+
+    async with Relay(load_config(Path("zonemta.yaml"))) as relay:
+        await relay.enqueue("a@example.org", ["b@example.com"], b"Subject: hi\\n\\nHello\\n")
+"""
 
 import asyncio
 import logging
@@ -189,7 +209,7 @@ class Relay:
 
     @property
     def addresses(self) -> tuple[HostPort, ...]:
-        """Where the SMTP listeners accept, once started."""
+        """The addresses of the SMTP listeners, once started."""
         return tuple(self._intake.addresses)
 
     @property
@@ -264,7 +284,7 @@ class Relay:
         )
 
     def status(self) -> dict[str, Any]:
-        """What this relay is, and whether it is ready."""
+        """The fields of the operation ``status``: version, addresses, processes, and the reasons for which it is not ready."""
         admin = self.admin
         assert admin is not None
         return {
@@ -357,7 +377,7 @@ class Relay:
         return Prepared(apply)
 
     async def flush(self) -> int:
-        """Make all deferred recipients ready and probe unreachable destinations; returns how many woke."""
+        """Make all deferred recipients ready and probe unreachable destinations; returns the number of recipients that became ready."""
         self._delivery.unreachable.clear()  # before mail is ready that would be refused for it
         woken = await flush(self._queue)
         self._delivery.probe()

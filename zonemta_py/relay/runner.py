@@ -1,6 +1,6 @@
 """Keeps a relay running: one whose queue cannot be written is closed, and a new one opened (decision 60).
 
-After a failed write nothing is known about it, so no part of the old relay goes on. The next opening reads
+After a failed write nothing is known about it, so no part of the old relay continues. The next opening reads
 what the store has, as after a crash. It is tried again until the store works: a full disk, a server that
 hangs and a lack of descriptors need no operator.
 """
@@ -110,7 +110,7 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 
 
 def keep_copy(config: Config) -> Path:
-    """Copy the store to a new directory beside it, returned. Raises QueueLocked, LocalError when there is none."""
+    """Copy the store to a new directory next to it, and return that. Raises QueueLocked, LocalError when there is none."""
     with locked_files(config.queue) as directory:
         copy = directory.with_name(
             f"{directory.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}"

@@ -59,13 +59,13 @@ class TakeoverRelay(Protocol):
 
     @property
     def queue(self) -> Queue:
-        """Its queue."""
+        """The queue of the partition that it delivers."""
 
     async def start(self) -> None:
-        """Begin to deliver."""
+        """Begin to deliver; returns when all parts have started. Raises ConfigError, LocalError."""
 
     async def reload(self, config: Config) -> object:
-        """Use ``config``. Raises ConfigError."""
+        """Use ``config`` from now on. Raises ConfigError for one that cannot be used; the present one stays."""
 
     async def flush(self) -> int:
         """Make all deferred recipients ready; returns how many woke. Raises LocalError."""

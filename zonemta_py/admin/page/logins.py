@@ -31,7 +31,7 @@ class PageSession:
     notice: str = ""
 
     def is_own_form(self, csrf: str) -> bool:
-        """Whether a form was made for this session."""
+        """True if a form was made for this session."""
         return secrets.compare_digest(self.csrf.encode(), csrf.encode("utf-8", "surrogateescape"))
 
 
@@ -75,10 +75,10 @@ class Logins:
         return session
 
     def is_open(self, session: PageSession) -> bool:
-        """Whether a session was neither closed nor replaced, and is in use."""
+        """True if a session was neither closed nor replaced, and is in use."""
         is_idle = self._now_s() - session.seen_s >= IDLE_S
         return self._sessions.get(session.key) is session and not is_idle
 
     def close(self, session: PageSession) -> None:
-        """Log out."""
+        """End a session: its cookie is not valid any more."""
         self._sessions.pop(session.key, None)

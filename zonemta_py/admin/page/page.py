@@ -79,7 +79,7 @@ class PageSessions:
         return session.token if session is not None else None
 
     def is_valid(self, session: PageSession) -> bool:
-        """Whether a session is open, and its token was not removed since."""
+        """True if a session is open, and its token was not removed since."""
         is_known = not session.token.digest or session.token in self._tokens()
         return is_known and self.logins.is_open(session)
 
@@ -272,7 +272,7 @@ class Page:
         return text, status
 
     async def _context(self, request: web.Request, view: PageView, session: PageSession) -> Context:
-        """What a view shows; those who watch the same live page share it."""
+        """The context of a view; those who watch the same live page share it."""
         if not view.is_live:
             return await view.context(request, session.token)
         now_s, (made_s, shared) = clock.monotonic_s(), self._shared.get(request.path, (0.0, {}))

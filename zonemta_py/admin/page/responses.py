@@ -1,4 +1,4 @@
-"""What the page answers with: templates, files, redirects, and the fields of forms."""
+"""Responses of the page: templates, files, redirects, and the fields of forms."""
 
 import asyncio
 import hashlib
@@ -72,7 +72,7 @@ def html_page(text: str, status: int = 200) -> web.Response:
 
 
 def redirect(path: str) -> web.Response:
-    """To another page."""
+    """A response that leads the browser to another page."""
     return web.Response(status=303, headers={**HEADERS, "Location": path})
 
 

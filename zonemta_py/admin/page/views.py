@@ -1,4 +1,21 @@
-"""What the pages show, made of the operations that the commands and the API have too."""
+"""Contexts of the page's templates, made of the operations that the commands and the API have too.
+
+States of ``Charts``: made ─ start ─▶ a sample each EVERY_S ─ stop ─▶ ended. ``Views`` remembers destinations for DESTINATIONS_EVERY_S, and
+nothing else.
+
+Invariants:
+
+- The page shows nothing that an operation does not answer, but for the charts. ``tenant`` is that of the token, empty for operators:
+  ``restrict`` limits a request to its mail, or raises PermissionError.
+- Lists that mail could make long have a limit (``…_MAX``).
+- All columns of ``Charts`` have the length of ``_times_ms``, at most KEPT. There are series of at most ZONES_MAX zones, and of ALL.
+- Charts are in memory only: they begin with the start of the relay.
+
+Callers: ``page.page`` has a ``Views`` and calls a method for each template; ``relay.admin_service`` makes, starts and stops the ``Charts``.
+
+Example: ``await Views(operations).zone("bulk")`` returns ``{"zone": "bulk", "summary": …, "rate": …, "destinations": […]}`` for the template
+``zone.html``, or raises NotFound.
+"""
 
 import asyncio
 from array import array
@@ -36,12 +53,12 @@ from zonemta_py.queue.queue import Queue
 
 # ---- The paths from addresses to providers as a matrix, those first that need attention. Pure.
 
-COLUMNS_MAX = 4  # addresses beside each other; more are cells with a heading of their own
+COLUMNS_MAX = 4  # addresses as columns; more are cells with a heading of their own
 PATHS_MAX = 100
 
 
 def matrix(paths: Sequence[Row], paths_max: int = PATHS_MAX) -> dict[str, Any]:
-    """What the page shows of ``paths``, which are in the order of ``admin.paths.attention``.
+    """The context for ``paths``, which are in the order of ``admin.egress.attention``.
 
     ``addresses`` is empty when they are too many for columns; ``others``: how many paths are not shown, of a provider and
     of all.
@@ -77,7 +94,7 @@ def cell(path: Row) -> Row:
 
 
 def state_of(path: Row) -> str:
-    """What the relay does on a path: suspended, paused, lowered or full."""
+    """The state of a path: suspended, paused, lowered or full."""
     if path["suspended"]:
         return "suspended"
     if path["paused_until_ms"]:
@@ -127,7 +144,7 @@ class Views:
         self._destinations: dict[DestinationsRequest, tuple[float, list[Row]]] = {}
 
     async def _rows(self, request: Request, tenant: str = "") -> list[Row]:
-        """Raises LocalError, NotFound, PermissionError."""
+        """Rows of the answer as plain dicts. Raises LocalError, NotFound, PermissionError."""
         allowed = restrict(self._operations, request, tenant)
         return [to_plain(row) async for row in run_operation(self._operations, allowed)]
 
@@ -207,7 +224,7 @@ class Views:
         }
 
     async def _suspended(self) -> dict[str, dict[str, Row]]:
-        """What operators have suspended, by kind and name."""
+        """Rows of the suspensions of operators, by kind and name."""
         found: dict[str, dict[str, Row]] = {kind: {} for kind in SUSPENDED_KINDS}
         for row in await self._rows(SuspendedRequest()):
             for kind in found:
@@ -295,7 +312,7 @@ class Views:
         }
 
 
-# ---- What the charts of the page show: samples of all zones, every ten seconds for six hours. In memory only.
+# ---- The charts of the page: samples of all zones, every ten seconds for six hours. In memory only.
 
 EVERY_S = 10.0
 KEPT = 6 * 360  # samples
@@ -336,7 +353,6 @@ class Charts:
         self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._turn)
 
     def stop(self) -> None:
-        """Take no more samples."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,6 +1,26 @@
-"""What the commands of ``zonemta pipeline`` share: where a job runs, and its Spark session.
+"""Options, Spark session and event log of the commands of ``zonemta pipeline``.
 
-pyspark is imported only when a job runs.
+States of ``SparkOptions``: options ─ ``job`` ─▶ session, or one that starts when it is needed ─▶ the event log is verified and open (``log``)
+─▶ the session is stopped. ``damage`` is there until the command ends.
+
+Invariants:
+
+- pyspark is imported only when a command runs; without it the command ends with MISSING_SPARK.
+- The session is stopped however the job ends. Errors of Spark become LocalError (``spark_errors``).
+- A command that has read a damaged event log warns of each damage, and ends with EXIT_DAMAGED.
+- The output of a job is never below its event log: the next job would read it as events.
+- Over Spark Connect paths of parameters (PATHS) are absolute: a relative one would be one of the server.
+
+Callers: the commands in ``cli/pipeline``, with ``@spark_options``.
+
+Example::
+
+    @click.command()
+    @spark_options
+    def count(spark: SparkOptions) -> None:
+        with spark.job("var/events") as (session, progress):
+            progress("counting")
+            click.echo(spark.log.records)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,7 +87,7 @@ def named_values(
 
 @dataclass(slots=True)
 class SparkOptions:
-    """Where a job runs and with which settings. ``log``: the events that it has read."""
+    """The place and the settings of a job. ``log``: the events that it has read."""
 
     master: str | None
     heap: str | None
@@ -86,7 +106,7 @@ class SparkOptions:
 
     @property
     def damage(self) -> "Sequence[Damage]":
-        """What is wrong with the events that were read."""
+        """The damage of the event log that was read."""
         return self._log.damage if self._log else ()
 
     @contextmanager
@@ -170,12 +190,12 @@ def _absolute(path: str) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Whether a parameter of PATHS names something that this process could open."""
+    """True if a parameter of PATHS names something that this process could open."""
     return "://" not in path and not path.startswith(("file:", "jdbc:", "table:"))
 
 
 def are_short(paths: Iterable[str]) -> bool:
-    """Whether these are files of this machine, with less than SHORT_BYTES together."""
+    """True if these are files of this machine, with less than SHORT_BYTES together."""
     files = list(map(Path, paths))
     return all(map(Path.is_file, files)) and sum(file.stat().st_size for file in files) < SHORT_BYTES
 

@@ -91,7 +91,7 @@ class CompactRequest:
 
     @property
     def target(self) -> str:
-        """Where the events are, as the jobs that read them take it."""
+        """The place of the events, as the jobs that read them take it."""
         return f"{TABLE}{self.table}" if self.table else self.lake
 
 

@@ -1,4 +1,4 @@
-"""What of an event log has been read: ranges of SEQ for each node. Pure.
+"""The parts of an event log that have been read: ranges of SEQ for each node. Pure.
 
 An event is identified by node, SEQ and position, and a segment has all events of its SEQs. So what a segment repeats is known from
 the ranges alone, without comparing events:

@@ -62,13 +62,13 @@ _SEGMENT = StructType(
 _LINE = StructType([StructField(name, StringType()) for name in ("path", "line")])
 GLOB = "*.jsonl.zst"
 SUFFIXES = (".zst", ".parquet")  # of a single file that is an event log
-# Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
+# Directories are no columns: the logs of several relays may be next to each other, each with dates and hours.
 OF_SEGMENTS = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
 
 
 @dataclass(frozen=True, slots=True)
 class EventLog:
-    """What a job reads. ``segments``: the paths of those with new events. ``parts``: for those of which not all is read, the ranges.
+    """The events that a job reads. ``segments``: the paths of those with new events. ``parts``: for those of which not all is read, the ranges.
 
     ``read``: what is read when this is. ``records`` are new; of ``first_read`` segments nothing was read before. ``known``: how many other segments there are, with nothing new. ``names``: those that were
     verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are
@@ -96,7 +96,7 @@ class EventLog:
     def rows_of(
         self, spark: SparkSession, function: Mapper, schema: StructType
     ) -> list[Mapping[str, Any]]:
-        """What ``function`` makes of batches of ``path`` and ``content`` (bytes) of the segments. Raises LocalError."""
+        """Rows that ``function`` makes of batches of ``path`` and ``content`` (bytes) of the segments. Raises LocalError."""
         if self.is_small:
             try:
                 return [row for batch in function(read_here(self.segments)) for row in batch.to_pylist()]
@@ -222,7 +222,7 @@ def _compacted(spark: SparkSession, path: str) -> EventLog:
 
 
 def _extents(path: str) -> dict[str, Extent]:
-    """What the log must have of each node, where that can be read: on this machine."""
+    """The SEQs that the log must have of each node, where that can be read: on this machine."""
     return (
         extents(Path(path.removeprefix("file:"))) if path.startswith("file:") or ":" not in path else {}
     )
@@ -335,7 +335,7 @@ def _part_lines(
 
 
 def damage_counts(log: EventLog) -> dict[str, int | None]:
-    """What the ``--json`` of a job says: the number of damaged segments, and of gaps between segments; None where nothing was verified."""
+    """Fields for the ``--json`` of a job: the number of damaged segments, and of gaps between segments; None where nothing was verified."""
     if not log.is_verified:
         return {"damaged_segments": None, "gaps": None}
     return {"damaged_segments": len(log.damaged), "gaps": len(log.damage) - len(log.damaged)}
@@ -364,7 +364,7 @@ def segment_lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
 
 
 def is_parquet(spark: SparkSession, path: str) -> bool:
-    """Whether there is a Parquet file in ``path``; reads one footer."""
+    """True if there is a Parquet file in ``path``; reads one footer."""
     try:
         analysed(
             spark.read.options(**{**OF_SEGMENTS, "pathGlobFilter": "*.parquet"}).parquet(as_read(path))
@@ -385,7 +385,7 @@ def read_here(segments: Iterable[str]) -> Iterator[pa.RecordBatch]:
 
 
 def name_of(path: str, length: int) -> str:
-    """What distinguishes a segment from others, and from itself before it was restored."""
+    """A name that differs for each segment, and for one that was restored since."""
     return f"{path.rpartition('/')[2]} {length}"
 
 

@@ -306,7 +306,7 @@ def _kind_of_table(spark: SparkSession, path: str) -> str | None:
 
 
 def _is_directory(spark: SparkSession, url: str) -> bool:
-    """Whether this is a directory; False also when nothing can be seen there."""
+    """True if this is a directory; False also when nothing can be seen there."""
     names = names_in(spark, url)
     return names is not None and names != {url.rpartition("/")[2]}
 

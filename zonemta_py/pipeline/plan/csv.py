@@ -1,7 +1,25 @@
-"""Quotes in a CSV file: whether a cell spans lines, and where a quote is not closed.
+"""Quotes in a CSV file: true if a cell spans lines, and the line of a quote that is not closed.
 
-Of a file of this machine the lines are examined here. Others (compressed ones, directories, URLs) have to be opened by Spark: a task
-reads the lines of whole files, in their order, so no file needs to fit into memory.
+A file may be divided between tasks only if no cell contains a line end; else one task must read all of it. Steps::
+
+    options of Spark's reader ─▶ CsvForm ─▶ _plain: the form that Python's reader knows ─▶ csv.reader over _Lines ─▶ spans, or UnclosedQuote
+
+States of ``_Lines``: between rows (``begin`` is 0) ─ a line that is no comment ─▶ in a row, from line ``begin`` ─▶ between rows ─▶ ended.
+
+Invariants:
+
+- Where the lines of a file with quotes cannot be examined, as in UTF-16, the answer is True.
+- ``_plain`` changes cells; the quotes around them, separators and line ends stay in their order.
+- A quote inside a cell that ends in its line is left to the reader of the rows.
+- No file needs to fit into memory: here its lines are read one after the other, and a task gets the lines of whole files in their order.
+- The settings of the session that keep files whole (SPLITS) are restored after the job.
+
+Callers: ``plan.list.spans_lines``. It examines lines of a local file here; others (compressed ones, directories, URLs) are opened by Spark.
+
+Example::
+
+    cell_spans_lines(["a,b\\n", '"x\\n', 'y",z\\n'], CsvForm())  # True
+    cell_spans_lines(["a,b\\n", '"x\\n'], CsvForm())  # UnclosedQuote: line 2: a quote is not closed
 """
 
 import csv
@@ -51,17 +69,17 @@ class CsvForm(NamedTuple):
 
     @property
     def has_quotes(self) -> bool:
-        """Whether a cell may contain a separator at all."""
+        """True if a cell may contain a separator."""
         return self.quote not in NO_QUOTE
 
     @property
     def has_lines_of_bytes(self) -> bool:
-        """Whether a byte of a line end is one."""
+        """True if the byte of a line end is always one: not in UTF-16 and UTF-32."""
         return not self.encoding.lower().startswith(("utf-16", "utf-32"))
 
 
 def form_of_options(options: Mapping[str, str], cell_max: int) -> CsvForm:
-    """What ``options`` of Spark's reader say, whose names may be in any case."""
+    """The form that ``options`` of Spark's reader describe; their names may be in any case."""
     lower = {name.lower(): value for name, value in options.items()}
     separator = lower.get("sep", lower.get("delimiter", ","))
     separator = re.sub(r"\\(u0000|[trbf\"'\\])", lambda found: ESCAPES[found[1]], separator)
@@ -102,7 +120,7 @@ class _Lines:
 
 
 def cell_spans_lines(lines: Iterable[str], form: CsvForm) -> bool:
-    """Whether a quoted cell contains a line end. Raises UnclosedQuote.
+    """True if a quoted cell contains a line end. Raises UnclosedQuote.
 
     A quote inside a cell that ends in its line is left to the reader of the rows.
     """
@@ -147,7 +165,7 @@ def _plain(lines: Iterable[str], form: CsvForm) -> Iterator[str]:
 def files_span_lines(
     spark: SparkSession, source: str, options: Mapping[str, str], form: CsvForm
 ) -> bool:
-    """Whether a cell of the files in ``source`` contains a line end.
+    """True if a cell of the files in ``source`` contains a line end.
 
     Spark's reader of text leaves the bytes of a line as they are. Raises LocalError, which names the file, for a quote that is not
     closed.

@@ -86,7 +86,7 @@ class RecipientList:
 
 @dataclass(frozen=True, slots=True)
 class PlanTables:
-    """What was written. ``counts``: the rows of the list by kind. ``slots``: the number of those that the envelopes are in."""
+    """Counts of what was written. ``counts``: the rows of the list by kind. ``slots``: the number of those that the envelopes are in."""
 
     counts: Mapping[str, int]
     rows_read: int
@@ -197,7 +197,7 @@ def _caps(request: PlanRequest) -> Mapping[str, int]:
 
 
 def _is_for_tasks(request: PlanRequest, listed: RecipientList, blocks: Blocks | None) -> bool:
-    """Whether tasks write their files themselves: they run on this machine, and see all that is left out."""
+    """True if tasks write their files themselves: they run on this machine, and see all that is left out."""
     if blocks is None or _caps(request) or is_url(request.output):
         return False
     spark = listed.rows.sparkSession
@@ -297,7 +297,7 @@ class WrittenCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanFiles:
-    """The files of a run, in a directory of its own until all of them are there: a task of a run that was killed may go on for a while.
+    """The files of a run, in a directory of its own until all of them are there: a task of a run that was killed may continue for a while.
 
     ``output``: the plan. ``run``: a name. ``scope``, ``slots``: of the keys, as in ``with_keys``. ``compression``: of Parquet.
     """
@@ -411,7 +411,7 @@ class PlanFiles:
                 self._opened(f"{table}/part-empty.parquet", schema).close()
 
     def count(self) -> WrittenCounts:
-        """What the files have, by their footers. Raises LocalError."""
+        """Counts of the rows in the files, from their footers. Raises LocalError."""
         envelopes = recipients = 0
         for footer in self._footers(ENVELOPES):
             envelopes += footer.num_rows

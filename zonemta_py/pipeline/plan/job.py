@@ -134,7 +134,7 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
 
 
 def _is_postponed(request: PlanRequest) -> bool:
-    """Whether another plan has written the list."""
+    """True if another plan has written the list."""
     if request.source.startswith(TABLE):
         return _table_name(request.source).endswith(f".{POSTPONED}")
     return request.source.rstrip("/").endswith(f"/{POSTPONED}")

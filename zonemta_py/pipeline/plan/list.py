@@ -163,12 +163,12 @@ def suffix_of(name: str) -> str:
 
 
 def is_compressed(name: str) -> bool:
-    """Whether the last suffix of a name is that of a compression."""
+    """True if the last suffix of a name is that of a compression."""
     return name.lower().rpartition(".")[2] in COMPRESSIONS
 
 
 def spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -> bool:
-    """Whether a cell may contain a line end: only then must one task read a whole file.
+    """True if a cell may contain a line end: only then must one task read a whole file.
 
     ``options``: of Spark's reader of CSV. Raises LocalError, for a quote that is not closed, too.
     """
@@ -215,7 +215,7 @@ def refuse_repeated(columns: Sequence[str], name: str, source: str) -> None:
 
 
 def begins_with_rows(source: str) -> bool:
-    """Whether a local CSV file seems to have a row: a second line that is not blank. It saves a look by Spark."""
+    """True if a local CSV file seems to have a row: a second line that is not blank. It saves a look by Spark."""
     path = Path(source)
     if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not path.is_file():
         return False
@@ -306,7 +306,7 @@ def _lines(file: BinaryIO, first: int, begin: int, end: int) -> bytes:
 
 
 def _has_blank_line(data: bytes) -> bool:
-    """Whether there is a line that Spark leaves out, which Arrow does not always report."""
+    """True if there is a line that Spark leaves out, which Arrow does not always report."""
     values = np.frombuffer(data, np.uint8)
     starts = np.concatenate(([0], np.flatnonzero(values[:-1] == ord("\n")) + 1))
     if (values[starts] > ord(" ")).all():

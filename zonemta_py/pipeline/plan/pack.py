@@ -186,8 +186,8 @@ def _send_at(planned: pa.Table) -> Numbers:
 def pack_groups(
     groups: Numbers, per_envelope: int, send_at: Numbers | None = None
 ) -> tuple[Numbers, Numbers, Flags]:
-    """Which rows share envelopes: all rows in the order of the envelopes, where each envelope begins (and the end), and
-    which envelopes are for several providers.
+    """All rows in the order of the envelopes, the places where envelopes begin (and the end), and flags of the envelopes for several
+    providers.
 
     ``groups``: of each row, as ``_numbered`` says. Rows of different zones, or of different values of ``send_at``, share none.
     """

@@ -1,4 +1,4 @@
-"""What a plan is made from, and what it says of itself: the manifest, which is written last, and the message."""
+"""The request that a plan is made from, its manifest, which is written last, and its message."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class PlanManifest:
 
     @property
     def is_of_campaign(self) -> bool:
-        """Whether no recipient gets two messages of the campaign."""
+        """True if no recipient gets two messages of the campaign."""
         return self.once_per == CAMPAIGN
 
 

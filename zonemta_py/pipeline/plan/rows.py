@@ -65,12 +65,12 @@ class Selection:
 
     @property
     def sample_salt(self) -> str:
-        """What the place in the sample depends on besides the address."""
+        """The text on which the place in the sample depends besides the address."""
         return f"sample\0{self.campaign}"
 
     @property
     def variant_salt(self) -> str:
-        """What the variant depends on besides the address."""
+        """The text on which the variant depends besides the address."""
         return f"variant\0{self.campaign}"
 
     def variant_ends(self) -> list[tuple[str, float]]:
@@ -237,7 +237,7 @@ class _Reasons:
 
 
 def domains_of(addresses: pa.StringArray) -> pa.StringArray:
-    """What is behind the last ``@`` of each address; null for null."""
+    """The text behind the last ``@`` of each address; null for null."""
     parts = pc.split_pattern(addresses, "@", max_splits=1, reverse=True)
     return pc.list_element(parts, 1)
 
@@ -262,7 +262,7 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _duplicates(digest: Numbers, key: pa.Array, seen: _Seen) -> Flags:
-    """Which rows have a key that an earlier row with the same digest has; null is no key."""
+    """True for each row with a key that an earlier row with the same digest has; null is no key."""
     same = np.empty(len(digest), dtype=bool)
     same[0] = digest[0] == seen.digest
     np.equal(digest[1:], digest[:-1], out=same[1:])

@@ -141,7 +141,7 @@ def read_suppression(
 
 
 def _only_bad(number: int) -> Column:
-    """Whether source ``number`` has rows, and none of them is an entry: another column is meant, or another file."""
+    """True if source ``number`` has rows, and none of them is an entry: another column is meant, or another file."""
     is_bad = F.when(F.col("source") == number, F.col("problem").isNotNull())
     return F.coalesce(F.min(is_bad), F.lit(False))
 
@@ -222,7 +222,7 @@ def _read(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataF
 
 
 def _is_table(spark: SparkSession, source: str) -> bool:
-    """Whether these are files of TABLES. Raises ConfigError for a directory that has others besides."""
+    """True if these are files of TABLES. Raises ConfigError for a directory that has others besides."""
     kinds = kinds_of(spark, source)
     return not kinds.isdisjoint(TABLES) and only_kind(source, kinds) in TABLES
 
@@ -341,7 +341,7 @@ def entry_key(text: str) -> str:
 
 
 def header_of(line: str) -> SuppressionHeader:
-    """What the first line of a file that is no comment says."""
+    """The header in ``line``, the first one of a file that is no comment."""
     delimiter = next((mark for mark in "\t;" if mark in line and "," not in line), ",")
     cells = next(csv.reader([line], delimiter=delimiter), [])
     names = [cell.strip(BLANKS).lower() for cell in cells]
@@ -349,7 +349,7 @@ def header_of(line: str) -> SuppressionHeader:
 
 
 def has_entry(line: str) -> bool:
-    """Whether a line is neither empty nor a comment."""
+    """True if a line is neither empty nor a comment."""
     text = line.strip(BLANKS)
     return bool(text) and not text.startswith("#")
 

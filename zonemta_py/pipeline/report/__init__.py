@@ -1,4 +1,4 @@
-"""What became of the mail: report, unusual hours, recommendations, outcomes.
+"""Results of the mail: report, unusual hours, recommendations, outcomes.
 
 job                   ``zonemta pipeline report``
 attempts, sums        sums of attempts, and those of a log or of a report that is kept up to date

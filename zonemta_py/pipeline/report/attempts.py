@@ -1,8 +1,26 @@
-"""Sums of attempts, what a report counts, from the JSON lines of segments or from rows of events, by Arrow.
+"""Sums of attempts, which a report counts, from the JSON lines of segments or from rows of events, by Arrow.
 
-A task makes the sums of all that it reads (``TaskSums``), so that Spark moves and adds sums instead of events. A row of sums belongs to
-one ``part``, has the keys of that part (KEYS) and counts; those of ``rates`` have the times to delivery, too, as a histogram
-(``age_bucket``). Sums of two parts of a log are added (``add_sums``).
+A task makes the sums of all that it reads, so that Spark moves and adds sums instead of events. Steps in ``TaskSums``::
+
+    JSON lines ─ decode_attempts ─▶ attempts (FIELDS) ─ sums_of, by COUNT_ROWS ─▶ sums (SUMS) ─ add_sums, above MERGE_ROWS ─▶ tables
+
+Invariants:
+
+- A row of sums belongs to one ``part``, has the keys of that part (KEYS) and counts; all other columns are null.
+- Each attempt is counted once in each part of times and domains, once in each of DIMENSIONS, once in ``all``, and once for each of its
+  tags. ``replies`` has failures only.
+- Sums of two parts of a log are added (``add_sums``) in any order, with the same result: counts are sums, examples are minima.
+- Rows of ``rates`` have the times to delivery, too, as a histogram: a bucket (``age_bucket``) is at most 1/128 as wide as its ages.
+- A line that Arrow cannot read, because another event has a field of another type, makes its block be read line by line.
+
+Callers: ``report.sums`` makes and adds sums, in tasks and in the driver; the other modules of ``report`` read parts of them.
+
+Example::
+
+    sums = TaskSums()
+    for attempts in decode_attempts(blocks):
+        sums.add(attempts)
+    tables = list(sums.tables(10_000))
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -34,7 +34,7 @@ class AttemptCounts:
 
     @property
     def attempts(self) -> int:
-        """All of them."""
+        """The number of attempts with any outcome."""
         return self.delivered + self.deferred + self.failed
 
     @property
@@ -52,7 +52,7 @@ class TimeRange:
 
     @property
     def length(self) -> timedelta:
-        """More than zero."""
+        """The time from begin to end, more than zero."""
         return self.ends - self.begins
 
     def widened(self, unit: timedelta) -> "TimeRange":
@@ -61,7 +61,7 @@ class TimeRange:
         return TimeRange(begin_of(self.begins, unit), last + unit)
 
     def share(self, time: datetime) -> float:
-        """Where ``time`` is: 0 at the begin, 1 at the end."""
+        """The place of ``time``: 0 at the begin, 1 at the end."""
         return (time - self.begins) / self.length
 
 
@@ -104,7 +104,7 @@ MISSING = "-"
 
 
 def number(value: int | None) -> str:
-    """With commas: 1,234,567."""
+    """The number with commas, as in 1,234,567; MISSING for None."""
     return MISSING if value is None else f"{value:,}"
 
 
@@ -294,7 +294,7 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class BarText:
-    """What the browser shows for a bar, which begins at ``x``."""
+    """The text that the browser shows for a bar, which begins at ``x``."""
 
     x: int
     text: str
@@ -315,7 +315,7 @@ class BarChart:
 
 
 def unit_name(unit: timedelta) -> str:
-    """Hour, day or week."""
+    """The name of a unit: hour, day or week."""
     return UNIT_NAMES.get(unit, "week")
 
 

@@ -61,7 +61,7 @@ def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress
 
 
 def outcome_events(events: DataFrame) -> DataFrame:
-    """What says something of the outcome of a recipient: final events, and which messages a policy made of one that was submitted."""
+    """Events about the outcome of a recipient: final events, and those of messages that a policy made of one that was submitted."""
     is_other = (F.col("event") == Accepted.name) & (F.col("submission") != "")
     return events.where(F.col("event").isin(*FINAL) | is_other).select(
         "event", "message", "submission", "recipient", "code", "status", "reply"

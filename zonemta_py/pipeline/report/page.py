@@ -111,7 +111,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """What the template gets. ``trend_ends``: the labels below the small charts."""
+    """The values that the template gets. ``trend_ends``: the labels below the small charts."""
 
     header: PageHeader
     period: str
@@ -240,7 +240,7 @@ def _tables(rows: PageRows) -> list[PageTable]:
 
 
 def damage_table(damage: Sequence[str]) -> PageTable:
-    """What is damaged or missing in the event log."""
+    """A table of what is damaged or missing in the event log."""
     note = "The sums are without the records that cannot be read."
     if len(damage) > ROWS_MAX:
         note += f" The first {ROWS_MAX} of {number(len(damage))} are shown."
@@ -270,7 +270,7 @@ def rates_tables(rows: Iterable[Row]) -> list[PageTable]:
 
 
 def _first_of(what: str, rows: Sequence[object]) -> str:
-    """What a note says where there may be more rows than are shown."""
+    """The sentence of a note where there may be more rows than are shown; else empty."""
     return f"The {ROWS_MAX} with most {what}. " if len(rows) == ROWS_MAX else ""
 
 

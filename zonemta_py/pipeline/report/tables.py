@@ -1,4 +1,4 @@
-"""The tables of a report from the sums of attempts, and the rows of them that its page shows, by Arrow: they are small beside the events."""
+"""The tables of a report from the sums of attempts, and the rows of them that its page shows, by Arrow: they are small compared with the events."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +134,7 @@ def warmup_table(days: pa.Table, warmups: Iterable[WarmupSchedule]) -> pa.Table:
 
 
 def page_rows(tables: Mapping[str, pa.Table]) -> PageRows:
-    """What the page shows of the tables of a report."""
+    """The rows that the page shows of the tables of a report."""
     complaints = _complaints(tables["complaints"]) if "complaints" in tables else None
     rates_shown = _rates(tables["rates"], complaints or ())
     return PageRows(

@@ -1,7 +1,24 @@
 """Submits a plan to relays in rounds; the ledger gets a row for each recipient.
 
 A run makes passes over the recipients without a final row, those that relays have deferred among them. A pass has rounds of ROUND_S:
-each submits a part of the envelopes, in the order of their turns, and adds its rows to the ledger. Another run goes on from the ledger.
+each submits a part of the envelopes, in the order of their turns, and adds its rows to the ledger.
+
+States of a recipient: unsent ─▶ accepted or refused, which are final; or ─▶ deferred ─ a later pass ─▶ any of the three.
+
+Invariants:
+
+- One run at a time works on a plan (``locked_output``).
+- The ledger only grows, by a directory for each round. Another run continues from it; the last row of a recipient counts.
+- A task begins no envelope after its time, so that its rows are written. Rows that were lost with it are of messages that the relay
+  recognises by their keys when they are submitted again.
+- A round is made for ROUND_S by the rate of the one before, and is at most GROWTH_MAX times as large.
+- A permanent reply to MAIL is about the message, not about a recipient: those envelopes have their turn last, and a run ends with an
+  error when all that were tried got one.
+- A run ends when nothing is left, or when no relay has accepted or refused a recipient for ``patience_s``.
+
+Callers: ``zonemta pipeline send`` and ``demo``.
+
+Example: ``send_plan(spark, "plans/june", options, print)`` returns SendCounts; ``complete`` is true if every recipient was accepted.
 """
 
 import asyncio
@@ -70,7 +87,7 @@ class SendCounts:
 
     @property
     def complete(self) -> bool:
-        """Whether every recipient was accepted."""
+        """True if every recipient was accepted."""
         return self.accepted == self.planned
 
 
@@ -131,7 +148,7 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
 
 
 def key_warnings(spark: SparkSession, plan: str, options: SubmitOptions) -> list[str]:
-    """Where a relay may have forgotten a submission key when it is used again: then a recipient may get two messages.
+    """A warning for each relay that may forget a submission key before it is used again: a recipient could get two messages.
 
     Asks the relays. Raises LocalError when there is no plan.
     """
@@ -312,7 +329,7 @@ def parallel_tasks(spark: SparkSession) -> int:
 def _submit_batches(
     campaign: str, options: SubmitOptions, task_s: float
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task does; after ``task_s`` it begins no other envelope, so that its rows are written."""
+    """The function of a task; after ``task_s`` it begins no other envelope, so that its rows are written."""
 
     def submit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         submitter, until_s = EnvelopeSubmitter(options), clock.monotonic_s() + task_s

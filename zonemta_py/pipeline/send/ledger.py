@@ -1,4 +1,4 @@
-"""What was submitted of a plan: its ledger, and when its first submission began.
+"""The ledger of a plan: the recipients that were submitted, and when its first submission began.
 
 The ledger has a row for each recipient and run. An envelope that was submitted without a row, because a task, an executor or the job
 died, is submitted again with the same key, which the relay recognises (``repeated``). A repeat of a message that the relay accepted
@@ -55,7 +55,7 @@ def recorded_begin_ms(spark: SparkSession, plan: str) -> int | None:
 
 
 def is_earlier(begun_ms: int, *, of_campaign: bool) -> Column:
-    """Whether a row is of a message that the relay accepted before the first submission of this plan began.
+    """True for a row of a message that the relay accepted before the first submission of this plan began.
 
     ``of_campaign``: the plan may meet messages of another one, whose run has just ended. A relay that does not say how long
     ago it accepted a message begins its id with the time.
@@ -68,7 +68,7 @@ def is_earlier(begun_ms: int, *, of_campaign: bool) -> Column:
 
 
 def is_of_mail() -> Column:
-    """Whether a row is of a permanent reply to MAIL: it is about the message or its sender (PERMANENT)."""
+    """True for a row of a permanent reply to MAIL: it is about the message or its sender (PERMANENT)."""
     return (F.col("state") == DEFERRED) & (F.col("code") >= PERMANENT)
 
 

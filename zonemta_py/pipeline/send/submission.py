@@ -1,8 +1,26 @@
-"""Submits the envelopes of a plan to relays, each once: what a relay defers is left to a later pass. No Spark here.
+"""Submits the envelopes of a plan to relays, each once: recipients that a relay defers are left to a later pass. No Spark here.
 
-A key belongs to one of the relays (``relays_of``). An envelope may be submitted more than once: its submission key makes the relay
-answer a repeat with the id of the first message. An envelope whose session broke is therefore submitted again, and a relay that cannot
-be reached is waited for until ``patience_s`` has passed, or the time of ``send`` is over; after FAILOVER_S the next relay gets its keys.
+States of an envelope::
+
+    waiting ─▶ in a transaction ─▶ each recipient ACCEPTED, REFUSED or DEFERRED
+                 ├─ the session breaks ─▶ again, at most LOSSES_MAX times
+                 └─ the relay cannot be reached ─▶ a pause that doubles ─▶ again, until ``patience_s`` or the time of ``send`` is over
+
+Invariants:
+
+- A key belongs to one of the relays (``relays_of``); with ``failover`` the next relay gets the envelope after FAILOVER_S.
+- An envelope may be submitted more than once: its submission key makes the relay answer a repeat with the id of the first message.
+- No recipient is refused by a reply to MAIL, which is about the client, the sender or the size.
+- Every recipient of an envelope that was begun has one result.
+- A session has one user at a time: it is taken from ``idle`` for a transaction, and put back if it is usable.
+
+Callers: ``send.job`` in tasks (``send``), ``send.source`` (``settle``), both with an ``EnvelopeSubmitter`` that they close.
+
+Example::
+
+    submitter = EnvelopeSubmitter(SubmitOptions("news@example.org", message, ("mx1:587", "mx2:587")))
+    results = await submitter.send([PlannedEnvelope("key1", [("a@example.com", {"name": "Ada"})])])
+    await submitter.aclose()
 """
 
 import asyncio
@@ -103,13 +121,13 @@ class SubmissionResult:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the same submission may have another result soon."""
+        """True if the same submission may have another result soon."""
         return self.state == DEFERRED and self.code < PERMANENT
 
 
 @dataclass(slots=True)
 class _RelayState:
-    """What the envelopes for one relay share. ``failing_s``: when it first could not be reached, of late."""
+    """The state that envelopes for one relay share. ``failing_s``: monotonic time since when it cannot be reached; None if it was reached last."""
 
     idle: list[SmtpSession] = field(default_factory=list)
     failing_s: float | None = None
@@ -247,7 +265,7 @@ class _EnvelopeSubmission:
         return self._results
 
     def _gives_up(self) -> bool:
-        """Whether the relay has not been reached for ``patience_s``, or time is over; before, change to the next if that is allowed."""
+        """True if the relay was not reached for ``patience_s``, or time is over; with ``failover`` it may change to the next relay."""
         failing_for_s = self._states[self._relay].failing_for_s()
         if self._options.failover and failing_for_s >= FAILOVER_S:
             current = self._relays.index(self._relay)
@@ -332,7 +350,7 @@ class _EnvelopeSubmission:
 
 
 async def key_windows(options: SubmitOptions) -> dict[str, int | None]:
-    """For how long, in seconds, each relay that can be reached remembers a key; None: it does not say."""
+    """The seconds for which each relay that can be reached remembers a key; None: it does not say."""
     found: dict[str, int | None] = {}
     for relay in options.relays:
         try:

@@ -29,7 +29,7 @@ DEFAULT_POOLS = {"default": (PoolAddress(),)}
 
 @dataclass(frozen=True, slots=True)
 class SendingSettings:
-    """What a configuration and its files say of providers, shaping, warm-up and our addresses; all of it is data."""
+    """Settings of providers, shaping, warm-up and our addresses, from a configuration and its files; all of it is data."""
 
     providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
     rules: Sequence[ShapingRule] = ()
@@ -39,7 +39,7 @@ class SendingSettings:
 
 
 class RecordedDomain(NamedTuple):
-    """What events say of a domain: its provider when they were recorded (itself: none), and the hosts that were tried."""
+    """A domain as events know it: its provider when they were recorded (itself: none), and the hosts that were tried."""
 
     provider: str
     hosts: tuple[str, ...]
@@ -54,7 +54,7 @@ class _NothingSuspended:
         return False
 
     def get(self, name: str) -> None:
-        """See ``Suspended``."""
+        """No suspension: None for every name."""
 
 
 NOTHING_SUSPENDED = _NothingSuspended()
@@ -83,11 +83,11 @@ class SimulatedEgress(SharedEgress):
     # ---- the port
 
     def now_ms(self) -> int:
-        """See ``SharedEgress``."""
+        """The time of the simulation in unix ms."""
         return self.clock.now_ms
 
     def provider(self, domain: str) -> str:
-        """See ``SharedEgress``: by the table if that knows the domain or its hosts, else the recorded one."""
+        """The provider of ``domain``: by the table if that knows the domain or its hosts, else the recorded one."""
         found = self._providers.get(domain)
         if found is None:
             found = self._providers[domain] = self._find(domain)
@@ -104,7 +104,7 @@ class SimulatedEgress(SharedEgress):
         return by_hosts if recorded.provider == domain else recorded.provider
 
     def take(self, provider: str, entries: Sequence[PoolAddress], now_ms: int) -> Permit | Refusal:
-        """See ``EgressLimits``; which limit bound each address is noted."""
+        """A permit for one of ``entries``, or a refusal; the limit that bound each address is noted."""
         now_s, found = self.clock.now_s, super().take(provider, entries, now_ms)
         if isinstance(found, Permit):
             self.limits.free((provider, found.address), now_s)
@@ -124,13 +124,13 @@ class SimulatedEgress(SharedEgress):
     def classified(
         self, attempts: Sequence[Attempt | None], provider: str, sender: str
     ) -> Sequence[Attempt | None]:
-        """See ``SharedEgress``: the record names the classes."""
+        """``attempts`` as they are: the record names the classes."""
         return attempts
 
     def replied(
         self, replies: Sequence[ProviderReply], message: str, now_ms: int
     ) -> tuple[list[Event], Puts]:
-        """See ``SharedEgress``."""
+        """Let warm-ups and shaping follow ``replies``; there are no events and nothing to store."""
         changes: list[ShapingChange] = []
         for reply in replies if self.warmup else ():
             for each in self.warmup.of(reply.address, reply.provider):
@@ -148,7 +148,7 @@ class SimulatedEgress(SharedEgress):
     # ---- time
 
     def arm(self) -> None:
-        """See ``SharedEgress``."""
+        """Set a timer of the simulation for the next thing that is due, unless an earlier one is set."""
         due_ms = self.due_ms
         if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):
             self._armed_ms = due_ms

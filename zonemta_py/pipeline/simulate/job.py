@@ -267,7 +267,7 @@ class SimulateRequest:
 
 
 class Recorded(NamedTuple):
-    """What the events say of how others answer, and of their domains."""
+    """Recorded peers, as events show their replies, and their domains."""
 
     peers: PeerModels
     domains: Mapping[str, RecordedDomain]

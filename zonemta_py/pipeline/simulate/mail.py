@@ -1,8 +1,24 @@
-"""What a simulated relay has instead of a queue, a clock and sockets. Pure.
+"""The queue, the clock and the sessions of a simulated relay. Pure.
 
-``SimulatedMail``: the messages of a zone that could be sent now, by destination and pool. ``VirtualClock``: what happens at which
-moment, in order. ``SimulatedSessions``: new ones, those in use, and those that are idle for a while; a session is one of a provider
-and a source address, whichever host it is with.
+States of a message (``SimulatedMail``): waiting, by destination and pool ─ lease ─▶ in use ─▶ put back, added again when it is due, or gone.
+States of a session (``SimulatedSessions``): used by a worker ─ leave ─▶ idle ─▶ used again, expired, or closed for another one.
+
+Invariants:
+
+- ``messages`` is the number of waiting messages; a destination without any is not in ``_queues``.
+- The pools of a destination have their turn one after the other; in a pool the oldest is next, and before it what was put back.
+- A session is one of a provider and a source address, whichever host it is with. A worker has at most one.
+- The permits know how many idle sessions a path has (``_count``). Idle ones are closed for a new one that exceeds the limits of the
+  provider.
+- Events of the same time happen in the order in which they were added, and all that is to be called ``soon`` before the next event.
+
+Callers: ``simulate.egress`` has the sessions and the mail of all zones, ``simulate.zone`` adds and leases messages and runs the clock.
+
+Example::
+
+    clock = VirtualClock()
+    clock.at(5.0, lambda: print(clock.now_s))
+    clock.run_next()  # prints 5.0
 """
 
 from collections import deque
@@ -54,15 +70,15 @@ class SimulatedMail:
         self.messages = 0
 
     def has(self, name: str) -> bool:
-        """Whether there is mail of a destination."""
+        """True if there is mail of a destination."""
         return name in self._queues
 
     def pool_keys(self, name: str) -> tuple[PoolKey, ...]:
-        """From which pools mail of a destination leaves, the next one first."""
+        """The keys of the pools from which mail of a destination leaves, the next one first."""
         return tuple(self._queues.get(name, ()))
 
     def pool_key(self, name: str, earlier: Earlier) -> str:
-        """From which pool, or part of one, a message leaves after its last attempt."""
+        """The key of the pool, or part of one, from which a message leaves after its last attempt."""
         last = LastAttempt(earlier.attempts, earlier.source, earlier.reply_class)
         return pool_key_after(self._table.settings(name), self._addresses, last)
 
@@ -112,11 +128,11 @@ class SimulatedMails(dict[str, SimulatedMail]):
     """The mail of each zone."""
 
     def zone(self, name: str) -> SimulatedMail:
-        """That of a zone."""
+        """The mail of a zone that is in the scenario."""
         return self[name]
 
     def pool_keys(self, zone: str, destination: str) -> tuple[PoolKey, ...]:
-        """See ``WaitingMail``."""
+        """The keys of the pools from which mail leaves, at least one; for ``WaitingMail``."""
         return self[zone].pool_keys(destination) or (USUAL_POOL,)
 
 
@@ -135,12 +151,12 @@ class VirtualClock:
 
     @property
     def now_ms(self) -> int:
-        """Unix ms."""
+        """The time in unix ms."""
         return self.begin_ms + round(self.now_s * 1000)
 
     @property
     def next_s(self) -> float | None:
-        """When the next event is, if there is one."""
+        """The time of the next event; None without one."""
         return self._events[0][0] if self._events else None
 
     def at(self, due_s: float, act: Act) -> None:
@@ -190,9 +206,9 @@ class SimulatedSessions:
         self._used: dict[WorkerSlot, SimulatedSession] = {}
 
     def open(self, slot: WorkerSlot, messages_max: int, idle_s: float) -> bool | None:
-        """A session for the message of a worker: whether it is a new one; None: none may be opened now.
+        """Give a worker a session for its message: True for a new one, False for an open one; None: none may be opened now.
 
-        ``messages_max``: of a new one. ``idle_s``: how long the one that it leaves for this stays open.
+        ``messages_max``: of a new one. ``idle_s``: the time for which the session that it leaves for this stays open.
         """
         permit, session = slot.permit, self._used.get(slot)
         if permit is FREE:

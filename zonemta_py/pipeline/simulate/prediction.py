@@ -1,4 +1,4 @@
-"""What a simulated delivery is given, and what it predicts. Pure."""
+"""The mail and the peers that a simulated delivery is given, and the prediction that it makes. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class SimulatedMessage:
 
 @dataclass(slots=True)
 class PathUse:
-    """What a zone sent from an address to a provider; times are from the first arrival.
+    """Mail that a zone sent from an address to a provider; times are from the first arrival.
 
     ``refused``: recipients to which the reply spoke of the sender. ``wait_max_s``: from when a message was ready until its
     transaction. ``by_day``: recipients on each day of UTC, counted from 1970-01-01.
@@ -56,7 +56,7 @@ class PathUse:
     _in_minute: int = 0
 
     def sent(self, recipients: int, wait_s: float, now_s: float, now_ms: int) -> None:
-        """A transaction begins."""
+        """Count a transaction that begins; ``wait_s``: since its message was ready."""
         if not self.transactions:
             self.first_s = now_s
         self.last_s = now_s
@@ -76,7 +76,7 @@ class PathUse:
 
 
 class PathLimits:
-    """Which limits bound on each path from an address to a provider, for how long, and what changed there."""
+    """The limits that bound on each path from an address to a provider, for how long, and the changes of shaping there."""
 
     def __init__(self) -> None:
         self.limited_s: dict[PathKey, dict[str, float]] = {}
@@ -85,7 +85,7 @@ class PathLimits:
         self._by_provider: dict[str, set[PathKey]] = {}
 
     def bind(self, key: PathKey, limit: str, now_s: float) -> None:
-        """Mail waits for ``limit``."""
+        """Count the time from now on for ``limit``, for which mail waits."""
         bound = self._bound.get(key)
         if bound is None or bound[0] != limit:
             self.free(key, now_s)
@@ -93,7 +93,7 @@ class PathLimits:
             self._by_provider.setdefault(key[0], set()).add(key)
 
     def free(self, key: PathKey, now_s: float) -> None:
-        """Mail is sent."""
+        """Mail is sent: add the time for which a limit bound the path."""
         bound = self._bound.pop(key, None)
         if bound is not None:
             limited_s = self.limited_s.setdefault(key, {})

@@ -1,8 +1,23 @@
-"""How a provider replies, as its replies were recorded: by how much was sent to it, and by class. Pure.
+"""The replies of a provider, as they were recorded: by how much was sent to it, and by class. Pure.
 
-Replies that speak of the sender (``controller.OF_SENDER``: rate limits, blocks and so on) depend on how many attempts
-a minute an address made; the shares of the recorded minutes with about that number apply. The share never falls as the
-rate rises (decision 122). All other replies speak of a mailbox, and their share is that of the domain (``PeerModel``).
+Two kinds of replies. Those that speak of the sender (``controller.OF_SENDER``: rate limits, blocks and so on) depend on how many attempts
+a minute an address made; the shares of the recorded minutes with about that number apply. All others speak of a mailbox, and their share
+is that of the domain (``PeerModel``).
+
+Invariants:
+
+- A step has twice the rate of the one before (``rate_step``). One with less than ATTEMPTS_MIN attempts is joined with a neighbour.
+- The share of refused attempts never falls as the rate rises (decision 122): steps in which it would are joined.
+- A rate below the first step has the share of the first step.
+- A recorded expiry counts as deferred. Replies that differ in numbers and addresses only are one, with an example.
+- What is kept is limited: DOMAINS_MAX domains, and REPLIES_MAX rows of replies, those of the busiest.
+
+The only state is that of ``RateMeter``: the attempts of this minute and of the one before, from which it estimates those of the last minute.
+
+Callers: ``simulate.job`` makes the models from events with Spark; ``simulate.world`` asks them for each transaction.
+
+Example: 60 attempts a minute are of step 5 (32 to 63). If 10 of 100 recorded attempts of that step were refused, ``of_sender(60, random)``
+returns one of their replies with a probability of 0.1.
 """
 
 from collections.abc import Iterable, Mapping
@@ -109,7 +124,7 @@ class _Step(NamedTuple):
         return sum(self.refused.values()) / self.total
 
     def joined(self, higher: "_Step") -> "_Step":
-        """One step of both."""
+        """The step of both, from the lower rate on."""
         names = {**self.refused, **higher.refused}
         refused = {each: self.refused.get(each, 0) + higher.refused.get(each, 0) for each in names}
         return _Step(self.begins, self.total + higher.total, refused)
@@ -164,7 +179,7 @@ _MINUTE_MS = 60_000
 
 
 def is_of_sender() -> Column:
-    """Whether the reply of an attempt speaks of the sender; false for events without a class."""
+    """True if the reply of an attempt speaks of the sender; false for events without a class."""
     return F.coalesce(F.col("class").isin(*sorted(OF_SENDER)), F.lit(False))
 
 

@@ -1,4 +1,4 @@
-"""What the zones of a simulated relay share: time, limits, and peers that reply as they were recorded. Pure."""
+"""The world of a simulated relay: the time, limits and peers that its zones share. Peers reply as they were recorded. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class SentTransaction:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorld:
-    """What the zones share. ``relay_bucket``: the limit of the relay itself, if there is one."""
+    """Time, limits and peers, shared by the zones. ``relay_bucket``: the limit of the relay itself, if there is one."""
 
     clock: VirtualClock
     egress: SimulatedEgress
@@ -66,7 +66,7 @@ class SimulatedWorld:
     def replies_of(
         self, message: SimulatedMessage, tried: tuple[int, int], path: PathKey
     ) -> Counter[RecordedReply | None]:
-        """What the peer says of ``tried`` (recipients, attempt from 1); None: it accepts them.
+        """The replies of the peer to ``tried`` (recipients, attempt from 1), with their numbers; None: it accepts.
 
         A reply that speaks of the sender is that to all of them: they are of one message (decision 124).
         """

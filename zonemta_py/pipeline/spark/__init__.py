@@ -1,4 +1,4 @@
-"""What the jobs need from Spark.
+"""Spark, as the jobs use it.
 
 session    the session, its Java, its errors, SIGINT
 files      files on any file system that Spark reaches

@@ -239,12 +239,12 @@ def as_read(path: str) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Whether ``path`` is on a file system of Spark, rather than of this process."""
+    """True if ``path`` is on a file system of Spark, rather than of this process."""
     return "://" in path or path.startswith("file:")
 
 
 def is_here(spark: SparkSession) -> bool:
-    """Whether the driver is this process, so that its paths are those of this machine: not over Spark Connect."""
+    """True if the driver is this process, so that its paths are those of this machine: not over Spark Connect."""
     return isinstance(spark, DeferredSession) or hasattr(spark, "_jvm")
 
 
@@ -260,7 +260,7 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
     context = getattr(spark, "_jsc", None) if hasattr(spark, "_jvm") else None
     if context is None:
         return None
-    assert spark._jvm is not None  # beside a context
+    assert spark._jvm is not None  # there is one with a context
     with spark_errors(path):
         at = spark._jvm.org.apache.hadoop.fs.Path(path)
         return at.getFileSystem(context.hadoopConfiguration()), at
@@ -344,7 +344,7 @@ def _zstd_files(spark: SparkSession, source: str) -> list[str]:
 
 
 def _is_whole(java: Any, stream: Any) -> bool:
-    """Whether an input stream of Java ends with the end of a frame; also when it is empty."""
+    """True if an input stream of Java ends with the end of a frame; also when it is empty."""
     channel = java.java.nio.channels.Channels.newChannel(stream)
     compressed = java.java.nio.ByteBuffer.allocateDirect(READ_BYTES)
     decompressed = java.java.nio.ByteBuffer.allocateDirect(DECOMPRESSED_BYTES)

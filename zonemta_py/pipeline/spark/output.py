@@ -6,7 +6,7 @@ Rows go into a directory as Parquet, into a table of a catalog of the session (`
     rows = output.written(rows)
     output.keep_damage(log.damage)                                             OUTPUT/_quarantine/segments.jsonl
 
-Two runs in one directory, such as a scheduler's retry beside the first try, would mix their files. The lock is one of the directory
+Two runs in one directory, such as a scheduler's retry while the first try runs, would mix their files. The lock is one of the directory
 itself (flock), so that it leaves nothing behind and ends with the process. Object stores and other file systems of Spark have none,
 nor has a directory of another machine that is reached over Spark Connect.
 """
@@ -109,12 +109,12 @@ class RowsOutput:
             write_text(self._spark, f"{self._path}/{SUCCESS}", "")
 
     def keep_damage(self, damage: Sequence[Damage]) -> None:
-        """Write, beside the rows in a directory, what of the event log could not be read. Raises LocalError."""
+        """Write what of the event log could not be read to the directory of the rows. Raises LocalError."""
         if self._path is not None and damage:
             write_quarantine(self._spark, self._path, damage, BESIDE_ROWS)
 
     def discard(self) -> None:
-        """What was written is not complete: nothing may take it for that. Raises LocalError."""
+        """Mark what was written as incomplete: drop the table, or remove the file that says it is complete. Raises LocalError."""
         if self._table:
             with spark_errors(f"{TABLE}{self._table}"):
                 self._spark.sql(f"DROP TABLE IF EXISTS {self._table}")

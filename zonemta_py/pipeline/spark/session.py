@@ -136,12 +136,12 @@ def open_session(
 
 
 def is_connect(master: str | None) -> bool:
-    """Whether a session on ``master``, or without one on that of spark-defaults.conf, is a client of Spark Connect."""
+    """True if a session on ``master``, or without one on that of spark-defaults.conf, is a client of Spark Connect."""
     return (master or _user_defaults().get("spark.master", "")).startswith(CONNECT)
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Whether tasks run in the driver's process, on its machine."""
+    """True if tasks run in the driver's process, on its machine."""
     return str(spark.conf.get("spark.master")).partition("[")[0] == "local"
 
 
@@ -211,7 +211,7 @@ def _user_defaults() -> dict[str, str]:
 
 
 def _conf_dir() -> Path:
-    """Where Spark looks for its files of configuration."""
+    """The directory in which Spark looks for its files of configuration."""
     directory = os.environ.get("SPARK_CONF_DIR")
     if directory:
         return Path(directory)
@@ -255,7 +255,7 @@ class DeferredSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session has started."""
+        """True if the session has started."""
         return self._session is not None
 
     def __getattr__(self, name: str) -> Any:
@@ -271,7 +271,7 @@ class DeferredSession:
 
 
 def is_deferred(spark: SparkSession) -> bool:
-    """Whether the session has not started yet."""
+    """True if the session has not started yet."""
     return isinstance(spark, DeferredSession) and not spark.is_open
 
 
@@ -435,7 +435,7 @@ QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 def directory() -> Path | None:
-    """Where the archives are; None without a home directory."""
+    """The directory of the archives; None without a home directory."""
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(cache) if cache else Path.home() / ".cache") / "zonemta" / "spark"
