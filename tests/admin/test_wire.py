@@ -27,6 +27,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 
+ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden" / "operations.txt"
 NEW = "127.0.0.31"
 GONE = "0" * 24
@@ -209,7 +210,7 @@ async def at_socket(directory: Path, name: str, arguments: dict[str, Any]) -> li
 
 def in_words(text: str, directory: Path) -> str:
     """``text`` without what differs from run to run."""
-    text = text.replace(str(directory), "DIRECTORY")
+    text = text.replace(str(directory), "DIRECTORY").replace(f"{ROOT}/", "")
     for pattern, word in WORDS:
         text = re.sub(pattern, word, text)
     return text
