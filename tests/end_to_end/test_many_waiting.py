@@ -1,4 +1,4 @@
-"""Many destinations that wait at one wait list go on together, within the connections of their zone."""
+"""Many destinations in one wait list are served together, within the connections of their zone."""
 
 from pathlib import Path
 

@@ -64,7 +64,7 @@ DNS_S = 10.0
 def lint(
     message: Path, from_domain: str | None, config_path: Path | None, dns: bool, as_json: bool
 ) -> None:
-    """Say what MESSAGE, a file or - for standard input, lacks of Gmail's and Yahoo's rules for bulk senders.
+    """Check MESSAGE, a file or - for standard input, against Gmail's and Yahoo's rules for bulk senders.
 
     Checked are From, an aligned DKIM signature or key, one-click unsubscribe, fields that must occur once, line
     lengths, size, content and merge fields that cannot be replaced; with --dns the DMARC record. Exits 1 when an error is found.

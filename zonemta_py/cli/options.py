@@ -87,7 +87,7 @@ def time_ms(time: datetime | None) -> int | None:
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of a command that reads an event log: ``config_path``, ``directory``, ``from_`` and ``to``."""
     for option in (
-        click.option("--to", type=TIME, metavar="TIME", help="Nothing from then on."),
+        click.option("--to", type=TIME, metavar="TIME", help="Only what happened before this time."),
         click.option("--from", "from_", type=TIME, metavar="TIME", help="Nothing older (UTC), such as 2026-11-20, 2026-11-20T08:30Z, or 2d: two days ago."),
         click.option("--events", "directory", type=DIRECTORY, help="The event log.  [default: events.directory of the configuration]"),
         click.option("-c", "--config", "config_path", type=FILE, envvar="ZONEMTA_CONFIG", show_envvar=True, help="The configuration file."),
