@@ -169,7 +169,7 @@ async def test_a_reload_does_not_abort_requests(directory: Path) -> None:
     assert [attempt.code for attempt in result.attempts if attempt] == [250, 250]
     assert posts == 2
     assert runner.server is not None
-    await until(lambda: not runner.server.connections, "the end of the connection")  # type: ignore[union-attr]
+    await until(lambda: not runner.server.connections, "the end of the connection")  # type: ignore[union-attr]  # it is started
     await runner.cleanup()
 
 

@@ -29,7 +29,7 @@ class _Listing(Sink):
     """It refuses two addresses."""
 
     def __init__(self, *arguments: object, reply: str, **options: object) -> None:
-        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]  # they are passed on as they come
         self.reply = reply
 
     def session(self) -> SinkSession:

@@ -162,7 +162,7 @@ def nodemailer(values: list[str]) -> list[list[str]]:
     run = subprocess.run(
         [node, "-e", script, directory], input=sent, capture_output=True, text=True, check=True
     )
-    return json.loads(run.stdout)  # type: ignore[no-any-return]
+    return json.loads(run.stdout)  # type: ignore[no-any-return]  # JSON has no type
 
 
 # ---- what leaves is what was judged

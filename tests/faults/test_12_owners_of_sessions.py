@@ -535,7 +535,7 @@ def test_a_claim_is_returned_once() -> None:
     """Whenever it is closed, and under whichever rules."""
     from zonemta_py.queue.submitters.limits import IntakeLimiter, LimitedClient
 
-    limiter = IntakeLimiter(None, None, lambda: 0)  # type: ignore[arg-type]
+    limiter = IntakeLimiter(None, None, lambda: 0)  # type: ignore[arg-type]  # no store is used
     rules = LimitRules(
         {"t": IntakeLimits(open_sessions=2)}, ClientLimits(user=IntakeLimits(open_sessions=1))
     )

@@ -61,7 +61,7 @@ async def test_the_best_that_both_can(directory: Path, processes: dict[str, int]
         for domain, sink in stage.sinks.items():
             assert isinstance(sink, TlsSink)
             assert sink.envelopes == [("s@sender.example", True)], domain
-        made = {domain: sink.handshakes[0] for domain, sink in stage.sinks.items()}  # type: ignore[attr-defined]
+        made = {domain: sink.handshakes[0] for domain, sink in stage.sinks.items()}  # type: ignore[attr-defined]  # each is a TlsSink
         assert made == {
             "one.example": "TLSv1",
             "two.example": "TLSv1.1",
