@@ -4,8 +4,10 @@ The open segment has two frames. A second export of the first frame would get th
 replace the segment, which hides the repeat.
 """
 
+import asyncio
 from collections import Counter
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -72,6 +74,26 @@ async def _last_boot(directory: Path, store: str, records: int = 3) -> None:
         await until(lambda: not _outbox(queue), "the outbox to empty")
         await exporter.close()
     assert sorted(_records(directory).values()) == [1] * records
+
+
+async def test_the_end_waits_for_events_that_are_being_written(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk: the last event is on its way to the queue when the exporter is closed."""
+    async with opened(directory / "queue", Clock()) as queue:
+        exporter = Exporter(queue, _settings(directory))
+        await exporter.start()
+        released, write = Event(), queue.store.write
+        monkeypatch.setattr(queue.store, "write", lambda batch: released.wait() and write(batch))
+        accepting = asyncio.create_task(accept(queue, "a@x.example"))
+        await until(lambda: queue.commits._group, "the write")
+        closing = asyncio.create_task(exporter.close())
+        await until(lambda: exporter._task is not None and exporter._task.done(), "the end of the task")
+        await asyncio.sleep(0)
+        released.set()
+        await asyncio.gather(accepting, closing)
+        assert _outbox(queue) == []
+    assert sorted(_records(directory).values()) == [1]
 
 
 @STORES

@@ -1,6 +1,7 @@
 """20. ``line_endings: normalise``: bare LF becomes CRLF for who may relay; what only looks like the end of data is refused as before."""
 
 import asyncio
+import base64
 import re
 import smtplib
 from email.message import EmailMessage
@@ -124,10 +125,14 @@ async def test_python_and_smugglers(directory: Path, processes: dict[str, int]) 
             assert await asyncio.to_thread(submit, guarded, "secret") == "250"
             assert (await asyncio.to_thread(submit, guarded)).startswith("530")
             assert (await asyncio.to_thread(submit, strict)).startswith("554")
-            for port in (normalising, strict):
+            login = "AUTH PLAIN " + base64.b64encode(b"\0news\0secret").decode()
+            for port in (normalising, strict, guarded):
                 for end in ENDS:
                     async with await RawClient.connect(port) as raw:
                         await raw.ehlo()
+                        if port == guarded:
+                            assert (await raw.command("MAIL FROM:<s@x.example>")).startswith("530")
+                            assert (await raw.command(login)).startswith("235")
                         reply = await raw.message(
                             b"Subject: s\r\n\r\nfirst" + end + SMUGGLED, "x@a.example"
                         )

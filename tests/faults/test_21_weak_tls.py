@@ -22,11 +22,15 @@ MUST = "530 5.7.0 Must issue a STARTTLS command first"
 PROCESSES = [{"receivers": 0, "senders": 0}, {"receivers": 2, "senders": 2}]
 
 
-def old_server(
-    directory: Path, versions: tuple[ssl.TLSVersion, ssl.TLSVersion], ciphers: str
+def server_of(
+    directory: Path,
+    domain: str,
+    ca: trustme.CA,
+    versions: tuple[ssl.TLSVersion, ssl.TLSVersion],
+    ciphers: str = "DEFAULT",
 ) -> ssl.SSLContext:
-    """A server with an RSA certificate, and these versions and ciphers only."""
-    cert = trustme.CA().issue_cert("mx.example", key_type=trustme.KeyType.RSA)
+    """A server with an RSA certificate of ``ca``, and these versions and ciphers only."""
+    cert = ca.issue_cert(f"mx.{domain}", key_type=trustme.KeyType.RSA)
     cert.private_key_and_cert_chain_pem.write_to_path(directory / "rsa.pem")
     context = server_context(directory / "rsa.pem", directory / "rsa.pem")
     context.minimum_version, context.maximum_version = versions
@@ -36,31 +40,40 @@ def old_server(
 
 @pytest.mark.parametrize("processes", PROCESSES, ids=["0/0", "2/2"])
 async def test_the_best_that_both_can(directory: Path, processes: dict[str, int]) -> None:
-    """TLS 1.0, TLS 1.1, a group of 1024 bits; a zone that requires TLS takes none of them."""
-    v = ssl.TLSVersion
+    """TLS 1.0, TLS 1.1, a group of 1024 bits; a zone that requires TLS takes TLS 1.3 with a known certificate only."""
+    v, ca = ssl.TLSVersion, trustme.CA(key_type=trustme.KeyType.RSA)
+    ca.cert_pem.write_to_path(directory / "ca.pem")
+    small = "DHE-RSA-AES128-GCM-SHA256"
     servers = {
-        "one.example": old_server(directory, (v.TLSv1, v.TLSv1), "DEFAULT"),
-        "two.example": old_server(directory, (v.TLSv1_1, v.TLSv1_1), "DEFAULT"),
-        "small.example": old_server(directory, (v.TLSv1_2, v.TLSv1_2), "DHE-RSA-AES128-GCM-SHA256"),
-        "new.example": old_server(directory, (v.TLSv1, v.TLSv1_3), "DEFAULT"),
+        "one.example": server_of(directory, "one.example", ca, (v.TLSv1, v.TLSv1)),
+        "two.example": server_of(directory, "two.example", ca, (v.TLSv1_1, v.TLSv1_1)),
+        "small.example": server_of(directory, "small.example", ca, (v.TLSv1_2, v.TLSv1_2), small),
+        "new.example": server_of(directory, "new.example", ca, (v.TLSv1, v.TLSv1_3)),
     }
     (directory / "dh.pem").write_text(GROUP_OF_1024_BITS)
     servers["small.example"].load_dh_params(str(directory / "dh.pem"))
     async with staged(directory) as stage:
         for domain, context in servers.items():
             await stage.receiver(domain, kind=TlsSink, context=context)
-        zones = {"default": {"port": stage.port, "retry": FAST_RETRY}, "strict": {"tls": "required"}}
+        zones = {
+            "default": {"port": stage.port, "retry": FAST_RETRY},
+            "strict": {"tls": "required", "tls_ca_file": str(directory / "ca.pem")},
+        }
         routing = [{"sender_domain": "strict.example", "zone": "strict"}]
         config = stage.config(zones=zones, routing=routing, processes=processes)
         async with relaying(config) as relay:
             for domain in servers:
                 await send(relay, [f"x@{domain}"], sender="s@strict.example")
                 await send(relay, [f"x@{domain}"])
-            for sink in stage.sinks.values():
-                await received(sink, 1)
+            for domain, sink in stage.sinks.items():
+                await received(sink, 2 if domain == "new.example" else 1)
+            await until(lambda: len(relay.queue.traffic.failures) >= 3, "the strict zone")
         for domain, sink in stage.sinks.items():
             assert isinstance(sink, TlsSink)
-            assert sink.envelopes == [("s@sender.example", True)], domain
+            expected = [("s@sender.example", True)]
+            if domain == "new.example":
+                expected.append(("s@strict.example", True))
+            assert sorted(sink.envelopes) == expected, domain
         made = {domain: sink.handshakes[0] for domain, sink in stage.sinks.items()}  # type: ignore[attr-defined]  # each is a TlsSink
         assert made == {
             "one.example": "TLSv1",

@@ -320,6 +320,8 @@ class Exporter:
     async def _finish(self) -> None:
         """Export and seal. While the outbox is in doubt nothing is sealed, so that the next start reads it."""
         try:
+            if self._recovered and self._queue.commits.failure is None:
+                await self._queue.commits.submit(WriteBatch())  # behind events that are being written
             while self._recovered and self._queue.commits.failure is None and not self._is_empty():
                 await self._export()
         except Exception as exc:
