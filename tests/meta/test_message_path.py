@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from inspect import CO_COROUTINE
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -39,11 +40,15 @@ class Passed(NamedTuple):
 
 
 class Trace:
-    """The calls of the package's functions, on the loop."""
+    """The calls of the package's functions, on the loop.
+
+    A coroutine that goes on after a wait is not called again: how often it must wait depends on the order in which answers come.
+    """
 
     def __init__(self) -> None:
         self.files: list[str] = []
         self._counts = True
+        self._coroutines: set[FrameType] = set()
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_code.co_filename
@@ -52,8 +57,11 @@ class Trace:
             and event == "call"
             and name.startswith(PACKAGE)
             and not name.startswith(NOT_OURS, len(PACKAGE))
+            and frame not in self._coroutines
         ):
             self.files.append(name)
+            if frame.f_code.co_flags & CO_COROUTINE:
+                self._coroutines.add(frame)
 
     def without(self, check: Callable[[], bool]) -> bool:
         """The result of ``check``, whose calls do not count."""

@@ -170,7 +170,7 @@ def _action(meta: EnvelopeRecord, outcome: Outcome, retry: Retry, now_ms: int) -
     notify = outcome.recipient.record.notify
     if outcome.kind is OutcomeKind.DELIVERED:
         success = "delivered" if outcome.attempt.final else "relayed"
-        return success if wants_success(notify) and not outcome.attempt.dsn else ""
+        return success if notify and wants_success(notify) and not outcome.attempt.dsn else ""
     if outcome.kind not in (OutcomeKind.DEFERRED, OutcomeKind.REQUEUED):
         silent = outcome.kind is OutcomeKind.LAPSED and meta.options.silent
         return "failed" if wants_failure(notify) and not silent else ""

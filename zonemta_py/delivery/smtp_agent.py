@@ -381,7 +381,8 @@ class SmtpAgent:
             first = result.answers[0] if result.answers else None
             if first is not None and first[1].code >= 500 and first[0] in _BEFORE_DATA:
                 result = await self._without_parameters(progress, session, endpoint, forms, result)
-            faults.reach("dot.answered")
+            if faults.armed:
+                faults.reach("dot.answered")
         except SessionLost as exc:
             lost = (Phase.DATA, Reply(0, LOST, str(exc)))
             result = TransactionResult([lost] * len(progress.unserved))

@@ -27,6 +27,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from enum import Enum, auto
+from typing import Generic, Protocol, TypeVar
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
@@ -218,6 +219,29 @@ class NoLease(Enum):
     LOOK_AGAIN = auto()  # a message was unreadable, or mail on disk has not been reached yet
     NO_MAIL = auto()
     NOT_NOW = auto()  # no other message may be sent for now
+
+
+class TakesReadyMail(Protocol):
+    """A zone whose mail is delivered: by workers, or by programs."""
+
+    def ready(self, destination: str, *, low_volume: bool = False) -> None:
+        """The queue has mail for ``destination``."""
+
+
+ZoneT = TypeVar("ZoneT", bound=TakesReadyMail)
+
+
+class ReadyMail(Generic[ZoneT]):
+    """The callback of a queue that has mail (``OnReady``): it tells who delivers the zone, once that is in ``zones``."""
+
+    def __init__(self) -> None:
+        self.zones: dict[str, ZoneT] = {}
+
+    def __call__(self, zone: str, destination: str, low_volume: bool) -> None:
+        """The queue has mail for ``destination``; ``low_volume``: of a submitter with little of it."""
+        view = self.zones.get(zone)
+        if view is not None:
+            view.ready(destination, low_volume=low_volume)
 
 
 class ZoneWorkers:
@@ -455,7 +479,8 @@ class ZoneWorkers:
             if not window.waiting(destination.name) and window.refills.may_refill(destination.name):
                 return NoLease.LOOK_AGAIN  # one refill reads a limited number of keys
             return self._no_mail(destination.name)
-        faults.reach("lease.taken")
+        if faults.armed:
+            faults.reach("lease.taken")
         if scheduler.leased(slot, now_s, more=window.has_mail(destination.name)):
             self.start_workers()
         return lease

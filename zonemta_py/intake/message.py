@@ -301,7 +301,8 @@ class MessageReceiver:
             self.result = AcceptResult(
                 self._data.writer.id, self._claim.first, len(self._new), self._stored
             )
-        faults.reach("reply.unsent")
+        if faults.armed:
+            faults.reach("reply.unsent")
         self._finished.set_result()
 
     def _record_repeated(self) -> None:

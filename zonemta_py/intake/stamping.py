@@ -54,10 +54,12 @@ class SenderRules:
 
         Raises NotAccepted when it has to be one of a tenant and is not.
         """
-        tenant = self.tenants.of(user, client_ip) if self.tenants else None
+        if not self.tenants:
+            return ""
+        tenant = self.tenants.of(user, client_ip)
         if tenant is not None:
             return tenant.name
-        if self.tenants and not self._any_sender:
+        if not self._any_sender:
             raise NotAccepted(f"550 5.7.1 {_printable(user or client_ip)} belongs to no tenant")
         return ""
 
@@ -269,7 +271,8 @@ def _route(
     rules: MessageRules, envelope: MessageEnvelope, headers: dict[str, str]
 ) -> list[NewRecipient]:
     """The recipients with their zones; ``headers``: values of routing fields by lower-case name."""
-    router, tenant = rules.router, rules.senders.tenants.get(envelope.origin.tenant)
+    router, name = rules.router, envelope.origin.tenant
+    tenant = rules.senders.tenants.get(name) if name else None
     sender_domain = domain_of(verp.base(envelope.sender))
     source = envelope.origin.client_ip
     zones: dict[str, str] = {}

@@ -37,7 +37,7 @@ from zonemta_py.delivery.reports import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.session_pool import SessionsByPath
 from zonemta_py.delivery.shaper import EgressFiles
-from zonemta_py.delivery.zone_workers import ZoneWorkers
+from zonemta_py.delivery.zone_workers import ReadyMail, ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.egress.paths import Constraint
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
@@ -97,17 +97,7 @@ class ProgramZone:
         return 0
 
 
-class ReadyMail:
-    """The callback of a queue that has mail (``OnReady``): it tells who delivers the zone, once that is in ``zones``."""
-
-    def __init__(self) -> None:
-        self.zones: dict[str, ZoneWorkers | ProgramZone] = {}
-
-    def __call__(self, zone: str, destination: str, low_volume: bool) -> None:
-        """The queue has mail for ``destination``; ``low_volume``: of a submitter with little of it."""
-        view = self.zones.get(zone)
-        if view is not None:
-            view.ready(destination, low_volume=low_volume)
+ZoneView = ZoneWorkers | ProgramZone
 
 
 class DeliveryService:
@@ -120,7 +110,7 @@ class DeliveryService:
         self,
         context: DeliveryContext,
         dkim_keys: DkimKeys,
-        ready: ReadyMail,
+        ready: ReadyMail[ZoneView],
         *,
         senders: int,
         log_target: str,

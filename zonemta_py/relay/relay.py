@@ -42,6 +42,7 @@ from zonemta_py.core.version import __version__
 from zonemta_py.delivery.egress_operator import EgressOperator
 from zonemta_py.delivery.report_composer import BounceFunction, DeliveryContext, PendingReports
 from zonemta_py.delivery.reports import BounceReporter
+from zonemta_py.delivery.zone_workers import ReadyMail
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.events.outcome_log import OutcomeLog
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
@@ -53,7 +54,7 @@ from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush, settle_removed_zones
 from zonemta_py.relay.admin_service import AdminService, AdminSources
-from zonemta_py.relay.delivery_service import DeliveryService, ReadyMail
+from zonemta_py.relay.delivery_service import DeliveryService, ZoneView
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import (
@@ -116,7 +117,7 @@ class Relay:
         self._stopped, self._since_ms = False, clock.now_ms()
         self._reloading, pending = asyncio.Lock(), PendingReports()
         self._reporter = BounceReporter(config, hostname, router, hooks, pending)
-        self._destinations, ready = Destinations(config.zones), ReadyMail()
+        self._destinations, ready = Destinations(config.zones), ReadyMail[ZoneView]()
         self._queue = open_queue(
             config,
             store=store,

@@ -133,8 +133,8 @@ def _sender(path: str, *, smtputf8: bool) -> str:
     """The null sender, qmail's double bounce sender, an address, or an address in qmail's VERP form."""
     if path in ("", verp.DOUBLE_BOUNCE):
         return path
-    address = _address(verp.base(path), "5.1.7", smtputf8=smtputf8)
-    return address + path[len(verp.base(path)) :]
+    base = verp.base(path)
+    return _address(base, "5.1.7", smtputf8=smtputf8) + path[len(base) :]
 
 
 def parse_rcpt(

@@ -51,9 +51,12 @@ _ID_UNSAFE = re.compile(r"[^A-Za-z0-9!#$&'*+/=?^_`{|}~.\-]")
 _PARAMETER = re.compile(r"\s*([\w\-*]+)\s*=\s*(\"(?:[^\"\\]|\\.)*\"|[^\s;]*)\s*\Z", re.DOTALL)
 _MERGED_PARAMETERS = ("filename", "name")
 # A field is one token, whatever its default has; a quoted string, a comment, what is in brackets, or a character.
+# A string is as long as a line at most: without a limit, many that do not end take quadratic time.
+_QUOTED = r"\"(?:[^\"\\]|\\.){0,998}\""
 _TOKEN = re.compile(
-    r"\{\{[^{}]*\}\}|\"(?:[^\"\\]|\\.)*\"|\((?:[^()\\]|\\.)*\)|<[^<>]*>|[^\"(<,:;{]+|.", re.DOTALL
+    rf"\{{\{{[^{{}}]*\}}\}}|{_QUOTED}|\((?:[^()\\]|\\.){{0,998}}\)|<[^<>]*>|[^\"(<,:;{{]+|.", re.DOTALL
 )
+_PARAMETERS = re.compile(rf"(?:{_QUOTED}|\{{\{{[^{{}}]*\}}\}}|[^;])+")
 
 
 class Unreachable(ValueError):
@@ -229,9 +232,7 @@ class HeaderField:
 
     def _parameters(self, value: str) -> Piece:
         parts: list[str | Piece] = []
-        for number, part in enumerate(
-            re.findall(r"(?:\"(?:[^\"\\]|\\.)*\"|\{\{[^{}]*\}\}|[^;])+", value)
-        ):
+        for number, part in enumerate(_PARAMETERS.findall(value)):
             separator = ";" if number else ""
             if not has_field(decode(part, lenient=True)):
                 parts.append(separator + part)

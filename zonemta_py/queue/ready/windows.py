@@ -243,6 +243,7 @@ class ReadyWindows:
 
     def reserve(self, recipients: Sequence[QueuedRecipient]) -> "Reservation":
         """Reserve room for ``recipients``, which a commit is about to write as waiting."""
+        reservation = Reservation(self)
         groups: dict[SpillKey, list[QueuedRecipient]] = {}
         spill, last, has_pools = None, ("", "", "", False), self._pools is not ONE_POOL
         for recipient in recipients:
@@ -261,7 +262,6 @@ class ReadyWindows:
                 stream = self.zone(zone).stream(destination, recipient)
                 spill = SpillKey(zone, destination, message, stream)
             groups.setdefault(spill, []).append(recipient)
-        reservation = Reservation(self)
         for spill, members in groups.items():
             urgent, window = rank_of(members[0].record.lane) == 0, self.zone(spill.zone)
             if window.reserve(spill.destination, spill.stream, len(members), urgent=urgent):
@@ -396,7 +396,8 @@ class Reservation:
             window.room.unreserve(place.destination, stream, len(members))
             window.add(place.destination, members)
             windows.on_ready(place.zone, place.destination, window.room.is_low_volume(stream))
-        windows.spilled(self.spills)
+        if self.spills:
+            windows.spilled(self.spills)
         for spill in self.spills:
             windows.on_ready(spill.zone, spill.destination, False)
 
