@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from zonemta_py.smtp import verp
-from zonemta_py.smtp.address import domain_of, normalise
+from zonemta_py.smtp.address import DOUBLE_BOUNCE, domain_of, expand_verp, normalise, verp_base
 from zonemta_py.smtp.headers import field_value, is_header, scan
 
 __all__ = [
@@ -120,8 +119,8 @@ def _check(envelope: Envelope) -> None:
         raise ValueError(
             f"a policy set a header that is not a valid header block: {envelope.header[:200]!r}"
         )
-    if envelope.sender not in ("", verp.DOUBLE_BOUNCE):
-        normalise(verp.base(envelope.sender))
+    if envelope.sender not in ("", DOUBLE_BOUNCE):
+        normalise(verp_base(envelope.sender))
     for address in list(envelope.recipients):
         envelope.rename(address, address)
 
@@ -188,7 +187,7 @@ class Lookup:
                 separate.append(own)
             if "verp" in found and own.sender:
                 local = own.sender.rpartition("@")[0]
-                own.sender = verp.expand(f"{local}@{found['verp']}", address)
+                own.sender = expand_verp(f"{local}@{found['verp']}", address)
             for name, value in found.get("add_headers", {}).items():
                 own.prepend(name, value)
             if "alias" in found:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from zonemta_py.dequeue import ABORT, Disposition, Message, dequeue
-from zonemta_py.dequeue.disposition import Abort
+from zonemta_py.dequeue.envelope import Abort
 
 DIRECTORY = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zonemta_py.bench.charts import bars
-from zonemta_py.bench.measure import Sample, Span, measure, quantile, spans
+from zonemta_py.bench.measure import Sample, Span, bars, measure, quantile, spans
 from zonemta_py.bench.setup import GROUPS, SCENARIOS, Scenario
 from zonemta_py.bench.source import Load, make_body, run
 from zonemta_py.bench.zonemta import ZonemtaRelay

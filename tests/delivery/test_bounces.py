@@ -33,7 +33,7 @@ from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router, make_router
-from zonemta_py.smtp.reports.qsbmf import STRIPPED
+from zonemta_py.smtp.reports.dsn import STRIPPED
 
 
 class Reporting:

@@ -18,9 +18,8 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.delivery import dns, sts_policies
 from zonemta_py.delivery.dns import MxResolver
-from zonemta_py.delivery.sts_policies import RETRY_S, StsPolicies, Trust
+from zonemta_py.delivery.sts_policies import RETRY_S, StsPolicies, StsPolicy, Trust
 from zonemta_py.sink.nameserver import SERVFAIL, NameServer
-from zonemta_py.smtp.mta_sts import StsPolicy
 from zonemta_py.smtp.mx_order import Host
 
 ENFORCED = StsPolicy("enforce", ("mx.a.example",), 86400)

@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.relay import empty, relaying, send, staged
-from zonemta_py.admin import event_stream
-from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.requests import HistoryRequest, TailRequest
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events import history as history_module
-from zonemta_py.events import segment_reading
+from zonemta_py.events import observers, segment_reading
 from zonemta_py.events.history import events_of, in_lines, make_queries
 from zonemta_py.events.index import NAME
+from zonemta_py.events.observers import EventStream
 from zonemta_py.events.segments import Segment
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
@@ -151,7 +150,7 @@ async def test_tail_shows_events_as_they_happen(directory: Path) -> None:
 
 async def test_a_slow_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has not taken is bounded; the end of the relay ends its watch."""
-    monkeypatch.setattr(event_stream, "BACKLOG_BYTES", 20)
+    monkeypatch.setattr(observers, "BACKLOG_BYTES", 20)
     stream = EventStream()
     watching = stream.watch()
     first = asyncio.ensure_future(anext(watching))
@@ -170,7 +169,7 @@ async def test_a_slow_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "WATCHERS_MAX", 1)
+    monkeypatch.setattr(observers, "WATCHERS_MAX", 1)
     stream = EventStream()
     first = asyncio.ensure_future(anext(stream.watch()))
     await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.relay import empty, relaying, send, staged
-from zonemta_py.events.outcome_log import OutcomeLog, postfix_line, text_line
+from zonemta_py.events.observers import OutcomeLog, postfix_line, text_line
 from zonemta_py.sink.script import Rule, Step
 
 BOUNCED: dict[str, Any] = {

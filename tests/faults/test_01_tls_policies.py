@@ -20,10 +20,9 @@ from zonemta_py.config.zones import SmarthostAuth, Zone
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.delivery.dns import MxResolver
 from zonemta_py.delivery.endpoints import EndpointResolver
-from zonemta_py.delivery.sts_policies import StsPolicies, Trust
+from zonemta_py.delivery.sts_policies import StsPolicies, StsPolicy, Trust, parse_policy
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
-from zonemta_py.smtp.mta_sts import StsPolicy, parse_policy
 
 SLOW = {"delays": ["1h"]}
 PROCESSES = [{"receivers": 0, "senders": 0}, {"receivers": 2, "senders": 2}]

@@ -23,7 +23,8 @@ from zonemta_py.config.shaping import load_shaping
 from zonemta_py.config.values import duration, moment
 from zonemta_py.core.codec import from_json, from_query
 from zonemta_py.core.errors import NotAccepted, SessionLost
-from zonemta_py.dequeue import disposition
+from zonemta_py.delivery import sts_policies
+from zonemta_py.dequeue import envelope
 from zonemta_py.intake.http import PATH
 from zonemta_py.intake.options import of_header
 from zonemta_py.intake.stamping import key_in_header
@@ -31,9 +32,9 @@ from zonemta_py.queue.format.records import NO_OPTIONS
 from zonemta_py.queue.suspensions import part_of_key
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Script, Step
-from zonemta_py.smtp import auth, authors, bulk_rules, dkim, mta_sts, reply_class, verp
+from zonemta_py.smtp import auth, authors, bulk_rules, dkim, reply_class
 from zonemta_py.smtp import reply as http_mapping
-from zonemta_py.smtp.address import normalise, normalise_domain
+from zonemta_py.smtp.address import contract_verp, expand_verp, normalise, normalise_domain
 from zonemta_py.smtp.auth import read_proxy_header
 from zonemta_py.smtp.commands import Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.encoded_words import decode
@@ -48,8 +49,7 @@ from zonemta_py.smtp.reply import (
 )
 from zonemta_py.smtp.reports import dsn
 from zonemta_py.smtp.reports.reader import read_notices
-from zonemta_py.smtp.seven_bit import NotConvertible, to_seven_bit
-from zonemta_py.smtp.seven_bit_fields import ascii_value
+from zonemta_py.smtp.seven_bit import NotConvertible, ascii_value, to_seven_bit
 from zonemta_py.submit.merge import MergeError, Template
 
 SIZE = 8_000  # characters of the largest input
@@ -167,8 +167,8 @@ def parameters(text: str) -> None:
         dsn.decode_xtext,
     ):
         parse(text)
-    verp.contract(f"{text}@b.example", "news@b.example")
-    verp.expand("news@b.example", f"{text}@b.example")
+    contract_verp(f"{text}@b.example", "news@b.example")
+    expand_verp("news@b.example", f"{text}@b.example")
 
 
 def addresses(text: str) -> None:
@@ -215,7 +215,7 @@ def reply(text: str) -> None:
     reply_class.embedded_status(550, text[: reply_class.SEARCHED_MAX])
     for phase in ("connect", "rcpt", "dot"):
         CLASSIFIER.explain(phase, 550, "", text)
-    disposition._REPLY.match(text)
+    envelope._REPLY.match(text)
     reader = ReplyReader()
     with suppress(SessionLost):
         for line in (text[:8000], text):
@@ -232,9 +232,9 @@ def patterns(text: str) -> None:
 
 
 def policy(text: str) -> None:
-    mta_sts.policy_id([b"v=STSv1; id=" + text.encode("utf-8", "replace")])
+    sts_policies.policy_id([b"v=STSv1; id=" + text.encode("utf-8", "replace")])
     with suppress(ValueError):
-        mta_sts.parse_policy(
+        sts_policies.parse_policy(
             f"version: STSv1\nmode: enforce\nmax_age: 1\nmx: {text}\n".encode("utf-8", "replace")
         )
 

@@ -15,9 +15,9 @@ from tests.kit.listener import certificate
 from tests.kit.relay import http_port, relaying, staged
 from zonemta_py.admin import events as admin_events
 from zonemta_py.admin.connections import ADDRESS, OPERATOR, TENANT, TOKEN, Owner, Shares, owner_of
-from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.tokens import Role, Token, add_token
 from zonemta_py.config.schema import HTTP_CONNECTIONS_MAX
+from zonemta_py.events.observers import EventStream
 from zonemta_py.relay.relay import Relay
 
 LINES = {"Accept": "application/x-ndjson"}

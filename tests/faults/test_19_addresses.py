@@ -18,8 +18,7 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.pipeline.plan.suppression import address_or_reason, entry_key
 from zonemta_py.queue.format.keys import WAITING, parse_recipient, waiting_key
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.smtp import verp
-from zonemta_py.smtp.address import normalise
+from zonemta_py.smtp.address import expand_verp, normalise
 from zonemta_py.storage.filesystem_layout import relay_key, relay_path
 from zonemta_py.submit.recipients import read_rows
 from zonemta_py.transports.tracing import _ADDRESS
@@ -146,6 +145,6 @@ def test_what_we_make_is_strict(directory: Path, address: str) -> None:
 
 
 def test_verp_makes_no_long_local_part() -> None:
-    assert verp.expand("list@b.example", VERP) == "list@b.example"
-    assert verp.expand("list@b.example", "user..name@c.example") == "list@b.example"
-    assert verp.expand("list@b.example", "user@c.example") == "list+user=c.example@b.example"
+    assert expand_verp("list@b.example", VERP) == "list@b.example"
+    assert expand_verp("list@b.example", "user..name@c.example") == "list@b.example"
+    assert expand_verp("list@b.example", "user@c.example") == "list+user=c.example@b.example"

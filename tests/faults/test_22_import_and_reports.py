@@ -19,9 +19,9 @@ from zonemta_py.smtp.reports.dsn import (
     RecipientReport,
     ReportedMessage,
     ReportHead,
+    bounce_report,
     status_report,
 )
-from zonemta_py.smtp.reports.qsbmf import bounce_report
 
 KNOWN = load_providers(None, shipped=True)
 LISTS = """

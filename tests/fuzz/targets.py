@@ -5,11 +5,11 @@ from pathlib import Path
 
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, QueueCorrupt, SessionLost
+from zonemta_py.delivery.sts_policies import parse_policy, policy_id
 from zonemta_py.queue.format import records
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge
-from zonemta_py.smtp.mta_sts import parse_policy, policy_id
 from zonemta_py.smtp.reply import TEXT_MAX, ReplyReader
 from zonemta_py.smtp.reports.dsn import decode_xtext, parse_notify, valid_envid, valid_orcpt
 from zonemta_py.smtp.transparency import DotDecoder, DotEncoder, LineCheck

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zonemta_py.cli.lint import examples_of, lint_rules
 from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
 from zonemta_py.smtp.reply_class import (
     NAMES,
@@ -22,7 +23,6 @@ from zonemta_py.smtp.reply_class import (
     read_reply,
     status_matches,
 )
-from zonemta_py.smtp.reply_lint import examples_of, lint_rules
 
 REPLIES = Path(__file__).with_name("replies")
 LEAST_SHARE = 0.97

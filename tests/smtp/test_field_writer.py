@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.smtp.encoded_words import decode
-from zonemta_py.smtp.seven_bit_fields import flat, folded, parameter, phrase, text_value
+from zonemta_py.smtp.seven_bit import flat, folded, parameter, phrase, text_value
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cn", "Cc", "Co"]), max_size=200).map(flat)
 

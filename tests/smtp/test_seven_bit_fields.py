@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.smtp.encoded_words import decode
-from zonemta_py.smtp.seven_bit_fields import ascii_value
+from zonemta_py.smtp.seven_bit import ascii_value
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from zonemta_py.smtp.address import normalise
-from zonemta_py.smtp.verp import contract, expand
+from zonemta_py.smtp.address import contract_verp, expand_verp, normalise
 
 
 @pytest.mark.parametrize(
@@ -16,8 +15,8 @@ from zonemta_py.smtp.verp import contract, expand
     ],
 )
 def test_an_expansion_names_the_recipient(sender: str, recipient: str, expanded: str) -> None:
-    assert expand(sender, recipient) == expanded
-    assert contract(expanded, sender) == (recipient if expanded not in ("", "#@[]") else "")
+    assert expand_verp(sender, recipient) == expanded
+    assert contract_verp(expanded, sender) == (recipient if expanded not in ("", "#@[]") else "")
 
 
 @pytest.mark.parametrize(
@@ -32,5 +31,5 @@ def test_an_expansion_names_the_recipient(sender: str, recipient: str, expanded:
 )
 def test_what_would_be_no_address_is_not_expanded(sender: str, recipient: str, kept: str) -> None:
     """A server would refuse it with the message; and the recipient is not read from the address of a report."""
-    assert expand(sender, recipient) == normalise(kept) == kept
-    assert contract(kept, sender) == ""
+    assert expand_verp(sender, recipient) == normalise(kept) == kept
+    assert contract_verp(kept, sender) == ""

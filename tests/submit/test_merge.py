@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zonemta_py.smtp.seven_bit_fields import flat
+from zonemta_py.smtp.seven_bit import flat
 from zonemta_py.submit.merge import MergeError, Template, UnusableValue
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cn", "Cc", "Co"]), max_size=120)

@@ -39,8 +39,7 @@ from zonemta_py.queue.upkeep.inspect import (
     recipient_rows,
     state_of_message,
 )
-from zonemta_py.smtp.address import domain_of
-from zonemta_py.smtp.verp import base
+from zonemta_py.smtp.address import domain_of, verp_base
 
 
 class RecipientRow(Answer, frozen=True):
@@ -118,7 +117,7 @@ def wanted_messages(request: ListRequest | MailRequest, labels: MessageLabels) -
         if tenant and record.lane and record.submitter != TENANT_LANE + tenant:
             return False
         row = labels.of(message)
-        address = base(row["sender"])
+        address = verp_base(row["sender"])
         return (
             all(row[name] == value for name, value in wanted.items())
             and (sender is None or sender in (address, row["sender"]))

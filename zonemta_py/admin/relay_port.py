@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.core.model import USUAL_POOL
 from zonemta_py.egress.paths import Constraint
+from zonemta_py.events.observers import EventStream
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import click
 from rich.table import Table
 
-from zonemta_py.bench.charts import bars, save_picture
-from zonemta_py.bench.measure import Measurement, RelayUnderTest, measure
+from zonemta_py.bench.measure import Measurement, RelayUnderTest, bars, measure, save_picture
 from zonemta_py.bench.peer import PeerMaker
 from zonemta_py.bench.peers import PEERS
 from zonemta_py.bench.process import signals_end

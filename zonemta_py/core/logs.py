@@ -9,7 +9,7 @@ Invariants:
 - A log that cannot be written never stops mail: journald and syslog are not waited for, and what they do not take goes to stderr.
 - Of repeated lines the first of a kind is written at once, the others are counted and written as a number after WINDOW_S.
 
-Callers: the entry of each process; ``events.outcome_log`` for repeated lines.
+Callers: the entry of each process; ``events.observers`` for repeated lines.
 
 Example: 500 lines of one kind in a minute are two: the first, and "repeated 499 more times within a minute".
 

@@ -21,7 +21,7 @@ from zonemta_py.schedule.retry import (
     priority_of,
     warning_is_due,
 )
-from zonemta_py.smtp import verp
+from zonemta_py.smtp.address import DOUBLE_BOUNCE
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.smtp.reply_class import ReplyClass, subject
@@ -180,7 +180,7 @@ def _action(meta: EnvelopeRecord, outcome: Outcome, retry: Retry, now_ms: int) -
 
 def has_reader(meta: EnvelopeRecord) -> bool:
     """True if a report of a delay can be sent: not about a report."""
-    return meta.sender not in ("", verp.DOUBLE_BOUNCE)
+    return meta.sender not in ("", DOUBLE_BOUNCE)
 
 
 def delay_is_reported(meta: EnvelopeRecord, message: str, retry: Retry, now_ms: int) -> bool:

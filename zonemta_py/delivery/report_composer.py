@@ -52,10 +52,9 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.routing import Router
-from zonemta_py.smtp import verp
-from zonemta_py.smtp.address import domain_of, normalise
+from zonemta_py.smtp.address import DOUBLE_BOUNCE, domain_of, normalise, verp_base
 from zonemta_py.smtp.headers import is_header
-from zonemta_py.smtp.reports import qsbmf
+from zonemta_py.smtp.reports import dsn
 from zonemta_py.smtp.reports.digest import DigestRow
 from zonemta_py.smtp.reports.dsn import (
     RecipientReport,
@@ -249,18 +248,18 @@ class ReportComposer:
 
     def add(self, notes: Sequence[Note]) -> None:
         """Compose a report on ``notes``, if there are any, to the sender or the zone's ``double_bounce_to``."""
-        sender = verp.base(self._active.meta.sender)
+        sender = verp_base(self._active.meta.sender)
         bounce = self._zone.bounce
-        if sender in ("", verp.DOUBLE_BOUNCE):
+        if sender in ("", DOUBLE_BOUNCE):
             notes = [note for note in notes if note.action == "failed"]
         if not notes:
             return
-        if sender == verp.DOUBLE_BOUNCE:
+        if sender == DOUBLE_BOUNCE:
             self._discard(notes, "triple bounce")
         elif sender:
             self._compose(notes, sender, "")
         elif bounce.double_bounce_to:
-            self._compose(notes, bounce.double_bounce_to, verp.DOUBLE_BOUNCE)
+            self._compose(notes, bounce.double_bounce_to, DOUBLE_BOUNCE)
         else:
             self._discard(notes, "double bounce")
 
@@ -349,10 +348,10 @@ class ReportComposer:
         if not is_headers_only(active, bounce):
             copy += _beginning(self._context.queue, active, bounce.max_bytes)
         returned = _cut(copy, bounce.max_bytes)
-        return qsbmf.bounce_report(
+        return dsn.bounce_report(
             self._head(report_id, to),
             recipients,
-            sender=verp.base(active.meta.sender),
+            sender=verp_base(active.meta.sender),
             original=returned,
             stripped=len(returned) < len(copy),
         )
@@ -424,7 +423,7 @@ async def prepare_report(context: DeliveryContext, zone: Zone, active: ActiveMes
     The report is composed with the batch that settles, in one turn: of 10,000 recipients that would take seconds. Call
     ``context.pending.prepared.pop`` when it is composed.
     """
-    to = verp.base(active.meta.sender) or zone.bounce.double_bounce_to or ""
+    to = verp_base(active.meta.sender) or zone.bounce.double_bounce_to or ""
     prepared = context.pending.prepared.setdefault(active.id, {})
     notes = [note for note in active.notes if note.recipient_index not in prepared]
     for at in range(0, len(notes), SLICE):

@@ -61,7 +61,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import event_fields
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.smtp import verp
+from zonemta_py.smtp.address import expand_verp, is_verp
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.smtp.reports.dsn import write_notify
 from zonemta_py.smtp.verdict import Phase, Verdict, is_unserved
@@ -229,7 +229,7 @@ class Worker:
         Raises QueueUnavailable, and what the agent raises except AgentLost.
         """
         queue, meta = self._context.queue, lease.active.meta
-        expands = self._zone.sender_verp or verp.is_verp(meta.sender)
+        expands = self._zone.sender_verp or is_verp(meta.sender)
         if len(lease.recipients) > 1:
             together = 1 if expands else _of_same_address(lease)
             if together < len(lease.recipients):
@@ -353,7 +353,7 @@ class Worker:
             destination=lease.destination,
             message=active.id,
             domain=record.domain,
-            sender=verp.expand(meta.sender, recipients[0]) if expands else meta.sender,
+            sender=expand_verp(meta.sender, recipients[0]) if expands else meta.sender,
             recipients=recipients,
             header=meta.header,
             size_bytes=len(meta.header) + 2 + active.mark.size,

@@ -9,10 +9,11 @@ dequeue("var/queue", "archive", routine)
 """
 
 from zonemta_py.dequeue.api import adequeue, dequeue
-from zonemta_py.dequeue.disposition import ABORT, Disposition
 from zonemta_py.dequeue.envelope import (
+    ABORT,
     BadArgument,
     DequeueError,
+    Disposition,
     Info,
     NoSuchZone,
     NotInMessage,

@@ -37,8 +37,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.core.runtime import Threads
 from zonemta_py.dequeue.channel import Channel, HasChannels
-from zonemta_py.dequeue.disposition import ABORT
-from zonemta_py.dequeue.envelope import BadArgument, WrongThread
+from zonemta_py.dequeue.envelope import ABORT, BadArgument, WrongThread
 from zonemta_py.dequeue.message import AsyncMessage, Message
 from zonemta_py.dequeue.standalone import Queue
 from zonemta_py.queue.messages import Lease

@@ -18,8 +18,7 @@ from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.reports import settle_effects
 from zonemta_py.delivery.send_check import SendCheck
-from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
-from zonemta_py.dequeue.envelope import NoSuchZone
+from zonemta_py.dequeue.envelope import NoSuchZone, RecipientVerdict, outcomes
 from zonemta_py.queue.messages import Lease
 from zonemta_py.queue.outcome import Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue

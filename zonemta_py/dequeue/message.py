@@ -28,8 +28,16 @@ from enum import Enum, auto
 from types import SimpleNamespace
 
 from zonemta_py.dequeue.channel import Channel
-from zonemta_py.dequeue.disposition import Disposition, RecipientVerdict, checked
-from zonemta_py.dequeue.envelope import Info, NotInMessage, Recipient, WrongOrder, WrongThread
+from zonemta_py.dequeue.envelope import (
+    Disposition,
+    Info,
+    NotInMessage,
+    Recipient,
+    RecipientVerdict,
+    WrongOrder,
+    WrongThread,
+    checked,
+)
 from zonemta_py.dequeue.outgoing import AsyncOutgoing, Bridge, Outgoing
 from zonemta_py.queue.format.records import born
 from zonemta_py.queue.messages import Lease

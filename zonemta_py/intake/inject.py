@@ -29,8 +29,7 @@ from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.submitters.limits import client_of
 from zonemta_py.routing import Router
-from zonemta_py.smtp import verp
-from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.smtp.address import DOUBLE_BOUNCE, AddressError, normalise
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.reports.dsn import UNSET, parse_notify, valid_envid, valid_orcpt
 from zonemta_py.storage.open import DiskSpace
@@ -100,7 +99,7 @@ class Injector:
             origin = origin._replace(tenant=senders.tenant_of(origin.user, origin.client_ip))
         try:
             normalised = [replace(rcpt, address=normalise(rcpt.address)) for rcpt in recipients]
-            if sender not in ("", verp.DOUBLE_BOUNCE):
+            if sender not in ("", DOUBLE_BOUNCE):
                 sender = normalise(sender)
         except AddressError as exc:
             raise NotAccepted(f"501 5.1.3 {exc}") from exc

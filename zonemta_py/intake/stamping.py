@@ -20,8 +20,7 @@ from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin
 from zonemta_py.queue.submitters.keys import KeyUse
 from zonemta_py.routing import Router
-from zonemta_py.smtp import verp
-from zonemta_py.smtp.address import domain_of
+from zonemta_py.smtp.address import DOUBLE_BOUNCE, domain_of, verp_base
 from zonemta_py.smtp.authors import Unreadable, author_addresses
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.headers import Field, field_value, fold, received, without
@@ -30,7 +29,7 @@ from zonemta_py.smtp.headers import Field, field_value, fold, received, without
 
 VerifiedDomains = Container[tuple[str, str]]  # tenant and domain
 
-NULL_SENDERS = ("", verp.DOUBLE_BOUNCE)
+NULL_SENDERS = ("", DOUBLE_BOUNCE)
 
 
 class SenderRules:
@@ -74,7 +73,7 @@ class SenderRules:
             if not trusted:
                 raise NotAccepted(f"553 5.7.1 {_printable(who)} may not send with the null sender")
             return
-        self._check_address(found, who, verp.base(sender), verified)
+        self._check_address(found, who, verp_base(sender), verified)
 
     def check_header(
         self,
@@ -273,7 +272,7 @@ def _route(
     """The recipients with their zones; ``headers``: values of routing fields by lower-case name."""
     router, name = rules.router, envelope.origin.tenant
     tenant = rules.senders.tenants.get(name) if name else None
-    sender_domain = domain_of(verp.base(envelope.sender))
+    sender_domain = domain_of(verp_base(envelope.sender))
     source = envelope.origin.client_ip
     zones: dict[str, str] = {}
     routed = []

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.page.logins import LINK_VALID_S
 from zonemta_py.admin.tokens import (
@@ -42,6 +41,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.core.runtime import open_descriptors
 from zonemta_py.core.version import __version__
 from zonemta_py.delivery.egress_operator import path_rows, warmup_rows
+from zonemta_py.events.observers import EventStream
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.delivery_service import DeliveryService

@@ -97,7 +97,7 @@ class ProgramZone:
         return 0
 
 
-ZoneView = ZoneWorkers | ProgramZone
+AnyZone = ZoneWorkers | ProgramZone
 
 
 class DeliveryService:
@@ -110,7 +110,7 @@ class DeliveryService:
         self,
         context: DeliveryContext,
         dkim_keys: DkimKeys,
-        ready: ReadyMail[ZoneView],
+        ready: ReadyMail[AnyZone],
         *,
         senders: int,
         log_target: str,

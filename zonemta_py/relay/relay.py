@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from zonemta_py.admin.control import ControlServer
-from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.config.endpoints import HostPort
@@ -44,7 +43,7 @@ from zonemta_py.delivery.report_composer import BounceFunction, DeliveryContext,
 from zonemta_py.delivery.reports import BounceReporter
 from zonemta_py.delivery.zone_workers import ReadyMail
 from zonemta_py.dequeue.channel import Channels
-from zonemta_py.events.outcome_log import OutcomeLog
+from zonemta_py.events.observers import EventStream, OutcomeLog
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
 from zonemta_py.open_queue import configure_queue, open_queue
 from zonemta_py.policies import EnvelopePolicy
@@ -54,7 +53,7 @@ from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush, settle_removed_zones
 from zonemta_py.relay.admin_service import AdminService, AdminSources
-from zonemta_py.relay.delivery_service import DeliveryService, ZoneView
+from zonemta_py.relay.delivery_service import DeliveryService, AnyZone
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import (
@@ -117,7 +116,7 @@ class Relay:
         self._stopped, self._since_ms = False, clock.now_ms()
         self._reloading, pending = asyncio.Lock(), PendingReports()
         self._reporter = BounceReporter(config, hostname, router, hooks, pending)
-        self._destinations, ready = Destinations(config.zones), ReadyMail[ZoneView]()
+        self._destinations, ready = Destinations(config.zones), ReadyMail[AnyZone]()
         self._queue = open_queue(
             config,
             store=store,

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from zonemta_py.core.codec import Struct, replace
-from zonemta_py.smtp import verp
-from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
+from zonemta_py.smtp.address import DOUBLE_BOUNCE, AddressError, needs_smtputf8, normalise, verp_base
 from zonemta_py.smtp.reports.dsn import UNSET, parse_notify, valid_envid, valid_orcpt
 
 KEY_WINDOW = "X-SUBMISSION-KEY"  # EHLO keyword: for how many seconds a submission key is remembered
@@ -131,9 +130,9 @@ def _by(timing: Mapping[str, str]) -> tuple[int, str]:
 
 def _sender(path: str, *, smtputf8: bool) -> str:
     """The null sender, qmail's double bounce sender, an address, or an address in qmail's VERP form."""
-    if path in ("", verp.DOUBLE_BOUNCE):
+    if path in ("", DOUBLE_BOUNCE):
         return path
-    base = verp.base(path)
+    base = verp_base(path)
     return _address(base, "5.1.7", smtputf8=smtputf8) + path[len(base) :]
 
 

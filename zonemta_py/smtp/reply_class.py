@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from zonemta_py.core.text import PatternSet
-from zonemta_py.smtp import verp
+from zonemta_py.smtp.address import contract_verp, verp_base
 from zonemta_py.smtp.reply import Reply, make_reply
 from zonemta_py.smtp.verdict import LOST, NO_ADDRESS, Phase, ReplySubject
 
@@ -68,8 +68,8 @@ def with_sender_named(text: str, sender: str) -> str:
     found = _NAMED.findall(text)
     if not found or not sender:
         return ""
-    own = verp.base(sender).lower()
-    if any(each.lower() != own and not verp.contract(each, sender) for each in found):
+    own = verp_base(sender).lower()
+    if any(each.lower() != own and not contract_verp(each, sender) for each in found):
         return ""
     return _NAMED.sub("sender", text)
 

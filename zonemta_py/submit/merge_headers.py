@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.encoded_words import decode
-from zonemta_py.smtp.seven_bit_fields import flat, folded, parameter, phrase, text_value
+from zonemta_py.smtp.seven_bit import flat, folded, parameter, phrase, text_value
 from zonemta_py.submit.merge_values import (
     MARK,
     MergeField,

@@ -13,9 +13,9 @@ from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep import transfer
+from zonemta_py.queue.upkeep import transfer as archive
 from zonemta_py.queue.upkeep.startup import begin_boot
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
-from zonemta_py.storage import archive
 from zonemta_py.storage.interface import Op, Store
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.open import open_store

@@ -2,8 +2,14 @@
 
 import pytest
 
-from zonemta_py.smtp.reports.dsn import RecipientReport, ReportHead
-from zonemta_py.smtp.reports.qsbmf import BREAK, DOUBLE_BREAK, STRIPPED, bounce_report
+from zonemta_py.smtp.reports.dsn import (
+    BREAK,
+    DOUBLE_BREAK,
+    STRIPPED,
+    RecipientReport,
+    ReportHead,
+    bounce_report,
+)
 
 HEAD = ReportHead("relay.example", "r1", "me@here.example", "Sat, 21 Nov 2026 08:00:00 +0000")
 ORIGINAL = b"Subject: original\r\n\r\nhello\r\n"

@@ -11,9 +11,9 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
+from zonemta_py.smtp.address import contract_verp
 from zonemta_py.smtp.authors import first_address
 from zonemta_py.smtp.headers import is_bounded
-from zonemta_py.smtp.verp import contract
 
 COMPLAINT = "complaint"
 NOT_SPAM = "not-spam"  # the only kind of feedback that is not a complaint
@@ -165,7 +165,7 @@ def _by_verp(message: Message, senders: Iterable[str]) -> str:
         for value in message.get_all(name, []):
             address = first_address(str(value))
             for sender in known:
-                found = contract(address, sender)
+                found = contract_verp(address, sender)
                 if found:
                     return found
     return ""

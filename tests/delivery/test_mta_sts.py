@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.smtp.mta_sts import MAX_AGE_MAX_S, MX_MAX, StsPolicy, parse_policy, policy_id
+from zonemta_py.delivery.sts_policies import MAX_AGE_MAX_S, MX_MAX, StsPolicy, parse_policy, policy_id
 
 EXAMPLE = b"""version: STSv1
 mode: enforce
