@@ -11,7 +11,7 @@ from zonemta_py.config.zones import DestinationTable
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import USUAL_POOL, PoolKey
 from zonemta_py.delivery.reports import BounceReporter
-from zonemta_py.egress.sources import LastAttempt, addresses_of, parse_pool_key, pool_key_after
+from zonemta_py.egress.sources import LastAttempt, addresses_of, pool_key_after
 from zonemta_py.events.recovery import last_seq, newest_message
 from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
 from zonemta_py.queue.queue import LONGEST_DELAY_MS, Queue, QueueOptions
@@ -82,13 +82,13 @@ class ConfiguredPools:
         had_attempt = record.attempts or record.source  # one that does not count has a source
         table = self._tables.get(zone) if had_attempt else None
         if table is None:
-            return pool
+            return PoolKey(pool)
         last = LastAttempt(record.attempts, record.source, record.reply_class)
         return pool_key_after(table.settings(destination), self._addresses, last, pool)
 
     def share_divisor(self, pool_key: PoolKey) -> int:
         """The number of addresses of the largest pool, except the usual one, for mail that leaves from one address; else 1."""
-        return self._addresses_max if parse_pool_key(pool_key).address else 1
+        return self._addresses_max if pool_key.address else 1
 
 
 def mail_pools(config: Config) -> MailPools:

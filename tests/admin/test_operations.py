@@ -48,7 +48,7 @@ from zonemta_py.cli.warmup import warmup as warmup_commands
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
-from zonemta_py.core.model import OutcomeKind
+from zonemta_py.core.model import USUAL_KEY, OutcomeKind, PoolKey
 from zonemta_py.egress.paths import Constraint
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format import keys
@@ -68,7 +68,7 @@ class SuspendedZone:
         self.probed: list[str | None] = []
         self.sessions = 3
 
-    def why(self, destination: str, pool: str = "") -> Constraint | None:
+    def why(self, destination: str, pool: PoolKey = USUAL_KEY) -> Constraint | None:
         if destination != "b.example":
             return None
         return Constraint(

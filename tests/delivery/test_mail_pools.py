@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.egress.sources import PoolPart, parse_pool_key
+from zonemta_py.core.model import PoolKey
 from zonemta_py.open_queue import mail_pools
 from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, RecipientRecord
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
@@ -42,30 +42,30 @@ def record(
 @pytest.mark.parametrize(
     ("zone", "after", "expected"),
     [
-        ("default", record(), PoolPart("")),
-        ("default", record(1, B, "mailbox_full"), PoolPart("")),
-        ("default", record(1, B, "greylisted"), PoolPart("", B)),
-        ("default", record(1, B, "blocked"), PoolPart("", B, True)),
-        ("default", record(1, C, "greylisted")._replace(attempts=0), PoolPart("", C)),  # a rule did not count it
-        ("moved", record(1, C, "blocked")._replace(attempts=0), PoolPart("several", C, True)),
-        ("default", record(1, A, "greylisted"), PoolPart("")),  # that pool has one address
-        ("moved", record(1, A, "greylisted"), PoolPart("")),
-        ("moved", record(1, A, "blocked"), PoolPart("several")),
-        ("moved", record(2, B, "blocked"), PoolPart("several", B, True)),
-        ("moved", record(2, C, "greylisted"), PoolPart("several", C)),
-        ("local", record(1, B, "greylisted"), PoolPart("")),
-        ("default", record(lane=f"{TENANT_LANE}acme"), PoolPart("several")),
-        ("default", record(1, C, "greylisted", lane=f"{TENANT_LANE}acme"), PoolPart("several", C)),
-        ("default", record(1, A, "greylisted", lane=f"{TENANT_LANE}acme"), PoolPart("several")),
-        ("local", record(lane=f"{TENANT_LANE}acme"), PoolPart("")),
+        ("default", record(), PoolKey("")),
+        ("default", record(1, B, "mailbox_full"), PoolKey("")),
+        ("default", record(1, B, "greylisted"), PoolKey("", B)),
+        ("default", record(1, B, "blocked"), PoolKey("", B, True)),
+        ("default", record(1, C, "greylisted")._replace(attempts=0), PoolKey("", C)),  # a rule did not count it
+        ("moved", record(1, C, "blocked")._replace(attempts=0), PoolKey("several", C, True)),
+        ("default", record(1, A, "greylisted"), PoolKey("")),  # that pool has one address
+        ("moved", record(1, A, "greylisted"), PoolKey("")),
+        ("moved", record(1, A, "blocked"), PoolKey("several")),
+        ("moved", record(2, B, "blocked"), PoolKey("several", B, True)),
+        ("moved", record(2, C, "greylisted"), PoolKey("several", C)),
+        ("local", record(1, B, "greylisted"), PoolKey("")),
+        ("default", record(lane=f"{TENANT_LANE}acme"), PoolKey("several")),
+        ("default", record(1, C, "greylisted", lane=f"{TENANT_LANE}acme"), PoolKey("several", C)),
+        ("default", record(1, A, "greylisted", lane=f"{TENANT_LANE}acme"), PoolKey("several")),
+        ("local", record(lane=f"{TENANT_LANE}acme"), PoolKey("")),
     ],
 )  # fmt: skip
 def test_from_where_mail_leaves(
-    directory: Path, zone: str, after: RecipientRecord, expected: PoolPart
+    directory: Path, zone: str, after: RecipientRecord, expected: PoolKey
 ) -> None:
     found = pools(directory)
     part = found.pool_key(zone, "d.example", after)
-    assert parse_pool_key(part) == expected
+    assert part == expected
     assert found.share_divisor(part) == (2 if expected.address else 1)
 
 

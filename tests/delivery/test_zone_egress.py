@@ -13,7 +13,7 @@ from tests.kit.queue import accept, opened, settle
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
-from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.core.model import USUAL_KEY, Attempt, OutcomeKind, PoolKey
 from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.egress.admission import WorkerSlot
@@ -22,7 +22,6 @@ from zonemta_py.egress.message import LeasedMail, MessageEgress
 from zonemta_py.egress.paths import EgressOrder, Limit
 from zonemta_py.egress.providers import NOT_FOUND_S, Providers
 from zonemta_py.egress.rules import ProviderReply
-from zonemta_py.egress.sources import PoolPart
 from zonemta_py.egress.warmup import DAY_MS
 from zonemta_py.egress.zone import ZoneEgress
 from zonemta_py.open_queue import mail_pools
@@ -82,7 +81,7 @@ class Zone:
             self.scheduler.session_opened(slot, clock.monotonic_s())
         return found
 
-    def names(self) -> list[tuple[str, str | None]]:
+    def names(self) -> list[tuple[str, PoolKey | None]]:
         """The destinations and pools of the workers that may start now."""
         return [(slot.destination.name, slot.pool_key) for slot in self.start()]
 
@@ -146,7 +145,7 @@ async def test_a_suspended_destination_gives_up_its_turn_at_a_limit(directory: P
         zone.egress.changed()
         assert zone.start() == []
         zone.end(slot, has_mail=False)
-        assert zone.names() == [(second, "")]
+        assert zone.names() == [(second, USUAL_KEY)]
         assert [reason for _, _, reason in zone.admission.waiting()] == [
             f"domain {first} is suspended: wrong list"
         ]
@@ -162,15 +161,15 @@ async def test_what_waits_for_one_pool_keeps_its_place_while_another_is_served(d
         await accept(zone.queue, "r@d.example", user="ann", tenant="acme")
         zone.ready("d.example")
         [slot] = zone.start()
-        assert slot.pool_key == ""
+        assert slot.pool_key == USUAL_KEY
         zone.end(slot, has_mail=True)
         [slot] = zone.start()  # the other pool has the first turn now
-        assert slot.pool_key == ""
+        assert slot.pool_key == USUAL_KEY
         zone.ready("d.example")
         assert zone.start() == [], "the domain has one connection"
-        waiting = [("d.example", "other", f"address {B} is suspended: test")]
+        waiting = [("d.example", PoolKey("other"), f"address {B} is suspended: test")]
         assert zone.admission.waiting() == waiting
-        binding = zone.scheduler.binding("d.example", clock.monotonic_s(), "other")
+        binding = zone.scheduler.binding("d.example", clock.monotonic_s(), PoolKey("other"))
         assert binding is not None
         assert binding.limit == "operator_suspension"
         assert not zone.admission.has_waiters(slot), "it would gain nothing"
@@ -188,7 +187,7 @@ async def test_old_mail_is_found_for_each_pool(directory: Path) -> None:
         await zone.queue.suspended.suspend("domain:d.example", "test")
         zone.egress.changed()
         assert zone.start() == []
-        assert {pool for _, pool, _ in zone.admission.waiting()} == {"", "other"}
+        assert {pool for _, pool, _ in zone.admission.waiting()} == {USUAL_KEY, PoolKey("other")}
 
 
 async def deferred_from(zone: Zone, source: str, reply_class: str) -> None:
@@ -210,7 +209,7 @@ async def test_mail_that_wants_one_address_waits_for_that(
     """While it has no room, at a wait list that names it; while it may not be used for long, mail leaves from the other one."""
     pools = {"default": [{"address": A}, {"address": B}]}
     async with zone_of(directory, {"sessions_per_address": 1}, pools=pools) as zone:
-        part = PoolPart("", A, wanted == B).key
+        part = PoolKey("", A, wanted == B)
         await deferred_from(zone, A, reply_class)
         taken = zone.egress.permits.take("big", wanted, zone.egress.now_ms())
         assert isinstance(taken, Permit)
@@ -242,7 +241,7 @@ async def test_blocked_mail_waits_while_one_of_the_others_may_be_free_soon(direc
         assert isinstance(taken, Permit)
         zone.egress.permits.path("big", third).ceiling.paused_ms = zone.egress.now_ms() + 7_200_000
         assert zone.start() == []
-        assert [pool for _, pool, _ in zone.admission.waiting()] == [PoolPart("", A, True).key]
+        assert [pool for _, pool, _ in zone.admission.waiting()] == [PoolKey("", A, True)]
         zone.egress.permits.path("big", B).ceiling.paused_ms = zone.egress.now_ms() + 7_200_000
         zone.egress.changed()
         [slot] = zone.start()
@@ -258,7 +257,7 @@ async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:
         await flush(zone.queue)
         zone.ready("d.example")
         slots = zone.start()
-        assert {slot.pool_key for slot in slots} == {"other"}
+        assert {slot.pool_key for slot in slots} == {PoolKey("other")}
         await accept(zone.queue, "new@d.example")
         zone.configure(configured(directory, {"sessions": 5}, pools={"default": POOLS["default"]}))
         zone.learn("d.example")
@@ -267,7 +266,7 @@ async def test_a_worker_whose_pool_is_removed_ends(directory: Path) -> None:
             assert not zone.scheduler.next_lease(slot, clock.monotonic_s())
             zone.end(slot, has_mail=True)
         assert zone.start() == []
-        assert [pool for _, pool, _ in zone.admission.waiting()] == [""]
+        assert [pool for _, pool, _ in zone.admission.waiting()] == [USUAL_KEY]
 
 
 async def test_what_can_only_be_reached_over_one_family_holds_up_no_other_mail(directory: Path) -> None:
@@ -278,7 +277,7 @@ async def test_what_can_only_be_reached_over_one_family_holds_up_no_other_mail(d
         await zone.mail("old.example", "u", "v", has_ipv6=False)
         assert zone.start() == []
         await zone.mail("new.example", "u")
-        assert zone.names() == [("new.example", "")]
+        assert zone.names() == [("new.example", USUAL_KEY)]
         assert [name for name, _, _ in zone.admission.waiting()] == ["old.example"]
 
 
@@ -294,7 +293,7 @@ async def test_a_warm_up_for_all_providers_has_room_again_for_each(directory: Pa
         await zone.mail("d.example", "u")
         assert zone.start() == []
         zone.end(slot, has_mail=False)  # nothing was sent
-        assert zone.names() == [("d.example", "")]
+        assert zone.names() == [("d.example", USUAL_KEY)]
 
 
 async def test_the_end_of_a_session_comes_before_the_next_day(directory: Path) -> None:
@@ -312,7 +311,7 @@ async def test_the_end_of_a_session_comes_before_the_next_day(directory: Path) -
             await zone.mail(domain, "u")
         served = [slot.destination.name for slot in zone.start()]
         assert len(served) == 2
-        found = [zone.admission.binding(each, clock.monotonic_s(), "") for each in domains]
+        found = [zone.admission.binding(each, clock.monotonic_s(), USUAL_KEY) for each in domains]
         waiting = [each for each, name in zip(found, domains, strict=True) if name not in served]
         assert {each and (each.limit, each.until_s) for each in waiting} == {
             (Limit.PROVIDER_SESSIONS, 0.0)
@@ -402,7 +401,7 @@ async def test_a_destination_that_failed_holds_up_none_of_a_provider_that_answer
         assert zone.start() == []
         zone.end(first, has_mail=False)
         zone.egress.release(first)
-        assert zone.names() == [("x.example", "")]
+        assert zone.names() == [("x.example", USUAL_KEY)]
 
 
 async def test_one_that_may_open_no_session_passes_its_turn_to_one_that_has_an_idle_one(
@@ -500,7 +499,7 @@ async def test_a_domain_that_was_not_found_is_looked_up_again(
         monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)
         assert zone.scheduler.next(later_s) is None
         assert "d.example" in zone.egress.look_ups
-        binding = zone.admission.binding("d.example", later_s, "")
+        binding = zone.admission.binding("d.example", later_s, USUAL_KEY)
         assert binding is not None
         assert binding.limit == "provider_look_up"
 

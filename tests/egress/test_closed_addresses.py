@@ -3,10 +3,10 @@
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.values import Rate
+from zonemta_py.core.model import PoolKey
 from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.limits import EgressLimits, Permit, Permits
 from zonemta_py.egress.paths import Refusal
-from zonemta_py.egress.sources import PoolPart
 from zonemta_py.egress.zone import PRUNE_MIN, ClosedAddresses
 from zonemta_py.schedule.scheduler import KNOWN
 
@@ -31,11 +31,11 @@ def test_an_address_is_closed_until_the_rate_allows_a_session() -> None:
     assert closed.open_of("d.example", [A, B], 1, held=A.address or "") == [A, B]
     assert closed.open_of("other.example", [A, B], 1) == [A, B]
     allowance = EgressLimits(lambda provider, address: None)
-    found = closed.take(allowance, "d.example", "big", PoolPart("p", A.address or ""), [A, B], 1)
+    found = closed.take(allowance, "d.example", "big", PoolKey("p", A.address or ""), [A, B], 1)
     assert isinstance(found, Refusal)
     assert found.is_alone
     until_ms = found.until_ms
-    permit = closed.take(allowance, "d.example", "big", PoolPart("p"), [A, B], 1)
+    permit = closed.take(allowance, "d.example", "big", PoolKey("p"), [A, B], 1)
     assert isinstance(permit, Permit)
     assert permit.address == B.address
     assert HOUR_MS <= until_ms < 2 * HOUR_MS

@@ -9,7 +9,7 @@ from zonemta_py.config.providers import ProviderLimits, ProviderSettings, Provid
 from zonemta_py.config.sending import ControllerSettings, PoolAddress
 from zonemta_py.config.shaping import ShapingRule, ShapingRules
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.model import Attempt, PoolKey
+from zonemta_py.core.model import USUAL_KEY, Attempt, PoolKey
 from zonemta_py.delivery.local_agent import is_local
 from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.limits import FREE, Permit
@@ -35,12 +35,12 @@ class NoMail:
         return lambda name: NoMailOfZone()
 
     def pool_keys(self, zone: str, destination: str) -> Sequence[PoolKey]:
-        return ("",)
+        return (USUAL_KEY,)
 
 
 class NoMailOfZone:
     def pool_keys(self, destination: str) -> Sequence[PoolKey]:
-        return ("",)
+        return (USUAL_KEY,)
 
 
 class Suspended(dict[str, Suspension]):

@@ -16,6 +16,7 @@ from tests.kit.relay import empty, logged_events, relaying, sound, staged
 from zonemta_py.admin.metrics import shaping_series
 from zonemta_py.admin.page.views import matrix
 from zonemta_py.cli.main import main
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.delivery.egress_operator import EgressOperator
 from zonemta_py.delivery.worker import Worker
 from zonemta_py.queue.upkeep.move import flush
@@ -50,7 +51,7 @@ async def test_the_fallback_pool_while_the_usual_one_is_suspended(
             await until(lambda: big.account(OTHER).messages, "the one that was blocked")
             workers = relay._delivery.zones["default"]
             await until(lambda: (why := workers.why("d.example")) and why.name == "pause", "a reason")
-            assert workers.why("d.example", "other") is None
+            assert workers.why("d.example", PoolKey("other")) is None
             assert len(big.accepted) == 1
             big.unblock(ADDRESSES[0])
             control = EgressOperator(relay.queue, lambda: config, relay._delivery)
@@ -86,7 +87,7 @@ async def test_a_tenant_with_a_pool_of_its_own(
             await until(lambda: len(big.accepted) == 20, "the half that may be sent")
             assert not big.account(stopped).messages
             workers = relay._delivery.zones["default"]
-            why = [workers.why("d.example", pool) for pool in ("", "other")]
+            why = [workers.why("d.example", pool) for pool in (USUAL_KEY, PoolKey("other"))]
             assert [each and each.name for each in why] == (
                 ["operator_suspension", None]
                 if stopped == ADDRESSES[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.servers import LOCAL, SHARED, queue_settings
-from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.core.model import USUAL_KEY, Attempt, OutcomeKind, PoolKey
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.keys import (
     CLEANUP,
@@ -45,21 +45,24 @@ HEADER = b"Subject: test\r\n"
 SPACES = (MESSAGE, WAITING, DEFERRED, DUE, SPILL, INFLIGHT, OPEN, CLEANUP)
 
 
+OWN, FALLBACK, PART = PoolKey("own"), PoolKey("fallback"), PoolKey("part")
+
+
 class UserPools:
     """Mail of user a leaves from the pool ``own``, that of others after an attempt from ``fallback``.
 
     After several attempts it leaves from ``part``, a part of that.
     """
 
-    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> str:
+    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
         """See ``MailPools``."""
         if record.submitter == "a" or not record.attempts:
-            return "own" if record.submitter == "a" else ""
-        return "fallback" if record.attempts == 1 else "part"
+            return OWN if record.submitter == "a" else USUAL_KEY
+        return FALLBACK if record.attempts == 1 else PART
 
-    def share_divisor(self, pool_key: str) -> int:
+    def share_divisor(self, pool_key: PoolKey) -> int:
         """See ``MailPools``."""
-        return 2 if pool_key == "part" else 1
+        return 2 if pool_key == PART else 1
 
 
 class Clock:

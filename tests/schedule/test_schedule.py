@@ -12,12 +12,12 @@ from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.values import Seconds, duration
 from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.model import PoolKey
 from zonemta_py.delivery.endpoints import choose_source
 from zonemta_py.egress.admission import SOURCE_RUN, Destination, WorkerSlot
 from zonemta_py.egress.sources import (
-    PoolPart,
+    addresses_in,
     addresses_of,
-    parse_pool_key,
     part_after,
     preferred,
     ranked,
@@ -164,12 +164,10 @@ def test_some_addresses_first() -> None:
 def test_a_part_of_a_pool() -> None:
     """Of one address or of all others; of all if it has none of the addresses."""
     first, second, third = pool = [PoolAddress(f"192.0.2.{n}") for n in range(1, 4)]
-    parts = [PoolPart("p"), PoolPart("p", "192.0.2.2"), PoolPart("", "192.0.2.2", True)]
-    assert [parse_pool_key(each.key) for each in parts] == parts
-    assert len({each.key for each in parts}) == 3
-    assert [each.of(pool) for each in parts] == [pool, [second], [first, third]]
-    assert [each.of([first]) for each in parts] == [[first]] * 3
-    assert parts[2].of([second]) == [second]
+    parts = [PoolKey("p"), PoolKey("p", "192.0.2.2"), PoolKey("", "192.0.2.2", True)]
+    assert [addresses_in(each, pool) for each in parts] == [pool, [second], [first, third]]
+    assert [addresses_in(each, [first]) for each in parts] == [[first]] * 3
+    assert addresses_in(parts[2], [second]) == [second]
 
 
 def test_from_where_the_next_attempt_leaves() -> None:
@@ -184,8 +182,8 @@ def test_from_where_the_next_attempt_leaves() -> None:
         for source in ("192.0.2.1", "192.0.2.9", "")
         for reply_class in ("greylisted", "blocked", "mailbox_full", "")
     ]
-    assert found[:2] == [PoolPart("p", "192.0.2.1"), PoolPart("p", "192.0.2.1", True)]
-    assert set(found[2:]) == {PoolPart("p")}
+    assert found[:2] == [PoolKey("p", "192.0.2.1"), PoolKey("p", "192.0.2.1", True)]
+    assert set(found[2:]) == {PoolKey("p")}
 
 
 def test_a_worker_draws_its_address_again() -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zonemta_py.config.values import Rate
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.model import PoolKey
 from zonemta_py.egress.admission import (
     ANY_MAIL,
     LIMIT_S,
@@ -376,7 +377,7 @@ class AtAGate(Unlimited):
     def admit(self, destination: str) -> Admitted | None:
         return None if destination == "d1" else ANY_MAIL
 
-    def binding(self, destination: str, now_s: float, pool: str) -> Binding | None:
+    def binding(self, destination: str, now_s: float, pool_key: PoolKey) -> Binding | None:
         return self.waiting if destination == "d1" else None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from zonemta_py.admin.relay_port import RunningRelay, SuspendedView
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.core.model import AGES_MIN, USUAL_POOL
+from zonemta_py.core.model import AGES_MIN, USUAL_KEY, PoolKey
 from zonemta_py.egress.paths import Constraint, Limit
 from zonemta_py.queue.census import AGE_SLOT_MS, TOTAL, Census, Row
 from zonemta_py.queue.format import keys
@@ -141,16 +141,16 @@ class Reasons:
     def __init__(self, queue: Queue, relay: RunningRelay) -> None:
         self._queue = queue
         self._relay = relay
-        self._by_destination: dict[tuple[str, str, str], Constraint | None] = {}
+        self._by_destination: dict[tuple[str, str, PoolKey], Constraint | None] = {}
         self._meta: tuple[str, EnvelopeRecord | None] = ("", None)
 
     def destination(self, zone: str, destination: str) -> Constraint | None:
         """The constraint for which mail for a destination waits; of one with mail for several pools, of the first of them that waits."""
-        pools = self._queue.windows.zone(zone).pool_keys(destination) or (USUAL_POOL,)
+        pools = self._queue.windows.zone(zone).pool_keys(destination) or (USUAL_KEY,)
         found = (self._of_pool(zone, destination, pool) for pool in pools)
         return next((each for each in found if each is not None), None)
 
-    def _of_pool(self, zone: str, destination: str, pool: str) -> Constraint | None:
+    def _of_pool(self, zone: str, destination: str, pool: PoolKey) -> Constraint | None:
         """The constraint for which mail for a destination that leaves from ``pool`` waits."""
         place = zone, destination, pool
         if place not in self._by_destination:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.egress.paths import Constraint
 from zonemta_py.events.observers import EventStream
 from zonemta_py.schedule.unreachable import UnreachableHosts
@@ -33,7 +33,7 @@ class ZoneView(SuspendedView, Protocol):
     def sessions(self) -> int:
         """The number of sessions that its workers have."""
 
-    def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
+    def why(self, destination: str, pool: PoolKey = USUAL_KEY) -> Constraint | None:
         """The constraint for which mail for ``destination`` from ``pool`` waits; None: it has its turn next, or is being sent."""
 
     def probe(self, destination: str | None) -> None:

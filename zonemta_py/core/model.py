@@ -1,6 +1,7 @@
 """Plain values that several layers use."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from zonemta_py.core.codec import Struct
 
@@ -22,11 +23,18 @@ AGES_MIN = (
 
 PathKey = tuple[str, str]  # provider and source address: a path that mail takes (KumoMTA: egress path)
 ALL_PROVIDERS = "*"  # the provider in the row of an address whose limits hold over all of them
-# From which source addresses mail may leave: the name of a pool; USUAL_POOL; or a name with PART_MARK, for some addresses of
-# a pool (``egress.sources.PoolPart``).
-PoolKey = str
-PART_MARK = "\x1f"  # in the name of a part of a pool, behind that of the pool
 USUAL_POOL = ""  # the pool that the settings of a destination name, or a rule of shaping instead
+
+
+class PoolKey(NamedTuple):
+    """The source addresses from which mail may leave: all of ``pool``; only ``address``; or, if it is ``avoided``, all but it."""
+
+    pool: str = USUAL_POOL
+    address: str = ""
+    avoided: bool = False
+
+
+USUAL_KEY = PoolKey()
 
 
 class Attempt(Struct, frozen=True, array_like=True):

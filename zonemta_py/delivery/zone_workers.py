@@ -33,7 +33,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import RepeatedLines
-from zonemta_py.core.model import USUAL_POOL, Attempt, PoolKey
+from zonemta_py.core.model import USUAL_KEY, Attempt, PoolKey
 from zonemta_py.delivery.attempts import reason_of
 from zonemta_py.delivery.outcome import (
     NO_ADDRESS_MS,
@@ -91,7 +91,7 @@ async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, f
 
 
 async def expire_waiting(
-    queue: Queue, worker: Worker, place: tuple[str, str, str], settings: Zone, reason: str
+    queue: Queue, worker: Worker, place: tuple[str, str, PoolKey], settings: Zone, reason: str
 ) -> None:
     """Settle the old mail of a destination that waits for a limit. Nothing of it was an attempt.
 
@@ -322,7 +322,7 @@ class ZoneWorkers:
         """Why ``destination`` is unreachable; empty when it is not."""
         return self._failing.describe(destination)
 
-    def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
+    def why(self, destination: str, pool: PoolKey = USUAL_KEY) -> Constraint | None:
         """The constraint that keeps mail for ``destination`` that leaves from ``pool`` waiting; None: it has its turn next, or is being sent."""
         now_s = clock.monotonic_s()
         binding = self.scheduler.binding(destination, now_s, pool)

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from zonemta_py.config.providers import SMARTHOST
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import ALL
-from zonemta_py.core.model import USUAL_POOL, Attempt, PoolKey
+from zonemta_py.core.model import USUAL_KEY, Attempt, PoolKey
 from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.controller import OF_SENDER
 from zonemta_py.egress.limits import FREE, Permit, merge_refusals
@@ -51,7 +51,7 @@ class LeasedMail(NamedTuple):
     destination: str
     domain: str
     blocked: Sequence[int]
-    pool_key: PoolKey = USUAL_POOL
+    pool_key: PoolKey = USUAL_KEY
     sender: str = ""
     last_source: str = ""
     last_class: str = ""
@@ -139,7 +139,7 @@ class MessageEgress:
         )
         if route is None or self._routes.is_local:
             return decision
-        if mail.pool_key:
+        if mail.pool_key != USUAL_KEY:
             route = route.with_pool(mail.pool_key)
         is_smarthost = route.provider == SMARTHOST  # which has no limits
         family = BOTH if is_smarthost else egress.table.settings(route.provider).family

@@ -8,19 +8,18 @@ two would open a session in the place of an idle one of the other address.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from hashlib import blake2b
 from math import log
 from typing import NamedTuple
 
 from zonemta_py.config.sending import NO_ADDRESS_LIMITS, AddressLimits, PoolAddress
 from zonemta_py.config.zones import Zone
-from zonemta_py.core.model import PART_MARK, USUAL_POOL, PoolKey
+from zonemta_py.core.model import USUAL_KEY, USUAL_POOL, PoolKey
 from zonemta_py.smtp.reply_class import ReplyClass
 
 IPV4, IPV6, BOTH = "ipv4", "ipv6", "both"  # families of addresses
 BY_SYSTEM = "system"  # the name of the address that the system chooses
-_FROM, _NOT_FROM = f"{PART_MARK}=", f"{PART_MARK}!"
 _OF_ADDRESS = (ReplyClass.GREYLISTED, ReplyClass.BLOCKED)  # the next attempt depends on our address
 
 
@@ -37,37 +36,13 @@ class LastAttempt(NamedTuple):
     reply_class: str
 
 
-class PoolPart(NamedTuple):
-    """Some addresses of a pool: all; only ``address``; or, if it is ``avoided``, all but it."""
-
-    pool: str
-    address: str = ""
-    avoided: bool = False
-
-    @property
-    def key(self) -> PoolKey:
-        """The key of mail that leaves from these addresses."""
-        if not self.address:
-            return self.pool
-        return f"{self.pool}{_NOT_FROM if self.avoided else _FROM}{self.address}"
-
-    def of(self, addresses: Sequence[PoolAddress]) -> Sequence[PoolAddress]:
-        """Those of ``addresses`` that belong to this part; all of them if none does."""
-        if not self.address:
-            return addresses
-        return [
-            each for each in addresses if (source_name(each) == self.address) != self.avoided
-        ] or addresses
-
-
-@lru_cache(4096)
-def parse_pool_key(key: PoolKey) -> PoolPart:
-    """The addresses that mail with this ``key`` may leave from."""
-    for mark in (_FROM, _NOT_FROM):
-        pool, found, address = key.partition(mark)
-        if found:
-            return PoolPart(pool, address, mark == _NOT_FROM)
-    return PoolPart(key)
+def addresses_in(part: PoolKey, addresses: Sequence[PoolAddress]) -> Sequence[PoolAddress]:
+    """Those of ``addresses`` that belong to ``part``; all of them if none does."""
+    if not part.address:
+        return addresses
+    return [
+        each for each in addresses if (source_name(each) == part.address) != part.avoided
+    ] or addresses
 
 
 class EgressRoute(NamedTuple):
@@ -80,21 +55,14 @@ class EgressRoute(NamedTuple):
     provider: str
     pool: str
     settings: Zone
-    part: PoolPart = PoolPart("")
+    part: PoolKey = USUAL_KEY
     families: str = BOTH
 
     def with_pool(self, pool_key: PoolKey) -> "EgressRoute":
-        """The route of mail that leaves from a part of a pool, or a pool; USUAL_POOL: from that of the destination."""
-        if not pool_key:
+        """The route of mail that leaves from a part of a pool, or a pool; USUAL_KEY: from that of the destination."""
+        if pool_key == USUAL_KEY:
             return self
-        found = parse_pool_key(pool_key)
-        return self._replace(pool=found.pool or self.pool, part=found)
-
-    @property
-    def wait_list(self) -> str:
-        """The name of the addresses: mail that waits for the same ones has the same name."""
-        name = self.part._replace(pool=self.pool).key
-        return name if self.families == BOTH else f"{name} {self.families}"
+        return self._replace(pool=pool_key.pool or self.pool, part=pool_key)
 
 
 def addresses_of(pools: Mapping[str, Sequence[PoolAddress]]) -> dict[str, set[str]]:
@@ -114,17 +82,17 @@ def pool_key_after(
     if pool == USUAL_POOL and settings.fallback_pool is not None:
         is_moved = last.attempts >= settings.fallback_after or last.reply_class == ReplyClass.BLOCKED
         pool = settings.fallback_pool if is_moved else USUAL_POOL
-    return part_after(pool, addresses.get(pool, ()), last.source, last.reply_class).key
+    return part_after(pool, addresses.get(pool, ()), last.source, last.reply_class)
 
 
-def part_after(pool: str, addresses: Collection[str], source: str, reply_class: str) -> PoolPart:
+def part_after(pool: str, addresses: Collection[str], source: str, reply_class: str) -> PoolKey:
     """The part of ``pool`` for the next attempt; ``source``: the address of the last one. ``addresses``: those of the pool.
 
     A recipient that was greylisted keeps its address, one that was blocked leaves it (decision 113).
     """
     if source in addresses and len(addresses) > 1 and reply_class in _OF_ADDRESS:
-        return PoolPart(pool, source, reply_class == ReplyClass.BLOCKED)
-    return PoolPart(pool)
+        return PoolKey(pool, source, reply_class == ReplyClass.BLOCKED)
+    return PoolKey(pool)
 
 
 def ranked(pool: Sequence[PoolAddress], message: str) -> list[PoolAddress]:

@@ -29,13 +29,15 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, count, islice
 from typing import NamedTuple, Protocol
 
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.egress.admission import Admitted
 from zonemta_py.egress.limits import Permit
 from zonemta_py.egress.paths import UNTIL_EVENT, Refusal
+from zonemta_py.egress.sources import BOTH
 
 
 class WaitKey(NamedTuple):
-    """Identifies a wait list. ``zone`` includes the name of the source addresses.
+    """Identifies a wait list. Mail waits for source ``addresses`` of the zone, over which ``families``.
 
     ``cause``: the suspension that all its destinations wait for, as ``zone:NAME``; empty: they wait for capacity.
     """
@@ -43,6 +45,8 @@ class WaitKey(NamedTuple):
     zone: str
     provider: str
     cause: str = ""
+    addresses: PoolKey = USUAL_KEY
+    families: str = BOTH
 
 
 class Waiter(Protocol):
@@ -438,7 +442,10 @@ class ZoneWaits:
         return False
 
     def admit_first(
-        self, destination: str, keys: Mapping[str, WaitKey], admit: Callable[[str], Permit | None]
+        self,
+        destination: str,
+        keys: Mapping[PoolKey, WaitKey],
+        admit: Callable[[PoolKey], Permit | None],
     ) -> Admitted | None:
         """Return what the first pool in turn allows. ``keys``: the wait list of each pool; it leaves all others."""
         self.keep(destination, keys.values())

@@ -21,22 +21,21 @@ from collections.abc import Callable, Sequence
 from zonemta_py.config.providers import SMARTHOST
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import ALL, DestinationTable, Zone
-from zonemta_py.core.model import USUAL_POOL, PoolKey
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.egress.admission import ANY_MAIL, Admitted, WorkerSlot
 from zonemta_py.egress.limits import FREE, EgressLimits, Permit
 from zonemta_py.egress.paths import UNTIL_EVENT, Binding, Limit, Refusal
 from zonemta_py.egress.shared import Resolve, SharedEgress
 from zonemta_py.egress.sources import (
     EgressRoute,
-    PoolPart,
+    addresses_in,
     common_families,
-    parse_pool_key,
     ranked,
     source_name,
 )
 from zonemta_py.egress.waiting import WaitKey, ZoneWaits, ignore_change
 
-ONLY_USUAL = (USUAL_POOL,)
+ONLY_USUAL = (USUAL_KEY,)
 WITH_SESSIONS = ("smtp", "lmtp")  # transports to which limits of providers apply
 
 
@@ -124,12 +123,12 @@ class ClosedAddresses:
         limits: EgressLimits,
         destination: str,
         provider: str,
-        part: PoolPart,
+        part: PoolKey,
         every: list[PoolAddress],
         now_ms: int,
     ) -> Permit | Refusal:
         """A permit for one of the addresses ``part`` of ``every`` that are open; see ``EgressLimits.take_wanted``."""
-        wanted = list(part.of(every))
+        wanted = list(addresses_in(part, every))
         is_open = self.open_of(destination, wanted, now_ms)
         if is_open or not wanted:
             every = self.open_of(destination, every, now_ms)
@@ -235,7 +234,7 @@ class ZoneEgress:
     def _are_free(self, route: EgressRoute, pools: Sequence[PoolKey]) -> bool:
         """True if nothing can refuse mail that leaves from any of ``pools``."""
         for pool in pools:  # each message asks
-            found = route.with_pool(pool) if pool else route
+            found = route.with_pool(pool) if pool != USUAL_KEY else route
             if not self._egress.is_free(found.pool, found.provider):
                 return False
         return True
@@ -265,11 +264,12 @@ class ZoneEgress:
         return permit
 
     def _key(self, route: EgressRoute) -> WaitKey:
-        return WaitKey(f"{self._name}:{route.wait_list}", route.provider)
+        addresses = route.part._replace(pool=route.pool)
+        return WaitKey(self._name, route.provider, "", addresses, route.families)
 
-    def waiting(self) -> list[tuple[str, str, str]]:
+    def waiting(self) -> list[tuple[str, PoolKey, str]]:
         """The destinations that wait for a permit: for mail that leaves from which part of which pool, and why."""
-        found: list[tuple[str, str, str]] = []
+        found: list[tuple[str, PoolKey, str]] = []
         for destination, key, refusal in self._zone_waits.waiting():
             route = self.routes.of(destination)
             shared = key._replace(cause="")
@@ -313,7 +313,7 @@ class ZoneEgress:
         slot.route_version = routes.version
         if permit.granted:
             return True  # its last message was not sent
-        if slot.pool_key and (pool := parse_pool_key(slot.pool_key).pool) and pool not in egress.pools:
+        if (own := slot.pool_key) is not None and own.pool and own.pool not in egress.pools:
             return False  # a reload has removed it
         if routes.is_local:
             return not egress.stopped(("zone", self._name))
@@ -329,7 +329,7 @@ class ZoneEgress:
 
     def _is_free(self, route: EgressRoute, slot: WorkerSlot) -> bool:
         """True if nothing limits the mail of the worker, or it is to fail, so that its sender hears of it."""
-        pools: Sequence[PoolKey] = (slot.pool_key or USUAL_POOL,)
+        pools: Sequence[PoolKey] = (slot.pool_key or USUAL_KEY,)
         if slot.pool_key is None:
             name = slot.destination.name
             pools = self._egress.mail.zone(self._name).pool_keys(name) or ONLY_USUAL
@@ -355,7 +355,7 @@ class ZoneEgress:
             if any(self._zone_waits.wait_list(destination, self._key(each)) is None for each in routes):
                 return True  # those that wait at a wait list are woken there
         wait_lists = self._egress.wait_lists
-        wait_list = wait_lists.get(self._key(route.with_pool(slot.pool_key or USUAL_POOL)))
+        wait_list = wait_lists.get(self._key(route.with_pool(slot.pool_key or USUAL_KEY)))
         if wait_list is not None and wait_list.waiting:
             return True
         return wait_lists.wait_for_session(route.provider, slot.permit.address)

@@ -26,7 +26,7 @@ from functools import partial
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
-from zonemta_py.core.model import USUAL_POOL, PathKey
+from zonemta_py.core.model import USUAL_KEY, PathKey, PoolKey
 from zonemta_py.core.runtime import BackgroundTasks
 from zonemta_py.delivery.assembly import AssembledSending
 from zonemta_py.delivery.dkim import DkimKeys
@@ -72,7 +72,7 @@ class ProgramZone:
         """The queue has mail of the zone."""
         self._channels.wake(self._name)
 
-    def why(self, destination: str, pool: str = USUAL_POOL) -> Constraint | None:
+    def why(self, destination: str, pool: PoolKey = USUAL_KEY) -> Constraint | None:
         """The constraint that no program takes its mail; None while one does."""
         if self._name in self._channels.wakeups:
             return None

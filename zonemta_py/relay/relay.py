@@ -53,7 +53,7 @@ from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush, settle_removed_zones
 from zonemta_py.relay.admin_service import AdminService, AdminSources
-from zonemta_py.relay.delivery_service import DeliveryService, AnyZone
+from zonemta_py.relay.delivery_service import AnyZone, DeliveryService
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import (

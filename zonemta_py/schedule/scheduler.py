@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from zonemta_py.config.plain import rate_text
 from zonemta_py.config.values import Rate
 from zonemta_py.config.zones import DestinationTable, Zone
-from zonemta_py.core.model import PoolKey
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.egress.admission import (
     SUSPENDED_MAX_S,
     Admission,
@@ -491,7 +491,7 @@ class Scheduler:
             destination.down_until_s = 0.0
         return [destination.name for destination in suspended]
 
-    def binding(self, name: str, now_s: float, pool_key: PoolKey = "") -> Binding | None:
+    def binding(self, name: str, now_s: float, pool_key: PoolKey = USUAL_KEY) -> Binding | None:
         """The limit that keeps the mail of a destination waiting; None: it has its turn next, or workers take it.
 
         ``pool_key``: see ``Admission.binding``.

@@ -8,18 +8,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
-from tests.kit.queue import Clock, UserPools, accept, everything, lease, opened, problems, settle
-from zonemta_py.core.model import PART_MARK, OutcomeKind
+from tests.kit.queue import (
+    FALLBACK,
+    OWN,
+    PART,
+    Clock,
+    UserPools,
+    accept,
+    everything,
+    lease,
+    opened,
+    problems,
+    settle,
+)
+from zonemta_py.core.model import USUAL_KEY, OutcomeKind, PoolKey
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready import windows
-from zonemta_py.queue.ready.streams import ONE_POOL, MailPools, QueuedRecipient, stream_of
+from zonemta_py.queue.ready.streams import ONE_POOL, MailPools, QueuedRecipient, Stream
 from zonemta_py.queue.ready.window import HEADROOM, SHARES, ReadyWindow
 from zonemta_py.queue.upkeep.move import flush
 from zonemta_py.queue.upkeep.operator import Operator
+
+ME = Stream("me")
 
 
 def _recipient(message: str, n: int, domain: str = "x.example") -> QueuedRecipient:
@@ -39,8 +53,8 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
     window, number, leased = ReadyWindow("z", 64), 0, []
     held: list[bytes] = []
     for kind, count in steps:
-        if kind == 0 and window.reserve("x.example", "me", count):
-            window.room.unreserve("x.example", "me", count)
+        if kind == 0 and window.reserve("x.example", ME, count):
+            window.room.unreserve("x.example", ME, count)
             window.add("x.example", [_recipient(f"m{number}", i) for i in range(count)])
             number += 1
         elif kind == 1:
@@ -226,7 +240,7 @@ async def test_two_floods_with_their_mail_mixed_on_disk(directory: Path) -> None
 def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> None:
     """Of one submitter's starved destinations, the first being full of others' mail, the second is fed."""
     window = ReadyWindow("z", 160)
-    for n in range(window.room.share("")):
+    for n in range(window.room.share(USUAL_KEY)):
         other = _recipient(f"m{n}", 0, "full.example")
         other.record = other.record._replace(lane=f"other{n}")
         other.submitter = other.record.submitter
@@ -234,8 +248,8 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
     window.add(
         "busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.room.low_volume)]
     )
-    window.refills.note_spill("full.example", "me", "m900")
-    window.refills.note_spill("empty.example", "me", "m901")
+    window.refills.note_spill("full.example", ME, "m900")
+    window.refills.note_spill("empty.example", ME, "m901")
     assert window.refills.next_starved() == "empty.example"
     assert window.refills.next_starved() is None
     assert window.set_unreachable("full.example")
@@ -255,22 +269,24 @@ async def test_mail_that_leaves_from_another_pool_has_a_share_of_its_own(directo
             await accept(queue, f"r{n}@x.example", user="b")
         assert window.waiting("x.example") == share
         await flush(queue)
-        assert window.pool_keys("x.example") == ("", "fallback")
+        assert window.pool_keys("x.example") == (USUAL_KEY, FALLBACK)
         for n in range(2):
-            held = queue.lease("default", "x.example", 10, "fallback")
+            held = queue.lease("default", "x.example", 10, FALLBACK)
             assert held is not None
             assert held.recipients[0].address == f"early{n}@x.example"
             await settle(queue, held, OutcomeKind.DELIVERED)
-        assert queue.lease("default", "x.example", 10, "fallback") is None
-        assert window.has_mail("x.example", "") and not window.has_mail("x.example", "fallback")
+        assert queue.lease("default", "x.example", 10, FALLBACK) is None
+        assert window.has_mail("x.example", USUAL_KEY) and not window.has_mail("x.example", FALLBACK)
         for _ in range(share * 4):
-            held = queue.lease("default", "x.example", 10, "")
+            held = queue.lease("default", "x.example", 10, USUAL_KEY)
             assert held is not None
             await settle(queue, held, OutcomeKind.DEFERRED, due_ms=hour_ms)
         await flush(queue)  # all of it waits for the fallback pool now
         new = await accept(queue, "new@x.example", user="b")
-        assert "" in queue.windows.pool_keys("default", "x.example"), "it does not wait behind those"
-        held = queue.lease("default", "x.example", 10, "")
+        assert USUAL_KEY in queue.windows.pool_keys("default", "x.example"), (
+            "it does not wait behind those"
+        )
+        held = queue.lease("default", "x.example", 10, USUAL_KEY)
         assert held is not None and held.active.id == new
         await settle(queue, held, OutcomeKind.DELIVERED)
         count = 0
@@ -290,9 +306,9 @@ async def test_pools_take_turns(directory: Path) -> None:
                 await accept(queue, f"{user}{n}@x.example", user=user)
         held = [lease(queue, "x.example") for _ in range(2)]
         assert [each.recipients[0].address for each in held] == ["a0@x.example", "b0@x.example"]
-        assert queue.windows.pool_keys("default", "x.example") == ("own", "")
+        assert queue.windows.pool_keys("default", "x.example") == (OWN, USUAL_KEY)
         queue.windows.set_pools(ONE_POOL)
-        assert queue.windows.zone("default").pool_keys("x.example") == ("",)
+        assert queue.windows.zone("default").pool_keys("x.example") == (USUAL_KEY,)
         for each in held:
             queue.release(each)
         found = [lease(queue, "x.example").recipients[0].address[:2] for _ in range(6)]
@@ -302,20 +318,20 @@ async def test_pools_take_turns(directory: Path) -> None:
 def test_low_volume_is_of_the_whole_pool() -> None:
     """A retry that wants one address is no mail of a small submitter."""
     window = ReadyWindow("z", 160)
-    part = stream_of("me", f"{PART_MARK}=192.0.2.1")
+    part = Stream("me", PoolKey("", "192.0.2.1"))
     assert window.room.is_low_volume(part)
     window.add("x.example", [_recipient(f"m{number:03}", 0) for number in range(17)])
     assert not window.room.is_low_volume(part)
-    assert window.room.is_low_volume(stream_of("me", "other"))
+    assert window.room.is_low_volume(Stream("me", PoolKey("other")))
     assert list(window.problems()) == []
 
 
-@pytest.mark.parametrize(("pool", "attempts", "share"), [("fallback", 1, 20), ("part", 2, 10)])
-def test_a_part_of_a_pool_has_part_of_a_share(pool: str, attempts: int, share: int) -> None:
+@pytest.mark.parametrize(("pool", "attempts", "share"), [(FALLBACK, 1, 20), (PART, 2, 10)])
+def test_a_part_of_a_pool_has_part_of_a_share(pool: PoolKey, attempts: int, share: int) -> None:
     """Mail that wants some addresses of a pool does not fill the window beside that of the others."""
     window, number = ReadyWindow("z", 160), 0
     window.use(UserPools())
-    while window.has_room("x.example", stream_of("me", pool)):
+    while window.has_room("x.example", Stream("me", pool)):
         number += 1
         late = _recipient(f"m{number:03}", 0)
         late.record = late.record._replace(attempts=attempts)
@@ -353,9 +369,9 @@ async def test_blocked_mail_for_one_pool_leaves_the_window_to_others(
 
 async def free_mail_is_sent(queue: Queue) -> None:
     window, sent = queue.windows.zone("default"), 0
-    while held := queue.lease("default", "free.example", 1, ""):
+    while held := queue.lease("default", "free.example", 1, USUAL_KEY):
         sent += 1
-        assert queue.windows.pool_keys("default", "blocked.example") == ("fallback",)
+        assert queue.windows.pool_keys("default", "blocked.example") == (FALLBACK,)
         await settle(queue, held, OutcomeKind.DELIVERED)
     assert sent == 60
     assert window.waiting("blocked.example") <= 60
@@ -370,7 +386,7 @@ async def test_a_destination_that_failed_is_probed_with_mail_of_each_pool(direct
         await accept(queue, "new@x.example", user="b")
         queue.windows.set_unreachable("default", "x.example")
         await until(lambda: queue.windows.zone("default").spilled.has("x.example"), "the spill")
-        assert sorted(queue.windows.pool_keys("default", "x.example")) == ["", "fallback"]
+        assert sorted(queue.windows.pool_keys("default", "x.example")) == [USUAL_KEY, FALLBACK]
         assert queue.windows.zone("default").waiting("x.example") == 2, "one message of each"
 
 
@@ -381,9 +397,9 @@ async def test_mail_on_disk_after_a_change_of_pools(directory: Path) -> None:
             await accept(queue, f"r{n}@x.example", user="a")
         queue.windows.set_pools(UserPools())
         window = queue.windows.zone("default")
-        assert window.pool_keys("x.example") == ("own",)
+        assert window.pool_keys("x.example") == (OWN,)
         got = 0
-        while held := queue.lease("default", "x.example", 1, "own"):
+        while held := queue.lease("default", "x.example", 1, OWN):
             got += 1
             await settle(queue, held, OutcomeKind.DELIVERED)
         assert got == 40
@@ -434,11 +450,11 @@ async def test_a_new_pool_finds_its_mail_on_disk(
         for n in range(60):
             await accept(queue, f"r{n}@x.example", user="b")
         await flush(queue)
-        assert queue.windows.pool_keys("default", "x.example") == ("",)
+        assert queue.windows.pool_keys("default", "x.example") == (USUAL_KEY,)
         queue.windows.set_pools(UserPools())
         for _ in range(10):
             pools = queue.windows.pool_keys("default", "x.example")
-        assert sorted(pools) == ["", "fallback"]
+        assert sorted(pools) == [USUAL_KEY, FALLBACK]
 
 
 async def test_mail_without_room_does_not_hide_what_is_behind_it(
@@ -455,8 +471,8 @@ async def test_mail_without_room_does_not_hide_what_is_behind_it(
         await accept(queue, "own@x.example", user="a")
         window = queue.windows.zone("default")
         window.set_reachable("x.example")
-        assert not window.has_room("x.example", "b")
-        assert queue.windows.pool_keys("default", "x.example") == ("own",)
+        assert not window.has_room("x.example", Stream("b"))
+        assert queue.windows.pool_keys("default", "x.example") == (OWN,)
 
 
 async def test_weights_hold_within_a_pool(directory: Path) -> None:
@@ -468,7 +484,7 @@ async def test_weights_hold_within_a_pool(directory: Path) -> None:
                 await accept(queue, f"{user}{n}@x.example", user=user)
         turns = ""
         for _ in range(9):
-            for pool in ("", "own"):
+            for pool in (USUAL_KEY, OWN):
                 held = queue.lease("default", "x.example", 1, pool)
                 assert held is not None
                 turns += held.recipients[0].record.submitter
@@ -521,10 +537,10 @@ async def test_a_destination_that_fails_after_a_change_of_pools(directory: Path)
         assert window.refills.is_unsorted("x.example")
         queue.windows.set_unreachable("default", "x.example")
         await queue.commits.submit(WriteBatch())
-        assert queue.windows.pool_keys("default", "x.example") == ("own",)
+        assert queue.windows.pool_keys("default", "x.example") == (OWN,)
         window.set_reachable("x.example")
         got = []
-        while held := queue.lease("default", "x.example", 1, "own"):
+        while held := queue.lease("default", "x.example", 1, OWN):
             got.append(held.active.id)
             await settle(queue, held, OutcomeKind.DELIVERED)
         assert got == sent

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import DestinationTable, Zone
-from zonemta_py.core.model import USUAL_POOL, PathKey, PoolKey
+from zonemta_py.core.model import USUAL_KEY, PathKey, PoolKey
 from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.limits import ANY, FREE, Permit, Permits
 from zonemta_py.egress.sources import LastAttempt, addresses_of, pool_key_after
@@ -66,7 +66,7 @@ class SimulatedMail:
     def __init__(self, zone: Zone, pools: Mapping[str, Sequence[PoolAddress]]) -> None:
         self._table = DestinationTable(zone)
         self._addresses = addresses_of(pools)
-        self._queues: dict[str, dict[str, deque[WaitingMessage]]] = {}  # by destination and pool
+        self._queues: dict[str, dict[PoolKey, deque[WaitingMessage]]] = {}  # by destination and pool
         self.messages = 0
 
     def has(self, name: str) -> bool:
@@ -77,7 +77,7 @@ class SimulatedMail:
         """The keys of the pools from which mail of a destination leaves, the next one first."""
         return tuple(self._queues.get(name, ()))
 
-    def pool_key(self, name: str, earlier: Earlier) -> str:
+    def pool_key(self, name: str, earlier: Earlier) -> PoolKey:
         """The key of the pool, or part of one, from which a message leaves after its last attempt."""
         last = LastAttempt(earlier.attempts, earlier.source, earlier.reply_class)
         return pool_key_after(self._table.settings(name), self._addresses, last)
@@ -96,7 +96,7 @@ class SimulatedMail:
         pool = self.pool_key(name, waiting.earlier)
         return self._queues.setdefault(name, {}).setdefault(pool, deque())
 
-    def lease(self, name: str, pool: str | None) -> WaitingMessage | None:
+    def lease(self, name: str, pool: PoolKey | None) -> WaitingMessage | None:
         """The next recipients of one message for a destination, up to the limit of a transaction.
 
         They leave from ``pool``, or from that whose turn it is (None).
@@ -133,7 +133,7 @@ class SimulatedMails(dict[str, SimulatedMail]):
 
     def pool_keys(self, zone: str, destination: str) -> tuple[PoolKey, ...]:
         """The keys of the pools from which mail leaves, at least one; for ``WaitingMail``."""
-        return self[zone].pool_keys(destination) or (USUAL_POOL,)
+        return self[zone].pool_keys(destination) or (USUAL_KEY,)
 
 
 Act = Callable[[], None]

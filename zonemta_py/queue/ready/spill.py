@@ -1,7 +1,4 @@
-"""Waiting mail that is not in a ready window: its ``spill/`` keys, and where to read on. Pure.
-
-A stream is the mail of a submitter that leaves from one pool, see ``submitter_queues``.
-"""
+"""Waiting mail that is not in a ready window: its ``spill/`` keys, and where to read on. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
@@ -10,7 +7,7 @@ from typing import NamedTuple
 
 from zonemta_py.core.model import PoolKey
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.ready.streams import pool_key_of
+from zonemta_py.queue.ready.streams import Stream
 
 STARVED_LOOK = 16  # starved destinations of one stream that are examined for room
 
@@ -21,7 +18,7 @@ class SpillKey(NamedTuple):
     zone: str
     destination: str
     message: str
-    stream: str
+    stream: Stream
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -40,22 +37,22 @@ class SpillIndex:
     """
 
     def __init__(self) -> None:
-        self._resume: dict[str, dict[str, str]] = {}
-        self._starved: OrderedDict[str, dict[str, None]] = OrderedDict()  # stream: destinations
+        self._resume: dict[str, dict[Stream, str]] = {}
+        self._starved: OrderedDict[Stream, dict[str, None]] = OrderedDict()  # stream: destinations
 
-    def note(self, destination: str, stream: str, message: str) -> None:
+    def note(self, destination: str, stream: Stream, message: str) -> None:
         """``message`` has spilled recipients here; reading resumes there or earlier."""
         resume = self._resume.setdefault(destination, {})
         at = resume.get(stream)
         if at is None or message < at:
             resume[stream] = message
 
-    def has(self, destination: str, stream: str | None = None) -> bool:
+    def has(self, destination: str, stream: Stream | None = None) -> bool:
         """True if mail of the destination, or of one stream for it, may be spilled."""
         resume = self._resume.get(destination, ())
         return bool(resume) if stream is None else stream in resume
 
-    def streams(self, destination: str) -> Mapping[str, str]:
+    def streams(self, destination: str) -> Mapping[Stream, str]:
         """The streams with spilled mail, and the message id to resume at."""
         return self._resume.get(destination, {})
 
@@ -68,19 +65,19 @@ class SpillIndex:
 
     def has_pool_key(self, destination: str, pool_key: PoolKey) -> bool:
         """True if mail that leaves from ``pool_key`` may be spilled."""
-        return any(pool_key_of(stream) == pool_key for stream in self._resume.get(destination, ()))
+        return any(stream.pool_key == pool_key for stream in self._resume.get(destination, ()))
 
-    def has_others(self, destination: str, pools: Container[str]) -> bool:
+    def has_others(self, destination: str, pools: Container[PoolKey]) -> bool:
         """True if mail that leaves from another pool than ``pools`` may be spilled."""
-        return any(pool_key_of(stream) not in pools for stream in self._resume.get(destination, ()))
+        return any(stream.pool_key not in pools for stream in self._resume.get(destination, ()))
 
     # ---- starved streams
 
-    def note_starved(self, destination: str, stream: str) -> None:
+    def note_starved(self, destination: str, stream: Stream) -> None:
         """Put the pair behind the others that wait for room."""
         self._starved.setdefault(stream, {})[destination] = None
 
-    def next_starved(self, may_enter: Callable[[str, str], bool | None]) -> str | None:
+    def next_starved(self, may_enter: Callable[[str, Stream], bool | None]) -> str | None:
         """The destination to refill next, streams in turn.
 
         ``may_enter(destination, stream)``: False, wait for another turn; None, forget the pair.
@@ -96,9 +93,9 @@ class SpillIndex:
 
     def _first_with_room(
         self,
-        stream: str,
+        stream: Stream,
         destinations: dict[str, None],
-        may_enter: Callable[[str, str], bool | None],
+        may_enter: Callable[[str, Stream], bool | None],
     ) -> str | None:
         for destination in list(islice(destinations, STARVED_LOOK)):
             del destinations[destination]
@@ -113,29 +110,29 @@ class SpillIndex:
 
     # ---- a refill: reading the spill keys of a destination from message id ``began``
 
-    def is_next(self, destination: str, stream: str, message: str, began: str) -> bool:
+    def is_next(self, destination: str, stream: Stream, message: str, began: str) -> bool:
         """True if the refill may take this message: no older one of its stream is left out."""
         at = self._resume.get(destination, {}).get(stream, began)
         return began <= at <= message
 
-    def is_for(self, destination: str, stream: str, began: str) -> bool:
+    def is_for(self, destination: str, stream: Stream, began: str) -> bool:
         """True if the refill is for this stream."""
         return began <= self._resume.get(destination, {}).get(stream, began)
 
-    def all_skipped(self, destination: str, began: str, skipped: Container[str]) -> bool:
+    def all_skipped(self, destination: str, began: str, skipped: Container[Stream]) -> bool:
         """True if the refill has no room for any of the streams it is for."""
         resume = self._resume.get(destination, {})
         return all(stream in skipped for stream, at in resume.items() if at >= began)
 
     def refilled(
-        self, destination: str, began: str, resume_at: str | None, skipped: Mapping[str, str]
+        self, destination: str, began: str, resume_at: str | None, skipped: Mapping[Stream, str]
     ) -> None:
         """The refill ended before message ``resume_at``; None: it read all keys.
 
         ``skipped``: streams without room, and their first message that was passed over.
         """
         resume = self._resume.pop(destination, {})
-        remaining: dict[str, str] = {}
+        remaining: dict[Stream, str] = {}
         for stream, at in resume.items():
             if at < began:  # the refill was not for this stream
                 remaining[stream] = at

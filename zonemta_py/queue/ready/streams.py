@@ -10,14 +10,10 @@ addresses of another have no room: then the streams of that pool have the turns 
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from zonemta_py.core.model import PART_MARK, USUAL_POOL, PoolKey
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, RecipientRecord
-
-POOL_SEPARATOR = (
-    "\0"  # in the name of a stream, between the submitter and a pool that is not the usual one
-)
 
 
 class MailPools(Protocol):
@@ -27,7 +23,7 @@ class MailPools(Protocol):
     """
 
     def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
-        """The name of the addresses from which mail for a recipient leaves; USUAL_POOL for those of its destination."""
+        """The addresses from which mail for a recipient leaves; USUAL_KEY for those of its destination."""
 
     def share_divisor(self, pool_key: PoolKey) -> int:
         """The number by which the share of this mail in a window is divided: 1 for a whole pool."""
@@ -37,7 +33,7 @@ class OnePool:
     """All mail leaves from the pool of its destination."""
 
     def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
-        return USUAL_POOL
+        return USUAL_KEY
 
     def share_divisor(self, pool_key: PoolKey) -> int:
         return 1
@@ -46,26 +42,20 @@ class OnePool:
 ONE_POOL = OnePool()
 
 
-def stream_of(submitter: str, pool_key: PoolKey) -> str:
-    """The name of the mail of ``submitter`` with this ``pool_key``."""
-    return submitter if pool_key == USUAL_POOL else f"{submitter}{POOL_SEPARATOR}{pool_key}"
+class Stream(NamedTuple):
+    """The mail of a submitter (``RecipientRecord.submitter``) that leaves from the same addresses."""
+
+    submitter: str
+    pool_key: PoolKey = USUAL_KEY
 
 
-def pool_key_of(stream: str) -> PoolKey:
-    """The key in the name of a stream."""
-    return stream.partition(POOL_SEPARATOR)[2]
-
-
-def whole_stream(stream: str) -> str:
-    """``stream``; of one that leaves from a part of a pool, that of the whole pool."""
-    whole, mark, _ = stream.partition(PART_MARK)
-    return whole.removesuffix(POOL_SEPARATOR) if mark else stream
+NO_STREAM = Stream("")
 
 
 class QueuedRecipient:
     """A waiting recipient in a ready window or a lease. ``key`` is its ``delivery-zone/`` key.
 
-    ``withdrawn``: still in its submitter queue, but taken by an operator; it is skipped. ``stream``: in which it waits.
+    ``withdrawn``: still in its submitter queue, but taken by an operator; it is skipped. ``stream``: in which it waits, once it does.
     """
 
     __slots__ = ("address", "key", "message", "record", "stream", "submitter", "withdrawn", "zone")
@@ -78,7 +68,8 @@ class QueuedRecipient:
         self.message = message
         self.address = address
         self.record = record
-        self.submitter = self.stream = record.submitter
+        self.submitter = record.submitter
+        self.stream = NO_STREAM
         self.withdrawn = False
 
 
@@ -93,8 +84,8 @@ def rank_of(lane: str) -> int:
     return 0 if lane.endswith(URGENT_LANE) else 2 if lane.endswith(NONURGENT_LANE) else 1
 
 
-class _Stream:
-    """Its lanes by rank; ``turn``: the lowest of all streams has the next one."""
+class _Lanes:
+    """The lanes of a stream by rank; ``turn``: the lowest of all streams has the next one."""
 
     __slots__ = ("by_rank", "turn")
 
@@ -121,8 +112,8 @@ class _PoolStreams:
 
     def __init__(self) -> None:
         self.length = 0
-        self.streams: OrderedDict[str, _Stream] = OrderedDict()
-        self.turn_of = ""
+        self.streams: OrderedDict[Stream, _Lanes] = OrderedDict()
+        self.turn_of = NO_STREAM
         self.turns = 0
 
 
@@ -144,17 +135,17 @@ class SubmitterQueues:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._pools: dict[str, _PoolStreams] = {}
-        self._counts: dict[str, int] = {}  # of recipients, by stream
+        self._pools: dict[PoolKey, _PoolStreams] = {}
+        self._counts: dict[Stream, int] = {}  # of recipients, by stream
         self._first_turn = self._last_turn = 0
         # Of the last ``append``, until anything else: the recipients of a message share them.
         self._last_name: str | None = None
-        self._last_stream = ""
+        self._last_stream = NO_STREAM
         self._last_pool = _PoolStreams()
         self._last: deque[QueuedRecipient] = deque()
         self.length = 0
 
-    def count(self, stream: str) -> int:
+    def count(self, stream: Stream) -> int:
         """The number of recipients of ``stream``."""
         return self._counts.get(stream, 0)
 
@@ -177,7 +168,7 @@ class SubmitterQueues:
         """How many submitters have recipients here; one that uses two pools counts twice."""
         return len(self._counts)
 
-    def _add(self, pool: _PoolStreams, stream: str, change: int) -> None:
+    def _add(self, pool: _PoolStreams, stream: Stream, change: int) -> None:
         self.length += change
         pool.length += change
         count = self._counts[stream] = self._counts.get(stream, 0) + change
@@ -194,14 +185,14 @@ class SubmitterQueues:
         self._last.append(recipient)
         self._add(self._last_pool, stream, 1)
 
-    def _stream(self, name: str) -> tuple[_PoolStreams, _Stream]:
-        pool = self._pools.get(pool_key_of(name))
+    def _stream(self, stream: Stream) -> tuple[_PoolStreams, _Lanes]:
+        pool = self._pools.get(stream.pool_key)
         if pool is None:
-            pool = self._pools[pool_key_of(name)] = _PoolStreams()
-        found = pool.streams.get(name)
+            pool = self._pools[stream.pool_key] = _PoolStreams()
+        found = pool.streams.get(stream)
         if found is None:
             self._last_turn += 1
-            found = pool.streams[name] = _Stream(self._last_turn)
+            found = pool.streams[stream] = _Lanes(self._last_turn)
         return pool, found
 
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
@@ -216,21 +207,21 @@ class SubmitterQueues:
             self._is_next(pool, stream, found)
             self._add(pool, stream, 1)
 
-    def _is_next(self, pool: _PoolStreams, name: str, stream: _Stream) -> None:
+    def _is_next(self, pool: _PoolStreams, stream: Stream, lanes: _Lanes) -> None:
         self._first_turn -= 1
-        stream.turn = self._first_turn
-        pool.streams.move_to_end(name, last=False)
+        lanes.turn = self._first_turn
+        pool.streams.move_to_end(stream, last=False)
 
     def take(
         self, limit: int, pool_key: PoolKey | None = None
-    ) -> tuple[list[QueuedRecipient], list[str]]:
+    ) -> tuple[list[QueuedRecipient], list[Stream]]:
         """Remove up to ``limit`` recipients of the oldest message in the next lane that has any.
 
         All have this ``pool_key``; None: any. The second value: the streams that had a turn, the last one with the recipients.
         """
         self._last_name = None
         taken: list[QueuedRecipient] = []
-        turns: list[str] = []
+        turns: list[Stream] = []
         while self._pools and not taken:
             name = pool_key if pool_key is not None else self.pool_keys[0]
             found = self._pools.get(name)
@@ -241,7 +232,7 @@ class SubmitterQueues:
                 del self._pools[name]
         return taken, turns
 
-    def _take(self, pool: _PoolStreams, limit: int, turns: list[str]) -> list[QueuedRecipient]:
+    def _take(self, pool: _PoolStreams, limit: int, turns: list[Stream]) -> list[QueuedRecipient]:
         """One turn of the next stream in ``pool``."""
         name, stream = pool.streams.popitem(last=False)
         turns.append(name)
@@ -267,11 +258,11 @@ class SubmitterQueues:
                 self._is_next(pool, name, stream)
         return taken
 
-    def _has_another_turn(self, pool: _PoolStreams, stream: str) -> bool:
+    def _has_another_turn(self, pool: _PoolStreams, stream: Stream) -> bool:
         """True if the stream, which has just had a turn, has the next one of its pool, too."""
         pool.turns = pool.turns + 1 if stream == pool.turn_of else 1
         pool.turn_of = stream
-        if pool.turns < self._weights.get(stream.partition(POOL_SEPARATOR)[0], 1):
+        if pool.turns < self._weights.get(stream.submitter, 1):
             return True
         pool.turns = 0
         return False

@@ -11,23 +11,20 @@ Plain ``def`` throughout: ``windows.py`` reads the store and writes the batches.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from zonemta_py.core.model import PoolKey
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.queue.ready.spill import SpillIndex
 from zonemta_py.queue.ready.streams import (
     EQUAL,
+    NO_STREAM,
     ONE_POOL,
     MailPools,
     QueuedRecipient,
+    Stream,
     SubmitterQueues,
     Weights,
-    pool_key_of,
-    stream_of,
-    whole_stream,
 )
 
 # ---- How many recipients a ready window has room for: in all, of one destination and pool, of one stream of mail. Pure.
-#
-# A stream is the mail of a submitter that leaves from one pool, see ``submitter_queues``.
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for streams of low volume
@@ -49,8 +46,9 @@ class WindowRoom:
         self.low_volume = min(LOW_VOLUME, max(1, self._share // 2))
         self.pools: MailPools = ONE_POOL
         self.size = 0
-        self._reserved: Counter[tuple[str, str]] = Counter()  # by destination and stream
-        self._by_stream: Counter[str] = Counter()  # of ``size``; parts of a pool count together
+        self._reserved: Counter[tuple[str, Stream]] = Counter()  # by destination and stream
+        # Of ``size``, by submitter and pool: parts of a pool count together.
+        self._by_stream: Counter[tuple[str, str]] = Counter()
 
     @property
     def is_full(self) -> bool:
@@ -61,31 +59,31 @@ class WindowRoom:
         """How many recipients of a destination may leave from ``pool_key``; a part of a pool has part of a share."""
         return max(1, self._share // self.pools.share_divisor(pool_key))
 
-    def has_room(self, destination: str, stream: str, waiting: int, *, urgent: bool) -> bool:
+    def has_room(self, destination: str, stream: Stream, waiting: int, *, urgent: bool) -> bool:
         """True if one more recipient may enter a destination where ``waiting`` leave from its pool; urgent mail has larger shares."""
-        low_volume = self._by_stream.get(whole_stream(stream), 0) < self.low_volume
+        low_volume = self._by_stream.get((stream.submitter, stream.pool_key.pool), 0) < self.low_volume
         if self.size >= (self.limit if low_volume else self.limit - self.limit // HEADROOM):
             return False
         if low_volume:
             return True
-        share = self.share(pool_key_of(stream)) * (URGENT_SHARES if urgent else 1)
+        share = self.share(stream.pool_key) * (URGENT_SHARES if urgent else 1)
         return waiting + self._reserved.get((destination, stream), 0) < share
 
-    def is_low_volume(self, stream: str) -> bool:
+    def is_low_volume(self, stream: Stream) -> bool:
         """True if the stream has so little here that its mail goes first."""
-        return self._by_stream.get(whole_stream(stream), 0) <= self.low_volume
+        return self._by_stream.get((stream.submitter, stream.pool_key.pool), 0) <= self.low_volume
 
     def is_low(self, pool_key: PoolKey, waiting: int, own: int) -> bool:
         """True if ``own`` of the recipients that are ``waiting`` to leave from ``pool_key`` are little: up to half of what finds room."""
         half = self.share(pool_key) // 2
         return own <= (self.low_volume // 2 if waiting > half else half)
 
-    def reserve(self, destination: str, stream: str, count: int) -> None:
+    def reserve(self, destination: str, stream: Stream, count: int) -> None:
         """A commit under way brings this number."""
         self._reserved[destination, stream] += count
         self.count(stream, count)
 
-    def unreserve(self, destination: str, stream: str, count: int) -> None:
+    def unreserve(self, destination: str, stream: Stream, count: int) -> None:
         """The commit has ended."""
         self.count(stream, -count)
         remaining = self._reserved[destination, stream] - count
@@ -94,23 +92,23 @@ class WindowRoom:
         else:
             del self._reserved[destination, stream]
 
-    def count(self, stream: str, change: int) -> None:
+    def count(self, stream: Stream, change: int) -> None:
         """This number of recipients has entered; negative: has left."""
         self.size += change
-        stream = whole_stream(stream)
-        count = self._by_stream[stream] + change
+        whole = stream.submitter, stream.pool_key.pool
+        count = self._by_stream[whole] + change
         if count:
-            self._by_stream[stream] = count
+            self._by_stream[whole] = count
         else:
-            del self._by_stream[stream]
+            del self._by_stream[whole]
 
-    def problems(self, queued: Mapping[str, int]) -> Iterator[str]:
+    def problems(self, queued: Mapping[Stream, int]) -> Iterator[str]:
         """The differences from ``queued``, the recipients of each stream in the window; for tests."""
-        counts = Counter[str]()
+        counts = Counter[tuple[str, str]]()
         for stream, count in queued.items():
-            counts[whole_stream(stream)] += count
+            counts[stream.submitter, stream.pool_key.pool] += count
         for (_, stream), count in self._reserved.items():
-            counts[whole_stream(stream)] += count
+            counts[stream.submitter, stream.pool_key.pool] += count
         if self.size != counts.total():
             yield f"size {self.size}: {counts.total()} queued or reserved"
         if counts != self._by_stream:
@@ -118,10 +116,8 @@ class WindowRoom:
 
 
 # ---- Which spilled mail of a zone is read into its window next, and from which message on. Pure.
-#
-# A stream is the mail of a submitter that leaves from one pool, see ``submitter_queues``.
 
-HasRoom = Callable[[str, str], bool]  # (destination, stream): whether one more recipient may enter
+HasRoom = Callable[[str, Stream], bool]  # (destination, stream): whether one more recipient may enter
 
 
 class RefillChoice:
@@ -149,7 +145,7 @@ class RefillChoice:
 
     # ---- what changes the choice
 
-    def note_spill(self, destination: str, stream: str, message: str) -> None:
+    def note_spill(self, destination: str, stream: Stream, message: str) -> None:
         """``message`` has spilled recipients; the next refill begins there or earlier."""
         self._spilled.note(destination, stream, message)
         if destination in self._unsorted:
@@ -157,21 +153,21 @@ class RefillChoice:
         self._may_be_low.add(destination)
         self.note_starved(destination, [stream])
 
-    def note_starved(self, destination: str, streams: Iterable[str]) -> None:
+    def note_starved(self, destination: str, streams: Iterable[Stream]) -> None:
         """Those of ``streams`` that have spilled mail and nothing in the window wait for their turn."""
         queues = self._queues.get(destination)
         for stream in streams:
             if queues is None or not queues.count(stream):
                 self._spilled.note_starved(destination, stream)
 
-    def note_low(self, destination: str, queues: SubmitterQueues, streams: Iterable[str]) -> None:
+    def note_low(self, destination: str, queues: SubmitterQueues, streams: Iterable[Stream]) -> None:
         """These streams of a destination have less than before in ``queues``."""
         for stream in streams:
             if self._is_low(queues, stream) and self._spilled.has(destination, stream):
                 self._may_be_low.add(destination)
                 if not queues.count(stream):
                     self._spilled.note_starved(destination, stream)
-            pool_key = pool_key_of(stream)
+            pool_key = stream.pool_key
             if queues.waiting(pool_key) <= self._room.share(pool_key) // 2:
                 self._may_be_low.add(destination)
 
@@ -203,7 +199,7 @@ class RefillChoice:
             return None
         return self._spilled.next_starved(self._may_enter)
 
-    def _may_enter(self, destination: str, stream: str) -> bool | None:
+    def _may_enter(self, destination: str, stream: Stream) -> bool | None:
         """True if a starved stream finds room; None: not while the destination is unreachable."""
         if destination in self.unreachable:
             return None
@@ -231,10 +227,10 @@ class RefillChoice:
         entering = [low[stream] for stream in low if self._may_enter(destination, stream) is not False]
         return min(entering, default=None)
 
-    def _is_low(self, queues: SubmitterQueues | None, stream: str) -> bool:
+    def _is_low(self, queues: SubmitterQueues | None, stream: Stream) -> bool:
         if queues is None:
             return True
-        pool_key = pool_key_of(stream)
+        pool_key = stream.pool_key
         return self._room.is_low(pool_key, queues.waiting(pool_key), queues.count(stream))
 
     def is_unsorted(self, destination: str) -> bool:
@@ -257,6 +253,7 @@ class ReadyWindow:
         self._weights = weights
         self.room = WindowRoom(limit)
         self.spilled = SpillIndex()
+        self._last_stream = NO_STREAM  # most recipients share that of the one before
         self._queues: dict[str, SubmitterQueues] = {}
         # By key: the queued recipient, or None while it is leased or withdrawn.
         self._known: dict[bytes, QueuedRecipient | None] = {}
@@ -274,19 +271,22 @@ class ReadyWindow:
         """True if some mail leaves from another pool than that of its destination."""
         return self.room.pools is not ONE_POOL
 
-    def stream(self, destination: str, recipient: QueuedRecipient) -> str:
-        pools = self.room.pools
-        if pools is ONE_POOL:
-            return recipient.submitter
-        return stream_of(recipient.submitter, pools.pool_key(self.zone, destination, recipient.record))
+    def stream(self, destination: str, recipient: QueuedRecipient) -> Stream:
+        pools, last = self.room.pools, self._last_stream
+        pool_key = USUAL_KEY
+        if pools is not ONE_POOL:
+            pool_key = pools.pool_key(self.zone, destination, recipient.record)
+        if recipient.submitter != last.submitter or pool_key != last.pool_key:
+            last = self._last_stream = Stream(recipient.submitter, pool_key)
+        return last
 
-    def has_room(self, destination: str, stream: str, *, urgent: bool = False) -> bool:
+    def has_room(self, destination: str, stream: Stream, *, urgent: bool = False) -> bool:
         """True if one more recipient of ``stream`` may enter; urgent mail has larger shares."""
         queues = self._queues.get(destination)
-        waiting = queues.waiting(pool_key_of(stream)) if queues is not None else 0
+        waiting = queues.waiting(stream.pool_key) if queues is not None else 0
         return self.room.has_room(destination, stream, waiting, urgent=urgent)
 
-    def reserve(self, destination: str, stream: str, count: int, *, urgent: bool = False) -> bool:
+    def reserve(self, destination: str, stream: Stream, count: int, *, urgent: bool = False) -> bool:
         """Reserve room for ``count`` recipients of a commit under way; False: they are to be spilled.
 
         Mail of a stream that has spilled mail at the destination is queued behind that, unless it is urgent.
@@ -439,7 +439,7 @@ class ReadyWindow:
             destination, pool_key
         )
 
-    def pool_keys(self, destination: str) -> tuple[str, ...]:
+    def pool_keys(self, destination: str) -> tuple[PoolKey, ...]:
         """The pools from which the mail of ``destination`` in the window leaves, the next one first."""
         queues = self._queues.get(destination)
         return queues.pool_keys if queues is not None else ()

@@ -26,12 +26,18 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.core.model import USUAL_POOL
+from zonemta_py.core.model import USUAL_KEY, PoolKey
 from zonemta_py.queue.commit import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import RecipientRecord, read_recipient_record
 from zonemta_py.queue.ready.spill import SpillKey
-from zonemta_py.queue.ready.streams import ONE_POOL, MailPools, QueuedRecipient, pool_key_of, rank_of
+from zonemta_py.queue.ready.streams import (
+    ONE_POOL,
+    MailPools,
+    QueuedRecipient,
+    Stream,
+    rank_of,
+)
 from zonemta_py.queue.ready.window import ReadyWindow
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.storage.interface import Store
@@ -67,9 +73,9 @@ class Refill:
         self._may_have_other_names = (
             window.has_pools
             or window.refills.is_unsorted(destination)
-            or window.spilled.has_others(destination, (USUAL_POOL,))
+            or window.spilled.has_others(destination, (USUAL_KEY,))
         )
-        self.skipped: dict[str, str] = {}
+        self.skipped: dict[Stream, str] = {}
 
     def read(self, batch: WriteBatch, pending: Container[tuple[str, str, str]]) -> str | None:
         """Fill the window; returns the message to resume at, None at the end. ``batch`` deletes the spill keys of what was read.
@@ -77,7 +83,7 @@ class Refill:
         ``pending``: the places whose spill key a commit under way is about to write. Raises QueueCorrupt.
         """
         window, zone, destination = self._window, self._window.zone, self._destination
-        probed: set[str] = set()
+        probed: set[PoolKey] = set()
         for key, message in self._spilled():
             if self._budget <= 0 or (window.room.is_full and not self._is_probe):
                 return message
@@ -95,7 +101,7 @@ class Refill:
                 batch.delete(key)
             if self._is_probe and streams:
                 following = message + "0"  # the id after this one
-                probed |= {pool_key_of(each) for each in streams}
+                probed |= {each.pool_key for each in streams}
                 if not window.spilled.has_others(destination, probed):
                     return following  # a probe needs one message of each pool
                 for each in streams:
@@ -109,14 +115,14 @@ class Refill:
         for key in self._store.keys(keys.spill_key(zone, self._destination, self._began), stop):
             yield key, keys.parse_spill(key)[2]
 
-    def _is_next(self, stream: str, message: str) -> bool:
+    def _is_next(self, stream: Stream, message: str) -> bool:
         """True if a message of ``stream`` may be taken."""
         spilled = self._window.spilled
         if self._may_have_other_names:  # then the index may say that an older message was read
             return spilled.is_for(self._destination, stream, self._began)
         return spilled.is_next(self._destination, stream, message, self._began)
 
-    def _has_room(self, stream: str) -> bool:
+    def _has_room(self, stream: Stream) -> bool:
         if stream in self.skipped:
             return False
         return self._is_probe or self._window.has_room(self._destination, stream)
@@ -124,14 +130,14 @@ class Refill:
     def _all_skipped(self) -> bool:
         return self._window.spilled.all_skipped(self._destination, self._began, self.skipped)
 
-    def _streams_of(self, message: str) -> tuple[set[str], list[QueuedRecipient]]:
+    def _streams_of(self, message: str) -> tuple[set[Stream], list[QueuedRecipient]]:
         """The streams of a message on disk, and its recipients if they had to be read; no stream if none can be read."""
         self._budget -= 1
         if self._window.has_pools:
             found = [each for each in self._recipients(message) if each.key not in self._window]
             return {self._window.stream(self._destination, each) for each in found}, found
         submitter = self._submitter_of(message)
-        return ({submitter} if submitter is not None else set()), []
+        return ({Stream(submitter)} if submitter is not None else set()), []
 
     def _submitter_of(self, message: str) -> str | None:
         """The submitter of a message; None when no record of it can be read."""
@@ -163,7 +169,7 @@ class Refill:
 
 # ---- windows
 
-ONLY_USUAL = (USUAL_POOL,)
+ONLY_USUAL = (USUAL_KEY,)
 FEED_AT_ONCE = 4  # starved destinations that one lease refills
 
 DestinationOf = Callable[[str, str], str]  # (zone, domain) → the destination where its mail waits
@@ -226,11 +232,11 @@ class ReadyWindows:
         for window in self._zones.values():
             window.use(pools)
 
-    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> str:
+    def pool_key(self, zone: str, destination: str, record: RecipientRecord) -> PoolKey:
         """The pool of a recipient, see ``MailPools``."""
         return self._pools.pool_key(zone, destination, record)
 
-    def pool_keys(self, zone: str, destination: str) -> tuple[str, ...]:
+    def pool_keys(self, zone: str, destination: str) -> tuple[PoolKey, ...]:
         """The pools from which mail of a destination leaves, the next one first; at least one, see ``MailPools``."""
         if self._pools is ONE_POOL:
             return ONLY_USUAL
