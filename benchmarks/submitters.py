@@ -14,7 +14,7 @@ from pathlib import Path
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.format.records import TENANT_LANE, Origin
+from zonemta_py.queue.format.records import TENANT_FLOW, Origin
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.upkeep.startup import begin_boot
@@ -62,7 +62,7 @@ async def main(tenants: int) -> None:
         await queue.begin()
         weights = [WEIGHTS[tenant % len(WEIGHTS)] for tenant in range(tenants)]
         queue.windows.set_weights(
-            {f"{TENANT_LANE}t{tenant}": weight for tenant, weight in enumerate(weights)}
+            {f"{TENANT_FLOW}t{tenant}": weight for tenant, weight in enumerate(weights)}
         )
         began_s = time.process_time()
         await accept(queue, tenants)

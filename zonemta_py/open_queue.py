@@ -13,7 +13,7 @@ from zonemta_py.core.model import USUAL_POOL, PoolKey
 from zonemta_py.delivery.reports import BounceReporter
 from zonemta_py.egress.sources import LastAttempt, addresses_of, pool_key_after
 from zonemta_py.events.recovery import last_seq, newest_message
-from zonemta_py.queue.format.records import TENANT_LANE, RecipientRecord
+from zonemta_py.queue.format.records import TENANT_FLOW, RecipientRecord
 from zonemta_py.queue.queue import LONGEST_DELAY_MS, Queue, QueueOptions
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
 from zonemta_py.queue.ready.windows import DestinationOf, OnReady, ignore_ready
@@ -55,7 +55,7 @@ class ConfiguredPools:
         zones = {name: zone for name, zone in config.zones.items() if zone.transport == "smtp"}
         self._zones = set(zones)
         self._of_submitters = {
-            TENANT_LANE + name: each.pool
+            TENANT_FLOW + name: each.pool
             for name, each in config.tenants.items()
             if each.pool is not None
         }

@@ -9,7 +9,7 @@ import yaml
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.model import PoolKey
 from zonemta_py.open_queue import mail_pools
-from zonemta_py.queue.format.records import FORMAT, TENANT_LANE, RecipientRecord
+from zonemta_py.queue.format.records import FORMAT, TENANT_FLOW, RecipientRecord
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools
 
 A, B, C = "192.0.2.1", "192.0.2.2", "192.0.2.3"
@@ -33,10 +33,10 @@ def pools(directory: Path, *, several: tuple[str, ...] = (B, C), **changes: Any)
 
 
 def record(
-    attempts: int = 0, source: str = "", reply_class: str = "", *, lane: str = ""
+    attempts: int = 0, source: str = "", reply_class: str = "", *, flow: str = ""
 ) -> RecipientRecord:
     reply = (451, "4.7.1", "later", 0, "", source, reply_class) if attempts else (0, "", "", 0, "")
-    return RecipientRecord(FORMAT, 0, "d.example", lane, attempts, 0, 0, 0, *reply)
+    return RecipientRecord(FORMAT, 0, "d.example", flow, attempts, 0, 0, 0, *reply)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def record(
         ("moved", record(2, B, "blocked"), PoolKey("several", B, True)),
         ("moved", record(2, C, "greylisted"), PoolKey("several", C)),
         ("local", record(1, B, "greylisted"), PoolKey("")),
-        ("default", record(lane=f"{TENANT_LANE}acme"), PoolKey("several")),
-        ("default", record(1, C, "greylisted", lane=f"{TENANT_LANE}acme"), PoolKey("several", C)),
-        ("default", record(1, A, "greylisted", lane=f"{TENANT_LANE}acme"), PoolKey("several")),
-        ("local", record(lane=f"{TENANT_LANE}acme"), PoolKey("")),
+        ("default", record(flow=f"{TENANT_FLOW}acme"), PoolKey("several")),
+        ("default", record(1, C, "greylisted", flow=f"{TENANT_FLOW}acme"), PoolKey("several", C)),
+        ("default", record(1, A, "greylisted", flow=f"{TENANT_FLOW}acme"), PoolKey("several")),
+        ("local", record(flow=f"{TENANT_FLOW}acme"), PoolKey("")),
     ],
 )  # fmt: skip
 def test_from_where_mail_leaves(

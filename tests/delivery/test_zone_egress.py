@@ -390,7 +390,7 @@ async def test_a_destination_that_failed_holds_up_none_of_a_provider_that_answer
         [first] = zone.start()
         zone.egress.permits.begin(first.permit, zone.egress.now_ms(), 1)
         zone.ready("x.example")
-        assert scheduler.next(clock.monotonic_s()) is None, "it waits at the gate"
+        assert scheduler.next(clock.monotonic_s()) is None, "it waits"
         for name in dead:
             zone.ready(name)
         slot = scheduler.next(clock.monotonic_s())

@@ -413,7 +413,7 @@ async def test_a_reload_forgets_no_destination_that_failed(directory: Path) -> N
         await until(lambda: window.is_unreachable("dead.example"), "the failure")
         await queue.suspended.suspend("domain:dead.example", "test")
         egress.changed()
-        await until(lambda: egress.wait_lists.all(), "the probe to wait at a gate")
+        await until(lambda: egress.wait_lists.all(), "the probe to wait")
         fails = False
         stage.workers.configure(zone)
         await stage.idle()

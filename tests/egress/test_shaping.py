@@ -8,7 +8,7 @@ from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules, read_shaping
 from zonemta_py.config.values import Rate
 from zonemta_py.egress.controller import ShapingChange
-from zonemta_py.egress.rules import USUAL, Handling, ProviderReply, ShapingEngine
+from zonemta_py.egress.rules import USUAL, ProviderReply, RecipientAction, ShapingEngine
 
 BEGIN_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -118,11 +118,11 @@ def test_what_becomes_of_the_recipient(directory: Path) -> None:
         "name: d, class: spam_content, action: hold",
         "name: e, class: spam_content, action: bounce",
     )
-    assert made.handling(reply("greylisted")) == Handling((300.0, 600.0), is_counted=False)
-    assert made.handling(reply("mailbox_full")) == Handling(bounces=True, rule="c")
-    assert made.handling(reply("spam_content")) == Handling(holds=True, rule="d")
-    assert made.handling(reply("policy")) is USUAL
-    assert made.handling(reply("")) is USUAL
+    assert made.action(reply("greylisted")) == RecipientAction((300.0, 600.0), is_counted=False)
+    assert made.action(reply("mailbox_full")) == RecipientAction(bounces=True, rule="c")
+    assert made.action(reply("spam_content")) == RecipientAction(holds=True, rule="d")
+    assert made.action(reply("policy")) is USUAL
+    assert made.action(reply("")) is USUAL
 
 
 def test_what_several_recipients_have_at_once_counts_once(directory: Path) -> None:

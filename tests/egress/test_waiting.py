@@ -203,7 +203,7 @@ def names_awake(stand: Stand) -> list[tuple[str, WaitKey]]:
 
 
 def test_timers_of_what_does_not_wait_any_more_are_forgotten() -> None:
-    """Gates and lines come and go while an address has no room until midnight."""
+    """Wait lists and address queues come and go while an address has no room until midnight."""
     stand = Stand("d")
     at = (("127.0.0.1", 86_400_000),)
     refusal = Refusal(Limit.ADDRESS_RATE, 86_400_000, "used up", at, others_ms=86_400_000)
@@ -249,7 +249,7 @@ def test_a_zone_that_can_serve_nothing_holds_up_no_other_at_an_address() -> None
         assert other.on_turn(ONE) == following
     assert limited.woken == ["a"], "it is not woken again and again"
     assert limited.wait_lists.waiting_for(ADDRESS) == 2, (
-        "one at each gate, beside those that have a turn"
+        "one in each wait list, beside those that have a turn"
     )
     assert limited.places.may_try("a", LIMITED)
     limited.places.granted("a", LIMITED)

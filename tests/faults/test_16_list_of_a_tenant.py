@@ -68,7 +68,7 @@ async def test_turns(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(20):
             await accept(queue, f"u{number}@e.example", tenant="other")
         await accept(queue, "x@a.example", tenant="acme")
-        found = list(recipient_rows(queue.store, wants=lambda message, record: "acme" in record.lane))
+        found = list(recipient_rows(queue.store, wants=lambda message, record: "acme" in record.flow))
         assert ["message" in row for row in found] == [False] * 4 + [True]
         assert await rows(queue, DeleteRequest(tenant="acme")) == [{"deleted": 1, "in_flight": 0}]
         assert await rows(queue, DeleteRequest(tenant="acme")) == [{"deleted": 0, "in_flight": 0}]

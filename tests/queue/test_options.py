@@ -171,14 +171,14 @@ async def test_urgent_mail_has_its_bounds(directory: Path) -> None:
         assert window.waiting("other.example") == 1
 
 
-async def test_the_lane_says_the_priority(directory: Path) -> None:
+async def test_the_flow_says_the_priority(directory: Path) -> None:
     """The submitter is the same: urgent mail has no turns of its own."""
     async with opened(directory) as queue:
         await accept(queue, "a@x.example", user="ann", tenant="acme", options=URGENT)
         await accept(queue, "b@x.example", user="", options=NONURGENT)
         rows = queue.store.scan(keys.WAITING, keys.end_of(keys.WAITING))
         records = [read_recipient_record(value) for _, value in rows]
-        assert [record.lane for record in records] == [
+        assert [record.flow for record in records] == [
             "tenant:acme @ann @!urgent",
             "127.0.0.1 @sender.example @!nonurgent",
         ]

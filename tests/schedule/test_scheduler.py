@@ -369,7 +369,7 @@ def test_a_domain_whose_provider_answers_needs_no_budget() -> None:
     assert names(started(scheduler, 1.0))[:1] == ["new"]
 
 
-class AtAGate(Unlimited):
+class InAWaitList(Unlimited):
     """The admission of a zone in which one destination waits for a limit of its provider."""
 
     waiting = Binding(Limit.PROVIDER_RATE, 1.0, 2.0, "one message a second")
@@ -382,13 +382,13 @@ class AtAGate(Unlimited):
 
 
 def test_mail_that_waits_for_its_provider_does_not_wait_for_a_connection() -> None:
-    scheduler = Scheduler(Zone(connections=1), 0.0, ignore, admission=AtAGate())
+    scheduler = Scheduler(Zone(connections=1), 0.0, ignore, admission=InAWaitList())
     scheduler.ready("d1", 0.0)
     assert scheduler.next(0.0) is None
     for name in ("d2", "d3"):
         scheduler.ready(name, 0.0)
     [slot] = started(scheduler)
-    assert scheduler.binding("d1", 1.5) == AtAGate.waiting
+    assert scheduler.binding("d1", 1.5) == InAWaitList.waiting
     [waiting] = {"d2", "d3"} - {slot.destination.name}
     binding = scheduler.binding(waiting, 1.5)
     assert binding is not None

@@ -264,7 +264,7 @@ def test_the_sum_of_a_record_with_fewer_fields(monkeypatch: pytest.MonkeyPatch) 
     """That of an earlier version is read by one whose record has one more field; a changed one is found."""
     key = keys.waiting_key("default", "0" * 24, "a@x.example")
     metadata, schedule = write_recipient(
-        key, new_recipient_record(3, "x.example", "lane"), "s@x.example"
+        key, new_recipient_record(3, "x.example", "flow"), "s@x.example"
     )
     names = [*RecipientRecord._fields, "added"]
     later = namedtuple("later", names, defaults=("",))

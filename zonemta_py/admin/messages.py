@@ -24,7 +24,7 @@ from zonemta_py.core.errors import LocalError, NotFound, QueueCorrupt
 from zonemta_py.egress.paths import Constraint
 from zonemta_py.queue.format.keys import deferred_key, mark_key, meta_key, waiting_key
 from zonemta_py.queue.format.records import (
-    TENANT_LANE,
+    TENANT_FLOW,
     RecipientRecord,
     RecipientState,
     read_meta,
@@ -113,8 +113,8 @@ def wanted_messages(request: ListRequest | MailRequest, labels: MessageLabels) -
     tenant = request.tenant
 
     def wants(message: str, record: RecipientRecord) -> bool:
-        # The lane says whose it is without the envelope; it is empty in a record that a repair has made.
-        if tenant and record.lane and record.submitter != TENANT_LANE + tenant:
+        # The flow says whose it is without the envelope; it is empty in a record that a repair has made.
+        if tenant and record.flow and record.submitter != TENANT_FLOW + tenant:
             return False
         row = labels.of(message)
         address = verp_base(row["sender"])

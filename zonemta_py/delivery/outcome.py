@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.egress.rules import Handling
+from zonemta_py.egress.rules import RecipientAction
 from zonemta_py.queue.format.keys import HELD_MS
 from zonemta_py.queue.format.records import FORMAT, EnvelopeRecord, Note, RecipientRecord, starts
 from zonemta_py.queue.outcome import Outcome
@@ -88,7 +88,7 @@ def decide_outcome(
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
 
 
-def apply_action(outcome: Outcome, action: Handling) -> Outcome:
+def apply_action(outcome: Outcome, action: RecipientAction) -> Outcome:
     """``outcome`` as the rules of shaping want it."""
     kind = outcome.kind
     if action.holds and kind in (OutcomeKind.DEFERRED, OutcomeKind.BOUNCED):

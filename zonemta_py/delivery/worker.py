@@ -49,7 +49,7 @@ from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.message import Decision, EgressEffects, LeasedMail, MessageEgress
 from zonemta_py.egress.paths import EgressOrder
-from zonemta_py.egress.rules import USUAL, Handling
+from zonemta_py.egress.rules import USUAL, RecipientAction
 from zonemta_py.egress.shared import Puts
 from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.commit import CommitFuture, WriteBatch
@@ -432,7 +432,7 @@ def _of_same_address(lease: Lease) -> int:
     return len(lease.recipients)
 
 
-def _with_action(rules: RetryRules, action: Handling) -> RetryRules:
+def _with_action(rules: RetryRules, action: RecipientAction) -> RetryRules:
     """The rules of a zone, with the retry ladder that a rule of shaping gives, and what it defers."""
     if action.delays_s:
         rules = rules._replace(policy=ladder(action.delays_s))

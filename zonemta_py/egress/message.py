@@ -25,7 +25,7 @@ from zonemta_py.egress.admission import WorkerSlot
 from zonemta_py.egress.controller import OF_SENDER
 from zonemta_py.egress.limits import FREE, Permit, merge_refusals
 from zonemta_py.egress.paths import UNTIL_EVENT, EgressOrder, Limit, Refusal
-from zonemta_py.egress.rules import USUAL, Handling, ProviderReply
+from zonemta_py.egress.rules import USUAL, ProviderReply, RecipientAction
 from zonemta_py.egress.shared import Puts, SharedEgress
 from zonemta_py.egress.sources import BOTH, BY_SYSTEM, EgressRoute, others, preferred, source_name
 from zonemta_py.egress.zone import ClosedAddresses, EgressRoutes
@@ -99,7 +99,7 @@ class EgressEffects(NamedTuple):
 
     decision: Decision
     attempts: Sequence[Attempt | None]
-    actions: Sequence[Handling]
+    actions: Sequence[RecipientAction]
     puts: Puts
 
 
@@ -290,10 +290,10 @@ class MessageEgress:
         """``attempts`` with the classes of their replies, and the provider."""
         return self._egress.classified(attempts, decision.provider, decision.mail.sender)
 
-    def actions(self, decision: Decision, attempts: Sequence[Attempt | None]) -> list[Handling]:
-        """The handling of each recipient by the rules of shaping; recipients share attempts."""
-        route, mail, found = decision.route, decision.mail, dict[tuple[int, int], Handling]()
-        actions: list[Handling] = []
+    def actions(self, decision: Decision, attempts: Sequence[Attempt | None]) -> list[RecipientAction]:
+        """The action on each recipient by the rules of shaping; recipients share attempts."""
+        route, mail, found = decision.route, decision.mail, dict[tuple[int, int], RecipientAction]()
+        actions: list[RecipientAction] = []
         for blocked, each in zip(mail.blocked, attempts, strict=False):
             action = USUAL
             if each is not None and each.reply_class and each.code and route is not None:
@@ -303,13 +303,13 @@ class MessageEgress:
             actions.append(action)
         return actions
 
-    def action(self, decision: Decision, reply: ProviderReply, blocked: int) -> Handling:
-        """The handling of a recipient that got ``reply``, by the rules of shaping.
+    def action(self, decision: Decision, reply: ProviderReply, blocked: int) -> RecipientAction:
+        """The action on a recipient that got ``reply``, by the rules of shaping.
 
         A refusal for good because of our address is tried again while there is an address that was not refused: those of a
         pool are tried one after the other. ``blocked``: how many were.
         """
-        action = self._egress.engine.handling(reply)
+        action = self._egress.engine.action(reply)
         is_blocked = reply.code >= 500 and reply.reply_class == ReplyClass.BLOCKED
         if is_blocked and blocked + 1 < len(self._addresses(decision)):
             return action._replace(defers=True)

@@ -1,7 +1,7 @@
 """The changes that replies cause, by the rules of shaping and by the controller. Pure; times are ms.
 
 A rule that a reply matches acts at once, or when its threshold is reached in a sliding window, counted for each provider
-and address. What it changes of a recipient is in ``Handling``; what it changes of sending is a ``ShapingChange``.
+and address. What it changes of a recipient is in ``RecipientAction``; what it changes of sending is a ``ShapingChange``.
 
 State: the paces of the controller, the counts of rules with a threshold, and reroutes. A reroute of a provider and a pool: none ─
 a rule acts ─▶ mail leaves from another pool ─ its time is over, or an operator ends it ─▶ none.
@@ -16,7 +16,7 @@ Invariants:
 - A rule that has reached its threshold counts again from the beginning.
 - Mail is not rerouted twice: a pool to which mail of the provider was moved stays where it is.
 
-Callers: ``Shaper`` of a relay calls ``reply`` with each reply, ``MessageEgress`` asks ``handling``; ``egress.replay`` and
+Callers: ``Shaper`` of a relay calls ``reply`` with each reply, ``MessageEgress`` asks ``action``; ``egress.replay`` and
 ``pipeline.simulate`` ask the same engine. ``SharedEgress.apply`` carries out what has changed.
 
 Example: a rule suspends a path at 3 replies in 60 s. The third within a minute pauses it, and the count begins again.
@@ -57,7 +57,7 @@ class ProviderReply(NamedTuple):
         return self.provider, self.address
 
 
-class Handling(NamedTuple):
+class RecipientAction(NamedTuple):
     """The effects of rules on the recipient that a reply is about: the first rule of each kind counts.
 
     ``delays_s``: the retry ladder of its own. ``defers``: a permanent refusal is tried again. ``rule``: the name of that
@@ -72,7 +72,7 @@ class Handling(NamedTuple):
     rule: str = ""
 
 
-USUAL = Handling()
+USUAL = RecipientAction()
 RerouteKey = tuple[str, str]  # provider, and the pool from which mail leaves usually
 
 
@@ -126,8 +126,8 @@ class ShapingEngine:
         found = self.reroutes.get((provider, pool))
         return pool if found is None or found.until_ms <= now_ms else found.pool
 
-    def handling(self, reply: ProviderReply) -> Handling:
-        """The handling of the recipient that the rules say."""
+    def action(self, reply: ProviderReply) -> RecipientAction:
+        """The action on the recipient that the rules say."""
         found = USUAL
         for rule in self.acting(reply):
             if rule.action == "retry":

@@ -13,12 +13,12 @@ from zonemta_py.queue.commit import DoneCallback, WriteBatch
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
+    FLOW_SEPARATOR,
     FORMAT,
-    LANE_SEPARATOR,
     NO_OPTIONS,
-    NONURGENT_LANE,
-    TENANT_LANE,
-    URGENT_LANE,
+    NONURGENT_FLOW,
+    TENANT_FLOW,
+    URGENT_FLOW,
     BodyRecord,
     DeliveryOptions,
     EnvelopeRecord,
@@ -81,14 +81,14 @@ class NewMessage(Struct, frozen=True):
 
 def compose(message: str, new: NewMessage, mark: BodyRecord, tail: Sequence[bytes]) -> AcceptedMessage:
     """The records of message id ``message``; ``tail`` are its chunks that are not yet written."""
-    lane = lane_of(new.origin, new.sender, new.options.priority)
+    flow = flow_of(new.origin, new.sender, new.options.priority)
     recipients = [
         QueuedRecipient(
             keys.waiting_key(to.zone, message, to.address),
             to.zone,
             message,
             to.address,
-            new_recipient_record(index, to.domain, lane, to.notify, to.orcpt),
+            new_recipient_record(index, to.domain, flow, to.notify, to.orcpt),
         )
         for index, to in enumerate(new.recipients)
     ]
@@ -213,13 +213,13 @@ def _without_gone_zones(new: AcceptedMessage, zones: Set[str]) -> AcceptedMessag
     return replace(new, meta=new.meta._replace(zones=kept), moved_from=moved_from)
 
 
-def lane_of(origin: Origin, sender: str, priority: str) -> str:
+def flow_of(origin: Origin, sender: str, priority: str) -> str:
     """The queue of a message among others of its destination; see ``RecipientRecord``."""
     domain = domain_of(sender)
-    end = {"urgent": URGENT_LANE, "nonurgent": NONURGENT_LANE}.get(priority, "")
+    end = {"urgent": URGENT_FLOW, "nonurgent": NONURGENT_FLOW}.get(priority, "")
     if origin.tenant:
         within = origin.user or domain
-        return f"{TENANT_LANE}{origin.tenant}{LANE_SEPARATOR}{within}{end}"
+        return f"{TENANT_FLOW}{origin.tenant}{FLOW_SEPARATOR}{within}{end}"
     if origin.user or not origin.client_ip or not domain:
         return origin.submitter + end
-    return f"{origin.client_ip}{LANE_SEPARATOR}{domain}{end}"
+    return f"{origin.client_ip}{FLOW_SEPARATOR}{domain}{end}"

@@ -90,11 +90,11 @@ class DomainVerifier:
         await self._verify(self._domains(tenant))
 
     async def _verify(self, pairs: Collection[TenantDomain]) -> None:
-        resolver, gate = self._config.resolver, asyncio.Semaphore(AT_ONCE)
+        resolver, turns = self._config.resolver, asyncio.Semaphore(AT_ONCE)
         channel = DnsChannel(resolver.nameservers, resolver.timeout)
 
         async def look_up(tenant: str, domain: str) -> VerificationResult | None:
-            async with gate:
+            async with turns:
                 try:
                     records = await channel.query(f"{PREFIX}.{domain}", "TXT")
                 except NameNotFound:

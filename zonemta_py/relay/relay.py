@@ -48,7 +48,7 @@ from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
 from zonemta_py.open_queue import configure_queue, open_queue
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.supervisor import cores, process_counts
-from zonemta_py.queue.format.records import TENANT_LANE
+from zonemta_py.queue.format.records import TENANT_FLOW
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.move import flush, settle_removed_zones
@@ -84,7 +84,7 @@ def use_in_queue(queue: Queue, config: Config) -> None:
     """Let ``queue`` have the zones of ``config``, and the weights of tenants by the name of their mail in ready windows."""
     queue.set_zones(frozenset(config.zones))
     weights = {
-        TENANT_LANE + name: each.weight for name, each in config.tenants.items() if each.weight > 1
+        TENANT_FLOW + name: each.weight for name, each in config.tenants.items() if each.weight > 1
     }
     queue.windows.set_weights(weights)
 

@@ -354,7 +354,7 @@ def test_mail_for_the_fallback_pool_does_not_wait_for_the_usual_one() -> None:
 def test_mail_that_wants_one_address_waits_for_that(
     monkeypatch: pytest.MonkeyPatch, reply: RecordedReply
 ) -> None:
-    """At a gate, as in the relay, and is not looked at again and again."""
+    """In a wait list, as in the relay, and is not looked at again and again."""
     put_off: list[Refusal] = []
     real = MessageEgress.retry_at_ms
 

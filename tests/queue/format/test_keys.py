@@ -322,15 +322,15 @@ def test_ids_overflow_into_the_next_ms() -> None:
     st.lists(st.tuples(st.integers(0, WORKERS_MAX - 1), st.integers(0, 2**20)), min_size=1, max_size=80),
     st.integers(0, 2**20),
 )
-def test_ids_of_many_lanes(turns: list[tuple[int, int]], floor_ms: int) -> None:
-    """Each once, all above those that existed when the lane began; the queue's above all that it was given."""
+def test_ids_of_many_workers(turns: list[tuple[int, int]], floor_ms: int) -> None:
+    """Each once, all above those that existed when the worker began; the queue's above all that it was given."""
     floor = f"{floor_ms:012x}{2**24 - 1:06x}abcdef"
-    lanes: dict[int, MessageIds] = {}
+    workers: dict[int, MessageIds] = {}
     main, made = MessageIds("abcdef", floor), []
-    for lane, now_ms in turns:
-        ids = lanes.setdefault(lane, MessageIds("abcdef", floor, lane)) if lane else main
+    for worker, now_ms in turns:
+        ids = workers.setdefault(worker, MessageIds("abcdef", floor, worker)) if worker else main
         made.append(ids.next(now_ms))
-        if lane:
+        if worker:
             main.note(made[-1])
     assert len(set(made)) == len(made)
     assert min(made) > floor

@@ -25,7 +25,7 @@ from zonemta_py.core.model import USUAL_KEY, OutcomeKind, PoolKey
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import TENANT_LANE, Origin, new_recipient_record
+from zonemta_py.queue.format.records import TENANT_FLOW, Origin, new_recipient_record
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.ready import windows
 from zonemta_py.queue.ready.streams import ONE_POOL, MailPools, QueuedRecipient, Stream
@@ -85,10 +85,10 @@ async def test_senders_of_one_host_take_turns(directory: Path) -> None:
         found = [lease(queue, "x.example").recipients[0] for _ in range(2)]
         assert [recipient.address for recipient in found] == ["0@x.example", "probe@x.example"]
         assert {recipient.record.submitter for recipient in found} == {"127.0.0.1"}
-        assert found[1].record.lane == "127.0.0.1 @other.example"
+        assert found[1].record.flow == "127.0.0.1 @other.example"
 
 
-async def test_a_user_is_one_lane(directory: Path) -> None:
+async def test_a_user_is_one_flow(directory: Path) -> None:
     """Whatever the domains of the senders."""
     async with opened(directory) as queue:
         for sender in ("a@one.example", "b@one.example", "c@two.example"):
@@ -191,7 +191,7 @@ async def test_weights(directory: Path) -> None:
     """In a flood of 300 tenants each has its share, within 5 %, while the window has room for sixteen of each."""
     async with opened(directory, window=40_000, store="memory") as queue:
         weights = {f"t{n}": (1, 2, 5)[n % 3] for n in range(300)}
-        queue.windows.set_weights({f"{TENANT_LANE}{name}": weight for name, weight in weights.items()})
+        queue.windows.set_weights({f"{TENANT_FLOW}{name}": weight for name, weight in weights.items()})
         for n in range(25):
             commits = []
             for tenant in weights:
@@ -242,7 +242,7 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
     window = ReadyWindow("z", 160)
     for n in range(window.room.share(USUAL_KEY)):
         other = _recipient(f"m{n}", 0, "full.example")
-        other.record = other.record._replace(lane=f"other{n}")
+        other.record = other.record._replace(flow=f"other{n}")
         other.submitter = other.record.submitter
         window.add("full.example", [other])
     window.add(

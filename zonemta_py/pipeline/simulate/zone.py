@@ -21,7 +21,7 @@ from zonemta_py.egress.controller import OF_SENDER
 from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.message import Decision, LeasedMail, MessageEgress
 from zonemta_py.egress.paths import Limit
-from zonemta_py.egress.rules import USUAL, Handling
+from zonemta_py.egress.rules import USUAL, RecipientAction
 from zonemta_py.egress.sources import BY_SYSTEM, preferred, source_name
 from zonemta_py.egress.zone import ZoneEgress
 from zonemta_py.pipeline.simulate.egress import RecordedDomain, SendingSettings, SimulatedEgress
@@ -308,7 +308,7 @@ class SimulatedZone:
             self._refused(replace(waiting, recipients=count), (reply, action), key)
 
     def _refused(
-        self, waiting: WaitingMessage, answer: tuple[RecordedReply, Handling], key: PathKey
+        self, waiting: WaitingMessage, answer: tuple[RecordedReply, RecipientAction], key: PathKey
     ) -> None:
         """Its recipients got a reply, and what the rules of shaping do with them."""
         (reply, action), count, earlier = answer, waiting.recipients, waiting.earlier
@@ -332,7 +332,7 @@ class SimulatedZone:
         self._backlog -= recipients
         self._result.completed_s = self._clock.now_s
 
-    def _defer(self, waiting: WaitingMessage, action: Handling) -> None:
+    def _defer(self, waiting: WaitingMessage, action: RecipientAction) -> None:
         number = self._table.number(self._table.name_of(waiting.message.destination))
         retry, created_ms = self._table.zones[number].retry, int(waiting.message.arrival_s * 1000)
         context = RetryContext(

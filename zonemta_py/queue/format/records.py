@@ -21,11 +21,11 @@ _FIRST_SEALED = b"\x08"  # the first version of a record with a sum
 SUM_BYTES = 4
 _OUTBOX_SUM_BYTES = 32
 _AS_BLANKS, _AS_DIGITS = bytes.maketrans(b"01", b" \t"), bytes.maketrans(b" \t", b"01")
-LANE_SEPARATOR = " @"  # between the parts of a lane
-TENANT_LANE = "tenant:"  # in front of the name; no user has a colon in theirs
+FLOW_SEPARATOR = " @"  # between the parts of a flow
+TENANT_FLOW = "tenant:"  # in front of the name; no user has a colon in theirs
 PRIORITIES = ("urgent", "normal", "nonurgent")  # RFC 2156
-URGENT_LANE = f"{LANE_SEPARATOR}!urgent"  # at the end of a lane
-NONURGENT_LANE = f"{LANE_SEPARATOR}!nonurgent"
+URGENT_FLOW = f"{FLOW_SEPARATOR}!urgent"  # at the end of a flow
+NONURGENT_FLOW = f"{FLOW_SEPARATOR}!nonurgent"
 
 
 class RecipientState(IntEnum):
@@ -69,7 +69,7 @@ class Origin(NamedTuple):
 
         Behind a proxy, or on one host, all have one address. No user has a colon in theirs.
         """
-        return f"{TENANT_LANE}{self.tenant}" if self.tenant else self.submitter
+        return f"{TENANT_FLOW}{self.tenant}" if self.tenant else self.submitter
 
 
 class BodyRecord(NamedTuple):
@@ -136,9 +136,9 @@ class RecipientRecord(NamedTuple):
     ``recipient_index``: its 0-based position among the recipients of its message, which never changes.
     ``attempts`` that ended; ``uncertain`` ones in a row that a crash interrupted. ``due_ms`` is 0
     unless deferred, keys.HELD_MS when held. ``last_ms``, ``code``, ``status`` and ``text`` of the last
-    reply. ``lane``: the queue among others of its destination; its first part, which LANE_SEPARATOR ends, is
-    TENANT_LANE and the tenant, else the user, else the address of the client; the second is the user in a
-    tenant, or without a user the domain of the sender; the last URGENT_LANE or NONURGENT_LANE, if it has that priority.
+    reply. ``flow``: the queue among others of its destination; its first part, which FLOW_SEPARATOR ends, is
+    TENANT_FLOW and the tenant, else the user, else the address of the client; the second is the user in a
+    tenant, or without a user the domain of the sender; the last URGENT_FLOW or NONURGENT_FLOW, if it has that priority.
     ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received. ``source``: from which address the
     last attempt was made; ``reply_class``: the class of its reply. ``held_by``: the tenant that holds it by a token of its
     own, which may release it; empty for every other reason. ``blocked``: how many attempts were refused for good because of our address.
@@ -147,7 +147,7 @@ class RecipientRecord(NamedTuple):
     version: int
     recipient_index: int
     domain: str
-    lane: str
+    flow: str
     attempts: int
     uncertain: int
     due_ms: int
@@ -165,7 +165,7 @@ class RecipientRecord(NamedTuple):
     @property
     def submitter(self) -> str:
         """Whose turn it is in fair queuing: the tenant's, else the user's, else that of the client's address."""
-        return self.lane.partition(LANE_SEPARATOR)[0]
+        return self.flow.partition(FLOW_SEPARATOR)[0]
 
     @property
     def state(self) -> RecipientState:
@@ -380,10 +380,10 @@ def starts(meta: EnvelopeRecord, message: str) -> int:
 
 
 def new_recipient_record(
-    index: int, domain: str, lane: str, notify: int = 0, orcpt: str = ""
+    index: int, domain: str, flow: str, notify: int = 0, orcpt: str = ""
 ) -> RecipientRecord:
     """The record of a new recipient."""
     return RecipientRecord(
-        version=FORMAT, recipient_index=index, domain=domain, lane=lane, attempts=0, uncertain=0, due_ms=0, last_ms=0, code=0,
+        version=FORMAT, recipient_index=index, domain=domain, flow=flow, attempts=0, uncertain=0, due_ms=0, last_ms=0, code=0,
         status="", text="", notify=notify, orcpt=orcpt,
     )  # fmt: skip

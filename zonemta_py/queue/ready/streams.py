@@ -1,7 +1,7 @@
 """The recipients that wait for one destination: a queue for each submitter, served round-robin (decision 29).
 
 A million recipients of one customer do not delay the one message of another. A tenant with a weight has as
-many turns in a row. Within a submitter, urgent mail comes first and nonurgent mail last; the lanes of one priority
+many turns in a row. Within a submitter, urgent mail comes first and nonurgent mail last; the flows of one priority
 are served round-robin: those of the users of a tenant, and of the domains from which a host without a user sends.
 
 The mail of a submitter that leaves from one pool is a stream. A worker may have mail of one pool only, because the
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from zonemta_py.core.model import USUAL_KEY, PoolKey
-from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, RecipientRecord
+from zonemta_py.queue.format.records import NONURGENT_FLOW, URGENT_FLOW, RecipientRecord
 
 
 class MailPools(Protocol):
@@ -76,26 +76,26 @@ class QueuedRecipient:
 Weights = Mapping[str, int]  # by ``RecipientRecord.submitter``; 1 for those that it lacks
 EQUAL: Weights = {}
 
-Lanes = OrderedDict[str, deque[QueuedRecipient]]
+Flows = OrderedDict[str, deque[QueuedRecipient]]
 
 
-def rank_of(lane: str) -> int:
+def rank_of(flow: str) -> int:
     """0 for urgent mail, 1 for normal, 2 for nonurgent."""
-    return 0 if lane.endswith(URGENT_LANE) else 2 if lane.endswith(NONURGENT_LANE) else 1
+    return 0 if flow.endswith(URGENT_FLOW) else 2 if flow.endswith(NONURGENT_FLOW) else 1
 
 
-class _Lanes:
-    """The lanes of a stream by rank; ``turn``: the lowest of all streams has the next one."""
+class _Flows:
+    """The flows of a stream by rank; ``turn``: the lowest of all streams has the next one."""
 
     __slots__ = ("by_rank", "turn")
 
     def __init__(self, turn: int) -> None:
         self.turn = turn
-        self.by_rank: dict[int, Lanes] = {}
+        self.by_rank: dict[int, Flows] = {}
 
-    def lanes(self, lane: str) -> Lanes:
-        """The lanes that have the rank of ``lane``."""
-        rank = rank_of(lane)
+    def flows(self, flow: str) -> Flows:
+        """The flows that have the rank of ``flow``."""
+        rank = rank_of(flow)
         found = self.by_rank.get(rank)
         if found is None:
             found = self.by_rank[rank] = OrderedDict()
@@ -112,13 +112,13 @@ class _PoolStreams:
 
     def __init__(self) -> None:
         self.length = 0
-        self.streams: OrderedDict[Stream, _Lanes] = OrderedDict()
+        self.streams: OrderedDict[Stream, _Flows] = OrderedDict()
         self.turn_of = NO_STREAM
         self.turns = 0
 
 
 class SubmitterQueues:
-    """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
+    """One destination's recipients; in each flow the oldest comes first. ``length`` counts all."""
 
     __slots__ = (
         "_counts",
@@ -176,46 +176,46 @@ class SubmitterQueues:
             del self._counts[stream]
 
     def append(self, recipient: QueuedRecipient) -> None:
-        """Put ``recipient`` at the end of its lane."""
-        name, stream = recipient.record.lane, recipient.stream
+        """Put ``recipient`` at the end of its flow."""
+        name, stream = recipient.record.flow, recipient.stream
         if name is not self._last_name or stream != self._last_stream:
             pool, found = self._stream(stream)
-            self._last = found.lanes(name).setdefault(name, deque())
+            self._last = found.flows(name).setdefault(name, deque())
             self._last_name, self._last_stream, self._last_pool = name, stream, pool
         self._last.append(recipient)
         self._add(self._last_pool, stream, 1)
 
-    def _stream(self, stream: Stream) -> tuple[_PoolStreams, _Lanes]:
+    def _stream(self, stream: Stream) -> tuple[_PoolStreams, _Flows]:
         pool = self._pools.get(stream.pool_key)
         if pool is None:
             pool = self._pools[stream.pool_key] = _PoolStreams()
         found = pool.streams.get(stream)
         if found is None:
             self._last_turn += 1
-            found = pool.streams[stream] = _Lanes(self._last_turn)
+            found = pool.streams[stream] = _Flows(self._last_turn)
         return pool, found
 
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
-        """Put recipients at the front of their lane, in order, and make that lane the next."""
+        """Put recipients at the front of their flow, in order, and make that flow the next."""
         self._last_name = None
         for recipient in reversed(list(recipients)):
-            name, stream = recipient.record.lane, recipient.stream
+            name, stream = recipient.record.flow, recipient.stream
             pool, found = self._stream(stream)
-            lanes = found.lanes(name)
-            lanes.setdefault(name, deque()).appendleft(recipient)
-            lanes.move_to_end(name, last=False)
+            flows = found.flows(name)
+            flows.setdefault(name, deque()).appendleft(recipient)
+            flows.move_to_end(name, last=False)
             self._is_next(pool, stream, found)
             self._add(pool, stream, 1)
 
-    def _is_next(self, pool: _PoolStreams, stream: Stream, lanes: _Lanes) -> None:
+    def _is_next(self, pool: _PoolStreams, stream: Stream, flows: _Flows) -> None:
         self._first_turn -= 1
-        lanes.turn = self._first_turn
+        flows.turn = self._first_turn
         pool.streams.move_to_end(stream, last=False)
 
     def take(
         self, limit: int, pool_key: PoolKey | None = None
     ) -> tuple[list[QueuedRecipient], list[Stream]]:
-        """Remove up to ``limit`` recipients of the oldest message in the next lane that has any.
+        """Remove up to ``limit`` recipients of the oldest message in the next flow that has any.
 
         All have this ``pool_key``; None: any. The second value: the streams that had a turn, the last one with the recipients.
         """
@@ -237,18 +237,18 @@ class SubmitterQueues:
         name, stream = pool.streams.popitem(last=False)
         turns.append(name)
         rank = min(stream.by_rank)
-        lanes = stream.by_rank[rank]
-        lane_name, lane = lanes.popitem(last=False)
-        before = len(lane)
+        flows = stream.by_rank[rank]
+        flow_name, flow = flows.popitem(last=False)
+        before = len(flow)
         taken: list[QueuedRecipient] = []
-        while lane and len(taken) < limit and (not taken or lane[0].message == taken[0].message):
-            recipient = lane.popleft()
+        while flow and len(taken) < limit and (not taken or flow[0].message == taken[0].message):
+            recipient = flow.popleft()
             if not recipient.withdrawn:
                 taken.append(recipient)
-        self._add(pool, name, len(lane) - before)
-        if lane:
-            lanes[lane_name] = lane
-        elif not lanes:
+        self._add(pool, name, len(flow) - before)
+        if flow:
+            flows[flow_name] = flow
+        elif not flows:
             del stream.by_rank[rank]
         if stream.by_rank:
             self._last_turn += 1
@@ -270,6 +270,6 @@ class SubmitterQueues:
     def __iter__(self) -> Iterator[QueuedRecipient]:
         for pool in self._pools.values():
             for stream in pool.streams.values():
-                for lanes in stream.by_rank.values():
-                    for lane in lanes.values():
-                        yield from lane
+                for flows in stream.by_rank.values():
+                    for flow in flows.values():
+                        yield from flow

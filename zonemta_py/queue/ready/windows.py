@@ -269,7 +269,7 @@ class ReadyWindows:
                 spill = SpillKey(zone, destination, message, stream)
             groups.setdefault(spill, []).append(recipient)
         for spill, members in groups.items():
-            urgent, window = rank_of(members[0].record.lane) == 0, self.zone(spill.zone)
+            urgent, window = rank_of(members[0].record.flow) == 0, self.zone(spill.zone)
             if window.reserve(spill.destination, spill.stream, len(members), urgent=urgent):
                 reservation.groups.append((spill, members))
             else:

@@ -191,7 +191,7 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
         state = record.state.name.lower()
         fields = record._replace(due_ms=due_of(record))._asdict()
         fields["submitter"] = record.submitter
-        del fields["lane"]
+        del fields["flow"]
         index = fields.pop("recipient_index")
         recipients.append(
             {

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.events.accounting import RecipientHistory, RecipientId
 from zonemta_py.events.schema import Lost, Uncertain
-from zonemta_py.queue.accept import lane_of
+from zonemta_py.queue.accept import flow_of
 from zonemta_py.queue.commit import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
@@ -163,7 +163,7 @@ class _WholeMessage(NamedTuple):
     """The data that later steps need of a message whose body and envelope are whole."""
 
     zones: tuple[str, ...]
-    lane: str
+    flow: str
 
 
 class _DamagedMessage(NamedTuple):
@@ -229,7 +229,7 @@ class _Repair:
         except QueueCorrupt as exc:
             return _DamagedMessage(str(exc))
         return _WholeMessage(
-            envelope.zones, lane_of(envelope.origin, envelope.sender, envelope.options.priority)
+            envelope.zones, flow_of(envelope.origin, envelope.sender, envelope.options.priority)
         )
 
     # ---- recipients
@@ -340,18 +340,18 @@ class _Repair:
             if isinstance(found, _DamagedMessage):
                 self._lose(batch, recipient_id, zone, address, found.reason)
             else:
-                self._restore(batch, recipient_id, zone, address, found.lane)
+                self._restore(batch, recipient_id, zone, address, found.flow)
             await self._write(batch)
         for message, found in self._messages.items():
             if isinstance(found, _WholeMessage):
                 await self._finish(message, found)
 
     def _restore(
-        self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, lane: str
+        self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, flow: str
     ) -> None:
         message, index = recipient_id
         zone = zone if zone in self._zones else "default"
-        record = new_recipient_record(index, domain_of(address), lane)
+        record = new_recipient_record(index, domain_of(address), flow)
         key = keys.waiting_key(zone, message, address)
         if recipient_id in self._held:
             key, record = keys.deferred_key(zone, message, address), record._replace(due_ms=keys.HELD_MS)

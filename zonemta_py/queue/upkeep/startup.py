@@ -132,7 +132,7 @@ class _Slice:
         destination = self._windows.destination_of(zone, record.domain)
         if key in window:
             return
-        stream, urgent = window.stream(destination, recipient), rank_of(record.lane) == 0
+        stream, urgent = window.stream(destination, recipient), rank_of(record.flow) == 0
         spill = SpillKey(zone, destination, message, stream)
         behind = not urgent and window.spilled.has(destination, stream)
         if window.has_room(destination, stream, urgent=urgent) and not behind:
