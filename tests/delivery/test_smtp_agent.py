@@ -233,6 +233,20 @@ async def test_a_session_that_ends_with_a_refused_parameter(directory: Path) -> 
         assert mails(made) == ["SIZE=44", ""]
 
 
+async def test_a_host_with_a_refused_parameter_that_is_busy(directory: Path) -> None:
+    """It ends sessions, and has refused a parameter within the hour: the next host has the message at once."""
+    busy = Rule(Step.MAIL, reply="421 4.3.2 busy")
+    async with sending(directory, busy, extensions=(*PLAIN, "SIZE 100000")) as made:
+        await made.stage.receiver("b.example")
+        records = {"two.example": {"MX": ["10 mx.a.example.", "20 mx.b.example."]}}
+        made.stage.names.records = {**made.stage.names.records, **records}
+        at = "127.0.1.1", made.stage.port
+        made.agent._resources.peers.parameters_broke({"size"}, at, clock.monotonic_s())
+        result = await made.deliver("x@two.example")
+        assert (codes(result), result.attempts[0] and result.attempts[0].mx) == ([250], "mx.b.example")
+        assert made.stage.sinks["a.example"].tally.sessions == 1
+
+
 async def test_what_needs_a_refused_parameter_is_deferred(directory: Path) -> None:
     refused = {"SMTPUTF8": "501 5.5.4 SMTPUTF8 not supported", "BODY": "501 5.5.4 no BODY"}
     not_convertible = {"header": HEADER + BOUNDARY, "eight_bit": True}

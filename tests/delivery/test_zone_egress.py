@@ -701,3 +701,20 @@ async def test_mail_that_comes_just_before_a_suspension_is_noticed_to_be_over(di
         await until(all_started, "the others")
         assert zone.egress.wait_lists.all() == []
         zone.egress.close()
+
+
+async def test_a_zone_without_sessions_looks_no_host_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor delays the look-up of another zone, also while something is suspended: its agent knows of no MX hosts."""
+    zones = {"default": {}, "box": {"transport": "blackhole"}}
+    async with zone_of(directory, {}, zones=zones) as zone:
+        config = configured(directory, {}, zones=zones)
+        box = ZoneEgress("box", config.zones["box"], zone.egress, zone._resolve, lambda name: True)
+        zone.egress.learn("new.example", NO_MX_ANSWER)
+        later_s = clock.monotonic_s() + NOT_FOUND_S + 1
+        monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)
+        await zone.queue.suspended.suspend(f"address:{B}", "test")
+        assert zone.egress.must_look_up("new.example")
+        assert box.admit("new.example") is not None
+        assert zone.egress.must_look_up("new.example")

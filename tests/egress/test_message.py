@@ -15,7 +15,7 @@ from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.limits import FREE, Permit
 from zonemta_py.egress.message import AGAIN_MAX_MS, AGAIN_MIN_MS, AGAIN_MS, LeasedMail, MessageEgress
 from zonemta_py.egress.paths import UNTIL_EVENT, Limit, Refusal
-from zonemta_py.egress.rules import ProviderReply
+from zonemta_py.egress.rules import ProviderReply, Reroute
 from zonemta_py.egress.shared import Puts, SharedEgress
 from zonemta_py.egress.zone import ClosedAddresses, EgressRoutes
 from zonemta_py.events.schema import Event
@@ -179,6 +179,30 @@ def test_what_the_rules_do_with_each_recipient() -> None:
     assert [each.reply_class for each in egress.replies] == ["policy", "blocked", "blocked"]
     tried = decision._replace(mail=decision.mail._replace(blocked=[1]))
     assert not messages.actions(tried, attempts[1:2])[0].defers, "each address was tried"
+
+
+def test_a_rule_moves_mail_that_is_under_way() -> None:
+    """Refused for good because of its only address, it is tried from those of the pool that a rule has chosen meanwhile."""
+    egress, messages, slot = messages_of(ProviderLimits())
+    pools = {"default": (A,), "other": (B, PoolAddress("192.0.2.3"))}
+    egress.use(egress.table, pools, ControllerSettings(), ShapingRules(()))
+    slot.route, slot.route_version = messages._routes.of("d.example"), messages._routes.version
+    decision = messages.decide(slot, mail())
+    assert not messages.actions(decision, [refused(550, "blocked")])[0].defers
+    egress.engine.reroutes["big", "default"] = Reroute(1, "other", NOW_MS + 60_000)
+    report = messages.report(slot, decision, Result([refused(550, "blocked")]))
+    assert report.actions[0].defers
+
+
+def test_a_lost_request_counts_for_the_recipients_that_it_had() -> None:
+    """The others of the lease had no room in the warm-up, and were not in it."""
+    egress, messages, slot = messages_of(ProviderLimits())
+    counted: list[int] = []
+    egress.end = lambda permit, sent, opened: counted.append(sent) or []
+    decision = messages.decide(slot, mail(recipients=40))._replace(recipients=9)
+    messages.lost(slot, decision, is_sent=True)
+    messages.lost(slot, decision, is_sent=False)
+    assert counted == [9, 0]
 
 
 def test_a_request_that_was_not_permitted_has_no_attempt() -> None:

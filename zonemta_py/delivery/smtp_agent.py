@@ -316,6 +316,7 @@ class SmtpAgent:
                 endpoints, (session, endpoint, reused), request, zone
             )
         while True:
+            withdrawn = session.withdrawn
             try:
                 closed = await self._serve(progress, session, endpoint, forms)
             except BaseException:
@@ -325,7 +326,7 @@ class SmtpAgent:
             # to close it at a certain number of recipients, or when it gets pipelined commands.
             was_stale = reused and closed
             retry_endpoint = was_stale or (
-                closed and (session.recipients_max is not None or bool(session.withdrawn))
+                closed and (session.recipients_max is not None or session.withdrawn != withdrawn)
             )
             if session.broke_pipelining:
                 at = (endpoint.ip, endpoint.port)

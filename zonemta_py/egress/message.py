@@ -1,6 +1,6 @@
 """One message: from which address it leaves, and what its replies say of its recipients. Pure.
 
-A worker asks three times for each lease, of a relay and of a simulated one:
+A worker asks three times for each lease; a simulated one, whose replies have a class, asks ``actions`` instead of ``report``:
 
     decision = messages.decide(slot, mail)              # an order, a refusal, or: as the agent chooses
     report = messages.report(slot, decision, result)    # classified attempts, and what the rules say of each recipient
@@ -248,7 +248,7 @@ class MessageEgress:
 
     def lost(self, slot: WorkerSlot, decision: Decision, *, is_sent: bool) -> None:
         """The request has ended without a result: what may have been sent counts as sent."""
-        sent = len(decision.mail.blocked) if is_sent else 0
+        sent = decision.recipients if is_sent else 0
         self.store(self._egress.end(slot.permit, sent, int(is_sent)))
 
     def store(self, puts: Puts) -> None:
@@ -324,7 +324,9 @@ class MessageEgress:
         route = decision.route
         if route is None:
             return set()
-        pools = {route.pool, route.settings.fallback_pool or route.pool}
+        # A rule may have moved the provider's mail while the message was under way.
+        pool = self._egress.rerouted_pool(route.provider, route.settings.pool)
+        pools = {pool, route.settings.fallback_pool or pool}
         return {
             source_name(each)
             for pool in pools

@@ -5,7 +5,7 @@ addresses of a pool can reach these hosts, has an operator suspended something. 
 ``MessageEgress`` (from where does this message leave, and what did its replies change?) ask it; there is one for a queue.
 
 State: permits and warm-up (``EgressLimits``), wait lists, pools and the table of providers, and the rules of shaping. Two caches are
-about these: ``is_free`` and ``sources``; ``forget_caches`` must follow every change of what they are made of.
+about these: ``forget_caches`` must follow every change of what ``is_free`` says; ``use`` drops that of ``sources``, too.
 
 The port is the methods that raise NotImplementedError or say that there is nothing: the clock, the timer, the queue's mail,
 its suspensions, and the look-ups of providers. ``delivery.egress`` has them over the queue and the event loop, and

@@ -60,9 +60,9 @@ class Waiter(Protocol):
 
 
 class WaitList:
-    """The destinations of a zone that wait for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
+    """The destinations of a zone that wait for one provider. ``refusal``: why; ``on_turn``: the destination whose turn it is.
 
-    ``for_address``: the source address whose capacity it may use, while it is on_turn for that reason.
+    ``for_address``: the source address whose capacity it may use, while it has the turn for that reason.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class WaitList:
         self.waiter = waiter
         self.waiting: OrderedDict[str, None] = OrderedDict()
         self.on_turn = ""
-        self.woken_by_grant = False  # it is on_turn because another one got a permit
+        self.woken_by_grant = False  # it has the turn because another one got a permit
         self.turns = 0  # permits in a row, before other wait lists of the provider
         self.refusal: Refusal | None = None
         self.for_address = ""

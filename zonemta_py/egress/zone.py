@@ -207,7 +207,7 @@ class ZoneEgress:
 
     def _must_look_up(self, destination: str, route: EgressRoute) -> bool:
         """True if its MX hosts must be found before its mail leaves: they were not, the last time."""
-        return route.provider != SMARTHOST and self._egress.must_look_up(destination)
+        return route.provider not in ("", SMARTHOST) and self._egress.must_look_up(destination)
 
     def _admitted(self, destination: str, route: EgressRoute) -> Admitted | None:
         stopped = self._stopped(destination, route) if self._egress.suspended else None

@@ -297,6 +297,21 @@ def test_a_reply_about_the_sender_is_one_for_all_recipients() -> None:
     assert refused % 50 == 0
 
 
+def test_parts_of_a_message_that_end_together_count_each() -> None:
+    """One message to 500, ten a transaction: each refused transaction is a reply to the rule."""
+    model = ReplyModel([CountedReply(0, None, 0), CountedReply(0, REFUSED, 1, of_sender=True)])
+    rule = ShapingRule(
+        "s", classes=("blocked",), threshold_count=5, threshold_s=7200.0, action="suspend", for_s=7200.0
+    )
+    zones = "default: {connections: 50, connections_per_domain: 50, recipients_per_transaction: 10}"
+    played = Played(
+        big(ProviderLimits(), rules=(rule,)), mail(1, recipients=500), replies=model, zones=zones
+    )
+    changes = [change for found in played.found.paths.changes.values() for change in found]
+    first = min(change.time_ms for change in changes if change.what == "pause")
+    assert first - BEGIN_MS < 1000
+
+
 def test_what_rules_say_of_recipients() -> None:
     """Held and bounced ones are not tried again; a ladder of its own replaces that of the zone."""
     model = ReplyModel([CountedReply(0, None, 0), CountedReply(0, REFUSED, 1, of_sender=True)])

@@ -1,6 +1,6 @@
 """The port of ``egress`` in a simulation: a virtual clock, the mail of simulated zones, and recorded providers. Pure.
 
-``SimulatedEgress`` is the ``SharedEgress`` of all zones of a scenario. EgressLimits, wait lists, source addresses, controller, rules of
+``SimulatedEgress`` is the ``SharedEgress`` of all zones of a scenario. Permits, wait lists, source addresses, controller, rules of
 shaping and warm-up are those of the relay; here is what a prediction shows of them: which limit bound on which path.
 """
 
@@ -75,6 +75,7 @@ class SimulatedEgress(SharedEgress):
         self._domains = domains
         self._providers: dict[str, str] = {}
         self._armed_ms: int | None = None
+        self._transactions = 0  # that have ended
         self.use(
             ProviderTable(settings.providers), settings.pools, settings.controller, ShapingRules(settings.rules)
         )  # fmt: skip
@@ -131,12 +132,14 @@ class SimulatedEgress(SharedEgress):
         self, replies: Sequence[ProviderReply], message: str, now_ms: int
     ) -> tuple[list[Event], Puts]:
         """Let warm-ups and shaping follow ``replies``; there are no events and nothing to store."""
+        # Parts of a message may end at the same time here: each counts.
+        self._transactions += 1
         changes: list[ShapingChange] = []
         for reply in replies if self.warmup else ():
             for each in self.warmup.of(reply.address, reply.provider):
                 each.tried(reply.provider, now_ms)
         for reply in dict.fromkeys(replies):
-            changes += self.engine.reply(reply, message, now_ms)
+            changes += self.engine.reply(reply, str(self._transactions), now_ms)
         self._apply(changes)
         return [], []
 
