@@ -8,7 +8,6 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.values import DAY
 from zonemta_py.config.zones import DestinationTable
-from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import USUAL_POOL, PoolKey
 from zonemta_py.delivery.reports import BounceReporter
 from zonemta_py.egress.sources import LastAttempt, addresses_of, pool_key_after
@@ -120,24 +119,24 @@ def open_queue(
     log = config.events.directory
     try:
         identity = begin_boot(store, access, partial(last_seq, log), partial(newest_message, log))
-    except LocalError:
+        queue = Queue(
+            store,
+            identity,
+            QueueOptions(
+                sync=settings.durability == "sync",
+                window=settings.ready_window,
+                body_cache_bytes=settings.body_cache,
+                poison_after=settings.poison_after,
+                longest_delay_ms=_longest_delay_ms(config),
+            ),
+            destination_of or Destinations(config.zones),
+            reports=reports or BounceReporter(config, hostname, make_router(config)),
+            on_ready=on_ready,
+        )
+        configure_queue(queue, config, make_classifier(config.classify.file))
+    except BaseException:
         store.close()
         raise
-    queue = Queue(
-        store,
-        identity,
-        QueueOptions(
-            sync=settings.durability == "sync",
-            window=settings.ready_window,
-            body_cache_bytes=settings.body_cache,
-            poison_after=settings.poison_after,
-            longest_delay_ms=_longest_delay_ms(config),
-        ),
-        destination_of or Destinations(config.zones),
-        reports=reports or BounceReporter(config, hostname, make_router(config)),
-        on_ready=on_ready,
-    )
-    configure_queue(queue, config, make_classifier(config.classify.file))
     return queue
 
 

@@ -130,7 +130,7 @@ class Destinations:
         self._tables = {name: DestinationTable(zone) for name, zone in zones.items()}
 
     def __call__(self, zone: str, domain: str) -> str:
-        """DEQUEUE_DESTINATION, or the destination of ``domain`` in ``zone`` (``config.destinations``)."""
+        """DEQUEUE_DESTINATION, or the destination of ``domain`` in ``zone`` (``config.zones``)."""
         settings = self._zones.get(zone)
         if settings is None:
             return domain

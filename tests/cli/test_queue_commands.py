@@ -1,5 +1,6 @@
 """``zonemta queue`` on a queue without a relay: how a message is named, exit codes."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,3 +177,20 @@ def test_arguments_that_are_no_utf_8(run: Any, message: str) -> None:
     result = run("hold", "\udcff")
     assert (result.exit_code, "Traceback" in result.output) == (1, False)
     assert "expected arguments in UTF-8" in result.stderr
+
+
+async def put(directory: Path) -> None:
+    async with opened(directory / "queue", clock.now_ms, store="leveldb") as queue:
+        for zone, count in ("a", 1), ("big", 9), ("c", 2):
+            await accept(queue, *[f"r{n}@x.example" for n in range(count)], zone=zone)
+
+
+def test_the_largest_zones_come_first(directory: Path) -> None:
+    """Of three zones the first one by name is not the largest."""
+    path = directory / "zonemta.yaml"
+    path.write_text(
+        "hostname: r.example\nzones: {a: {}, big: {}, c: {}, default: {}}\nqueue: {directory: queue}\n"
+    )
+    asyncio.run(put(directory))
+    result = CliRunner().invoke(main, ["queue", "summary", "--limit", "2", "--json", "-c", str(path)])
+    assert [json.loads(line)["zone"] for line in result.stdout.splitlines()] == ["big", "c"]

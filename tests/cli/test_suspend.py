@@ -107,3 +107,20 @@ def test_a_suspension_lasts_longer_than_nothing(tmp_path: Path, duration: str) -
         2,
         True,
     )
+
+
+async def test_a_mistake_in_the_file_while_the_relay_runs(directory: Path) -> None:
+    """It is no obstacle; a user whose file cannot be found is suspended, with a warning."""
+    async with staged(directory) as stage:
+        config = stage.config(
+            zones={"default": {}, "spare": {}}, processes={"receivers": 0, "senders": 0}
+        )
+        async with relaying(config):
+            assert config.path is not None
+            with Path(config.path).open("a") as file:
+                file.write("bogus: 1\n")
+            found = await zonemta(config, "queue", "summary", "--zone", "spare")
+            assert found.exit_code == 0, found.output
+            found = await zonemta(config, "suspend", "--user", "nobody")
+            assert (found.exit_code, found.stdout) == (0, "suspended user nobody\n")
+            assert "warning: the configuration cannot be read" in found.stderr

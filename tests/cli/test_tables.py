@@ -67,3 +67,19 @@ def test_a_narrow_terminal_has_a_block_for_each_row() -> None:
     assert text.startswith("zone")
     assert text.count("\n\n") == 1
     assert "suspended" not in text, "a column with nothing but zeros"
+
+
+def test_a_long_value_is_continued_below_itself() -> None:
+    """No part of a reply looks like another line of the row."""
+    table = Table(box=None)
+    for title in ("destination", "why"):
+        table.add_column(title)
+    for number in range(8):
+        table.add_column(f"number {number}", justify="right")
+    reply = "unreachable: 450 busy " + "." * 35 + " destination gmail.com " + "." * 35 + " deferred 0"
+    table.add_row("d.example", reply, *["1234567"] * 8)
+    lines = printed(table, 60).splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
+        "destination", "why", *["number"] * 8,
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 60

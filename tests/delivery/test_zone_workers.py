@@ -23,13 +23,22 @@ from zonemta_py.config.load import parse_config
 from zonemta_py.config.values import Percent, Rate, Seconds
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.core import clock
+from zonemta_py.core.model import USUAL_KEY, Attempt
 from zonemta_py.delivery import zone_workers
 from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.worker import LeaseResult, Next, decide_next
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.queue.commit import CommitFuture
-from zonemta_py.queue.format.keys import DEFERRED, SPILL, WAITING, chunk_key, end_of, mark_key
+from zonemta_py.queue.format.keys import (
+    DEFERRED,
+    SPILL,
+    WAITING,
+    chunk_key,
+    end_of,
+    mark_key,
+    waiting_key,
+)
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
@@ -420,3 +429,24 @@ async def test_a_reload_forgets_no_destination_that_failed(directory: Path) -> N
         await queue.suspended.resume("domain:dead.example")
         egress.changed()
         await until(lambda: not everything(queue.store), "all mail")
+
+
+async def test_suspended_mail_that_is_damaged_on_disk_does_not_hold_up_the_sweep(
+    directory: Path,
+) -> None:
+    """It cannot be held: what gives up old mail looks at it once, and ends."""
+    async with staged(directory) as stage:
+        queue, workers = stage.queue, stage.workers
+        with stage.before_the_workers():
+            message = await accept(queue, "x@a.example", tenant="acme")
+            await queue.suspended.suspend("acme", "test")
+            key = waiting_key("default", message, "x@a.example")
+            queue.store.write(queue.store.batch([(key, b"\x08damaged")], sync=False))
+            failure = Attempt("connect", 0, "4.4.1", "no route")
+            place = "default", "a.example"
+            async with asyncio.timeout(scaled(10)):
+                assert await zone_workers.fail_old(queue, workers._worker, place, ZONE, failure)
+                await zone_workers.expire_waiting(
+                    queue, workers._worker, (*place, USUAL_KEY), ZONE, "limit"
+                )
+        assert stage.agents[-1].requests == []

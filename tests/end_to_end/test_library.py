@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,13 +12,18 @@ import zonemta_py
 from tests.kit.deadlines import scaled
 from tests.kit.relay import ONE_PROCESS, empty, ledger, logged_events, staged
 from zonemta_py import NotAccepted, Relay, parse_config
+from zonemta_py.core import clock
+from zonemta_py.delivery.shaper import pace_put
+from zonemta_py.egress.controller import Pace
 from zonemta_py.policies import split_by_domain
+from zonemta_py.queue.commit import CommitFuture, GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.messages import read_message, recipients_of
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.smtp.reports.dsn import FAILURE, SUCCESS
 from zonemta_py.storage.memory import MemoryStore
+from zonemta_py.storage.open import open_store
 
 EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded.py"
 
@@ -146,3 +152,30 @@ async def test_a_store_of_the_program(directory: Path, monkeypatch: pytest.Monke
     async with Relay(parse_config(text, Path("z.yaml")), store=MemoryStore()) as relay:
         await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nhi\n")
         assert not (directory / "var").exists()
+
+
+@pytest.mark.parametrize("age_ms", [0, 36_000_000], ids=["new", "over"])
+async def test_a_reload_where_programs_deliver_all_zones(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, age_ms: int
+) -> None:
+    """A pace of an earlier configuration is stored: no zone asks for it, and a reload reads files in a thread."""
+    text = f"hostname: relay.example\nlisteners: []\nadmin: {{address: null}}\nqueue: {{directory: {directory}/queue, min_free_disk: 1MiB}}\n"
+    text += f"events: {{directory: {directory}/events}}\nzones: {{default: {{transport: dequeue}}}}\n"
+    config, threads = parse_config(text, directory / "z.yaml"), set[str]()
+    async with Relay(config):
+        pass
+    store = open_store(config.queue)
+    pace = Pace(2, 1, 10, 20, 1000, clock.now_ms() - age_ms, 0, "421 too many")
+    store.write(store.batch([pace_put(("big", "192.0.2.1"), pace)], sync=True))
+    store.close()
+    submit = GroupCommit.submit
+
+    def noted(commits: GroupCommit, batch: WriteBatch) -> CommitFuture:
+        threads.add(threading.current_thread().name)
+        return submit(commits, batch)
+
+    monkeypatch.setattr(GroupCommit, "submit", noted)
+    async with Relay(config) as relay:
+        changed = await relay.reload(parse_config(f"{text}shutdown_grace: 7s\n", directory / "z.yaml"))
+    assert changed == ["shutdown_grace"]
+    assert threads == {threading.main_thread().name}

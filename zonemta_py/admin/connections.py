@@ -2,7 +2,7 @@
 
 A connection without a request under way holds its place only while there are others: when all are taken, the newest
 client gets the place of the one who has most of such connections. Requests under way have shares of their own
-(``shares.py``), which leave places.
+(``Shares``), which leave places.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from zonemta_py.admin.suspensions import address_of, known_name
 from zonemta_py.core.codec import UNSET, Unset
 from zonemta_py.core.errors import LocalError
 
-# ---- Paths from an address to a provider, as ``egress_view`` makes their rows: which of them needs attention. Pure.
+# ---- Paths from an address to a provider, as ``delivery.egress_operator`` makes their rows: which of them needs attention. Pure.
 
 
 def attention(row: Row) -> tuple[int, int, str, str]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
@@ -206,7 +207,7 @@ def fitted(table: "Table", width: int) -> "Table | str":
     if _least_width(columns) > width:
         columns = [each for each in columns if any(str(cell) not in ("", "0") for cell in each._cells)]
         if _least_width(columns) > width:
-            blocks = _blocks(columns)
+            blocks = _blocks(columns, width)
             return f"{table.title}\n\n{blocks}" if table.title else blocks
     table.columns, table.padding = columns, (0, 1, 0, 0)
     for column in columns:
@@ -230,9 +231,11 @@ def _least_width(columns: "Sequence[Column]") -> int:
     return sum(widths) + len(widths) - 1
 
 
-def _blocks(columns: "Sequence[Column]") -> str:
+def _blocks(columns: "Sequence[Column]", width: int) -> str:
+    """A block for each row: a line for each value, continued below it, so that no value looks like another line."""
     titles = [str(column.header) for column in columns]
     most = max(map(len, titles), default=0)
+    fill = TextWrapper(max(width, most + NAME_WIDTH), subsequent_indent=" " * (most + 2)).fill
     blocks = []
     for cells in zip(*(column._cells for column in columns), strict=True):
         shown = [
@@ -240,7 +243,7 @@ def _blocks(columns: "Sequence[Column]") -> str:
             for title, cell in zip(titles, cells, strict=True)
             if str(cell) not in ("", "0")
         ]
-        blocks.append("\n".join(f"{title:<{most}}  {cell}" for title, cell in shown))
+        blocks.append("\n".join(fill(f"{title:<{most}}  {cell}") for title, cell in shown))
     return "\n\n".join(blocks)
 
 

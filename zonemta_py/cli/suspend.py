@@ -76,6 +76,10 @@ def _check_user(config_path: Path, name: str) -> None:
     try:
         config = read_config(config_path)
     except ConfigError:  # a running relay has an earlier one
+        click.echo(
+            f"warning: the configuration cannot be read, so it is not known if there is a user '{name}'",
+            err=True,
+        )
         return
     from zonemta_py.intake.users import read_entries  # hashes are not for the start of every command
 

@@ -66,7 +66,7 @@ COLUMNS = {  # and their headings, short enough for a terminal of 80 columns
     "attempts": "tried", "delivered": "deliv", "deferred": "defer", "bounced": "bounc", "sessions": "sess",
     "p50_ms": "p50ms", "p95_ms": "p95ms", "queued": "queued", "suspended": "susp",
 }  # fmt: skip
-TURN_ORDERS = tuple(COLUMNS)
+ORDERS = tuple(COLUMNS)
 HELP = "z zones  d destinations  t tenants  a addresses  1 5 6: minutes (1, 5, 60)  o order  / filter  enter open  q quit"
 ROWS_MAX = 200
 
@@ -95,7 +95,7 @@ class Screen:
         elif key in WINDOWS:
             self.minutes = WINDOWS[key]
         elif key == "o":
-            self.order = (self.order + 1) % len(TURN_ORDERS)
+            self.order = (self.order + 1) % len(ORDERS)
         elif key == "/":
             self.is_typing, self.filter, self.opened = True, "", ""
         elif key in ("up", "k"):
@@ -124,7 +124,7 @@ class Screen:
         found = [row for row in rows if self.filter.lower() in row["name"].lower()]
         if self.opened:
             found = [row for row in found if row["name"] == self.opened]
-        return sorted(found, key=lambda row: (-row[TURN_ORDERS[self.order]], -row["queued"]))
+        return sorted(found, key=lambda row: (-row[ORDERS[self.order]], -row["queued"]))
 
 
 def merged(rows: list[Row], queued: dict[str, tuple[int, int]]) -> list[Row]:

@@ -114,6 +114,7 @@ async def expire_waiting(
 
 def _leases(queue: Queue, place: Place, settings: Zone, pool_key: PoolKey) -> Iterator[Lease]:
     """The leases of a destination, each after the end of the one before; damaged messages are left alone."""
+    front = b""
     while True:
         try:
             lease = queue.lease(*place, settings.recipients_per_transaction, pool_key)
@@ -122,6 +123,12 @@ def _leases(queue: Queue, place: Place, settings: Zone, pool_key: PoolKey) -> It
             continue
         if lease is None:
             return
+        if (
+            lease.recipients[0].key == front
+        ):  # it is to be held, and damaged on disk: it is in front again
+            queue.release(lease)
+            return
+        front = lease.recipients[0].key
         yield lease
 
 

@@ -20,7 +20,7 @@ from zonemta_py.smtp.verdict import Phase
 class Recipient(NamedTuple):
     """A recipient of the message; ``address`` identifies it in ``dispose``.
 
-    ``orcpt`` and ``notify`` are the parameters of RFC 3461; ``notify`` holds flags of ``smtp.dsn_params``,
+    ``orcpt`` and ``notify`` are the parameters of RFC 3461; ``notify`` holds flags of ``smtp.reports.dsn``,
     0 without the parameter. ``attempts`` counts earlier delivery attempts.
     """
 

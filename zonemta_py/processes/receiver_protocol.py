@@ -16,7 +16,7 @@ from zonemta_py.queue.submitters.limits import LimitedClient, Use
 class Welcome(Struct, frozen=True, array_like=True, tag=1):
     """To a receiver, first: what its message ids are made of. They are greater than ``last_id``.
 
-    ``worker`` is its worker index in them (see ``queue.format.ids``).
+    ``worker`` is its worker index in them (see ``queue.format.keys.MessageIds``).
     """
 
     node: str

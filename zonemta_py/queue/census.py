@@ -1,7 +1,7 @@
 """The census: how many recipients a queue has, by zone, destination and state, tenant, campaign and age.
 
 Batches say what they change (``WriteBatch.count``), and the census applies it in the moment in which they are
-on disk, so that it agrees with the keys between two groups. After a start, ``census_scan.py`` counts the recipients
+on disk, so that it agrees with the keys between two groups. After a start, ``CensusScan`` counts the recipients
 of earlier boots; until it has reached a message, what happens to that message is not counted.
 
 Tables are bounded: names beyond the limit are counted together as OTHER. Sums stay exact, and all is exact

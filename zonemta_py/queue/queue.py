@@ -2,7 +2,7 @@
 
     open_message · accept · abort · lease · start · settle · release
 
-An operator's changes are in ``operator``.
+An operator's changes are in ``upkeep.operator``.
 
 ``settle`` carries the outcomes of one transaction (delivered, deferred, bounced, expired) in one batch,
 because they are one transition (decision 4). Verbs are plain ``def``; the future they return is done when

@@ -186,6 +186,7 @@ class DeliveryService:
         self.channels = Channels(self._context, get_running_loop(), all_zones=False)
         for name, zone in self._context.config.zones.items():
             self._add_zone(name, zone)
+        self._context.egress.arm()  # it is made on the loop, also if no zone asks: a reload reads it in a thread
         self._tasks.start(self._sweep(), "limits of providers")
 
     async def _sweep(self) -> None:

@@ -1,5 +1,6 @@
 """``zonemta queue summary`` and ``shape``: how much is queued, by zone, destination, tenant, state and age."""
 
+from heapq import nlargest
 from pathlib import Path
 
 import click
@@ -27,6 +28,7 @@ from zonemta_py.cli.common import (
     reports_errors,
     zone_option,
 )
+from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.model import AGES_MIN, STATES
 from zonemta_py.core.text import ago, no_such, time_left
 
@@ -89,9 +91,11 @@ def summary(
     }
     rows = list(rows_of(config_path, requests[by], relay_only=troubled))
     if by == "zone":
-        rows = [row for row in rows if zone in (None, row["zone"])][:limit]
-        if zone is not None and not rows and zone not in (zones := read_config(config_path).zones):
-            fail(no_such("zone", zone, zones), EXIT_USAGE)
+        rows = [row for row in rows if zone in (None, row["zone"])]
+        if limit is not None:
+            rows = nlargest(limit, rows, key=lambda row: sum(row[state] for state in STATES))
+        if zone is not None and not rows:
+            _check_zone(config_path, zone)
     if as_json:
         for row in rows:
             print_json(row)
@@ -99,6 +103,16 @@ def summary(
         echo("no destination has trouble" if troubled else NOTHING[by])
     else:
         {"zone": _print_zones, "destination": _print_destinations, "tenant": _print_tenants}[by](rows)
+
+
+def _check_zone(config_path: Path, zone: str) -> None:
+    """Exit with a usage error for a zone that the file does not have; a file with a mistake is no obstacle while a relay runs."""
+    try:
+        zones = read_config(config_path).zones
+    except ConfigError:
+        return
+    if zone not in zones:
+        fail(no_such("zone", zone, zones), EXIT_USAGE)
 
 
 def _print_zones(rows: list[Row]) -> None:

@@ -105,7 +105,7 @@ def parse_variants(text: str) -> tuple[tuple[str, float], ...]:
 def arrange_rows(
     suppression: Suppression | None, selection: Selection, case_sensitive: bool
 ) -> Callable[[DataFrame], DataFrame]:
-    """The rows of ``normalise_rows`` as ``classify_blocks`` needs them: equal addresses together, in the order of the list.
+    """The rows of ``normalise_rows`` as the classification needs them: equal addresses together, in the order of the list.
 
     Adds ``digest`` (of the address, without regard to case unless ``case_sensitive``), ``suppressed`` (the reason, or null), and
     ``apart`` with ``apart_why`` (the kind of a row that ``selection`` leaves out, or null).

@@ -139,7 +139,7 @@ class RecipientRecord(NamedTuple):
     reply. ``flow``: the queue among others of its destination; its first part, which FLOW_SEPARATOR ends, is
     TENANT_FLOW and the tenant, else the user, else the address of the client; the second is the user in a
     tenant, or without a user the domain of the sender; the last URGENT_FLOW or NONURGENT_FLOW, if it has that priority.
-    ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received. ``source``: from which address the
+    ``notify``: flags of ``smtp.reports.dsn``; ``orcpt``: the parameter as received. ``source``: from which address the
     last attempt was made; ``reply_class``: the class of its reply. ``held_by``: the tenant that holds it by a token of its
     own, which may release it; empty for every other reason. ``blocked``: how many attempts were refused for good because of our address.
     """

@@ -47,7 +47,7 @@ class Notice(NamedTuple):
 def read_notices(data: bytes, senders: Iterable[str] = ()) -> list[Notice]:
     """A notice for each recipient of the report in ``data``; none if ``data`` is not a report.
 
-    ``senders`` are the relay's envelope senders whose VERP forms (``verp.expand``) are recognised.
+    ``senders`` are the relay's envelope senders whose VERP forms (``smtp.address.expand_verp``) are recognised.
     """
     if not is_bounded(data):
         return []
