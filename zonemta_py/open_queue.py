@@ -113,22 +113,15 @@ def open_queue(
 
     ``store``: an open store instead of the configured one. ``standby`` and ``access``: see ``open_store``.
     """
-    settings = config.queue
     hostname = config.hostname or socket.getfqdn()
-    store = store or open_store(settings, standby=standby, access=access)
+    store = store or open_store(config.queue, standby=standby, access=access)
     log = config.events.directory
     try:
         identity = begin_boot(store, access, partial(last_seq, log), partial(newest_message, log))
         queue = Queue(
             store,
             identity,
-            QueueOptions(
-                sync=settings.durability == "sync",
-                window=settings.ready_window,
-                body_cache_bytes=settings.body_cache,
-                poison_after=settings.poison_after,
-                longest_delay_ms=_longest_delay_ms(config),
-            ),
+            _queue_options(config),
             destination_of or Destinations(config.zones),
             reports=reports or BounceReporter(config, hostname, make_router(config)),
             on_ready=on_ready,
@@ -145,6 +138,17 @@ def configure_queue(queue: Queue, config: Config, classifier: ReplyClassifier) -
     queue.classifier = classifier
     queue.limits.configure(limit_rules(config.tenants, config.limits))
     queue.windows.set_pools(mail_pools(config))
+
+
+def _queue_options(config: Config) -> QueueOptions:
+    settings = config.queue
+    return QueueOptions(
+        sync=settings.durability == "sync",
+        window=settings.ready_window,
+        body_cache_bytes=settings.body_cache,
+        poison_after=settings.poison_after,
+        longest_delay_ms=_longest_delay_ms(config),
+    )
 
 
 def _longest_delay_ms(config: Config) -> int:
