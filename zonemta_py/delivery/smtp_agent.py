@@ -325,9 +325,8 @@ class SmtpAgent:
             # A peer may close an idle session at any time: that is no failure of the endpoint. Nor is it one
             # to close it at a certain number of recipients, or when it gets pipelined commands.
             was_stale = reused and closed
-            retry_endpoint = was_stale or (
-                closed and (session.recipients_max is not None or session.withdrawn != withdrawn)
-            )
+            is_limit = session.recipients_max is not None or session.withdrawn != withdrawn
+            retry_endpoint = was_stale or (closed and is_limit)
             if session.broke_pipelining:
                 at = (endpoint.ip, endpoint.port)
                 self._resources.peers.pipelining_broke(at, clock.monotonic_s())
