@@ -375,7 +375,9 @@ async def test_one_message_beside_others(directory: Path, processes: int) -> Non
                     reply = await submit(relay, message)
                     assert reply.startswith("250" if field.startswith(b"From") else "550 5.6.0"), reply
             done.set()
-            assert max(await watched) < scaled(1)
+            loop_s, *dialogues_s = await watched
+            assert loop_s < scaled(1)
+            assert max(dialogues_s) < scaled(5)  # several processes share the machine with other tests
             assert before == (pool.pids if pool is not None else []), "a receiver was killed"
 
 
