@@ -37,11 +37,12 @@ class SenderRules:
 
     def __init__(self, tenants: Tenants, *, any_sender: bool) -> None:
         self.tenants = tenants
+        self._has_tenants = bool(tenants)  # each message asks
         self._any_sender = any_sender
 
     def trusts(self, client_ip: str) -> bool:
         """True if the client is in a network of a tenant."""
-        return bool(self.tenants) and self.tenants.of_address(client_ip) is not None
+        return self._has_tenants and self.tenants.of_address(client_ip) is not None
 
     def is_host_of(self, tenant: str, client_ip: str) -> bool:
         """True if the client is in a network of ``tenant``, or that is empty. The address may be that of a proxy of many."""
@@ -53,7 +54,7 @@ class SenderRules:
 
         Raises NotAccepted when it has to be one of a tenant and is not.
         """
-        if not self.tenants:
+        if not self._has_tenants:
             return ""
         tenant = self.tenants.of(user, client_ip)
         if tenant is not None:
