@@ -1,0 +1,170 @@
+"""What a seed decides: receivers, limits and retries of the relay, clients, operators, restarts and kills."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple
+
+from zonemta_py.sink.script import Rule, Step
+
+GREYLISTED = "451 4.7.1 greylisted, try again"
+BLOCKED = "550 5.7.1 Service unavailable; client host blocked using a list"
+WITH_PIPELINING = ("PIPELINING", "8BITMIME", "SIZE 1000000", "DSN")
+WITHOUT = ("8BITMIME", "SIZE 1000000")
+SENDERS = ("s@x.example", "ann@acme.example", "bob@globex.example", "")
+ANSWERING_S = (
+    6 * 3600.0
+)  # within which all mail must have ended, behind the last action: it is given up after 3 h
+
+
+def _dropped(r: Random) -> list[Rule]:
+    step = r.choice([Step.MAIL, Step.RCPT, Step.DATA, Step.DOT])
+    return [Rule(step, drop=True, times=r.randint(1, 4))]
+
+
+def _stalled(r: Random) -> list[Rule]:
+    step = r.choice([Step.CONNECT, Step.MAIL, Step.RCPT, Step.DOT])
+    return [Rule(step, stall_s=r.choice([5.0, 100.0, 700.0, 4000.0]), times=r.randint(1, 3))]
+
+
+def _crowded(r: Random) -> list[Rule]:
+    limit = Rule(Step.RCPT, reply="452 4.5.3 too many recipients", after=r.randint(1, 3))
+    return [limit, Rule(Step.DOT, reply="451 4.3.0 queue full", times=r.randint(1, 2))]
+
+
+def _refused_at_dot(r: Random) -> list[Rule]:
+    reply = r.choice(["554 5.6.0 no", "452 4.2.2 full", "421 4.3.2 bye"])
+    return [Rule(Step.DOT, reply=reply, times=r.randint(1, 3))]
+
+
+RECEIVERS: dict[str, Callable[[Random], list[Rule]]] = {
+    "usual": lambda r: [],
+    "greylisting": lambda r: [Rule(Step.RCPT, reply=GREYLISTED, times=r.randint(1, 3))],
+    "deferring": lambda r: [Rule(Step.RCPT, reply="451 4.3.0 later", times=r.randint(1, 6))],
+    "refusing": lambda r: [Rule(Step.RCPT, recipient="u*1@*", reply="550 5.1.1 no such user")],
+    "cutting": _dropped,
+    "silent": _stalled,
+    "crowded": _crowded,
+    "refusing at the dot": _refused_at_dot,
+    "blocking": lambda r: [Rule(Step.MAIL, reply=BLOCKED, times=r.randint(1, 5))],
+    "busy": lambda r: [Rule(Step.CONNECT, reply="421 4.3.2 busy", session=n) for n in range(1, r.randint(2, 6))],
+    "full sessions": lambda r: [
+        Rule(Step.MAIL, reply="421 4.7.0 too many messages in this session", session=n) for n in range(1, 9, 2)
+    ],
+}  # fmt: skip
+OPERATIONS = ("restart", "kill", "kill", "flush", "reload", "suspend")
+
+
+class Receiver(NamedTuple):
+    """A host of a domain."""
+
+    domain: str
+    kind: str
+    rules: Sequence[Rule]
+    extensions: tuple[str, ...]
+
+
+class Mail(NamedTuple):
+    """A message of a client. ``key``: its submission key; ``again``: it is submitted twice."""
+
+    number: int
+    sender: str
+    recipients: Sequence[str]
+    data: bytes
+    key: str
+    again: bool
+
+
+class Action(NamedTuple):
+    """What happens at ``at_s``: a message, or an operation, which ``name`` may concern for ``for_s``."""
+
+    at_s: float
+    what: str
+    mail: Mail | None = None
+    name: str = ""
+    for_s: float = 0.0
+    turns: int = 0  # of the loop, before a kill
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``zone`` and ``changes``: of the configuration. ``limits``: of the provider of the first domain; none if empty."""
+
+    receivers: Sequence[Receiver]
+    two_hosts: bool  # two.example has the first two receivers as its MX hosts
+    zone: dict[str, Any]
+    changes: dict[str, Any]
+    limits: dict[str, Any]
+    store: str
+    actions: Sequence[Action]
+
+
+def _mail(r: Random, number: int, domains: Sequence[str]) -> Mail:
+    own = domains[number % len(domains)]
+    recipients = [
+        f"u{number}_{n}@{r.choice(domains) if r.random() < 0.5 else own}"
+        for n in range(r.choice([1, 1, 1, 2, 5, 20]))
+    ]
+    text = f"Subject: message {number}\r\nFrom: s@x.example\r\n\r\nbody {number}\r\n".encode()
+    text += b"." * r.randint(0, 3) + b"x" * r.choice([0, 10, 5000]) + b"\r\n"
+    key = f"key-{number}" if r.random() < 0.3 else ""
+    return Mail(number, r.choice(SENDERS), recipients, text, key, bool(key) and r.random() < 0.5)
+
+
+def _operation(r: Random, span_s: float, domains: Sequence[str]) -> Action:
+    return Action(
+        r.uniform(0, span_s * 1.5 + 60),
+        r.choice(OPERATIONS),
+        name=r.choice([f"domain:{r.choice(domains)}", "zone:default"]),
+        for_s=r.uniform(1, 1800),
+        turns=r.randint(0, 60),
+    )
+
+
+def make(seed: int) -> Scenario:
+    """The scenario of ``seed``."""
+    r = Random(seed)
+    receivers = []
+    for n in range(r.randint(2, 6)):
+        kind = r.choice([*RECEIVERS, "usual"])
+        extensions = WITH_PIPELINING if r.random() < 0.6 else WITHOUT
+        receivers.append(Receiver(f"d{n}.example", kind, RECEIVERS[kind](r), extensions))
+    two_hosts = r.random() < 0.4
+    domains = [each.domain for each in receivers] + ["two.example"] * two_hosts
+    domains += ["none.example"] * (r.random() < 0.3)
+    changes: dict[str, Any] = {}
+    if r.random() < 0.4:
+        changes["pools"] = {"default": [{"address": "127.0.0.1"}, {"address": "127.0.0.2"}]}
+    if r.random() < 0.5:
+        changes["tenants"] = {
+            name: {"users": [user], "domains": [f"{name}.example"]}
+            for name, user in (("acme", "ann"), ("globex", "bob"))
+        }
+    choices = {
+        "sessions": r.randint(1, 2),
+        "rate": r.choice(["6/1m", "30/1m", "2/1s"]),
+        "messages_per_session": r.randint(1, 5),
+    }
+    limits = {name: value for name, value in choices.items() if r.random() < 0.4}
+    span_s = r.choice([10.0, 600.0, 3600.0])
+    actions = [
+        Action(r.uniform(0, span_s), "mail", _mail(r, n, domains)) for n in range(r.randint(5, 60))
+    ]
+    actions += [_operation(r, span_s, domains) for _ in range(r.randint(0, 6))]
+    return Scenario(
+        receivers,
+        two_hosts,
+        zone={
+            "retry": {
+                "delays": r.choice([["1m"], ["5m", "30m"], ["30s", "2m", "10m"]]),
+                "give_up_after": r.choice(["1h", "3h"]),
+            },
+            "connections": r.randint(1, 8),
+            "connections_per_domain": r.randint(1, 4),
+            "recipients_per_transaction": r.choice([1, 2, 10, 50]),
+        },
+        changes=changes,
+        limits=limits,
+        store=r.choice(["leveldb", "filesystem"]),
+        actions=sorted(actions, key=lambda each: each.at_s),
+    )

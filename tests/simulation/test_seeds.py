@@ -1,0 +1,30 @@
+"""A few seeds in virtual time; ``python -m tests.simulation --seeds 1-1000`` plays more."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.kit.deadlines import scaled
+
+SEEDS = range(1, 13)
+
+
+def played(seeds: str) -> list[str]:
+    """The lines of the seeds: number, result, digest."""
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", seeds]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=scaled(400))
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return [line.partition(" messages=")[0] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(scaled(450))
+def test_seeds() -> None:
+    """Every recipient has one outcome, receivers have what was said, nothing is left, whatever fails and is killed."""
+    assert len(played(f"{SEEDS[0]}-{SEEDS[-1]}")) == len(SEEDS)
+
+
+@pytest.mark.timeout(scaled(450))
+def test_the_same_seed_gives_the_same_events() -> None:
+    """With the same times, in two processes."""
+    assert played("12-13") == played("12-13")
