@@ -51,7 +51,7 @@ class Player:
     relay: Relay = field(init=False)
     accepted: list[Mail] = field(default_factory=list)
     suspended: list[tuple[float, str]] = field(default_factory=list)  # until when
-    lives: int = 0
+    kills: int = 0
 
     def _config(self) -> Config:
         changes = dict(self.scenario.changes)
@@ -107,8 +107,8 @@ class Player:
     async def _kill(self, turns: int) -> None:
         for _ in range(turns):
             await asyncio.sleep(0)
-        self.lives += 1
-        place = self.stage.directory / f"life-{self.lives}"
+        self.kills += 1
+        place = self.stage.directory / f"relay-{self.kills}"
         for name in ("queue", "events"):
             if (self.place / name).exists():
                 shutil.copytree(self.place / name, place / name, symlinks=True, ignore=NOT_COPIED)
@@ -160,7 +160,7 @@ class Player:
         yield from (f"two outcomes: {each}" for each in history.repeated)
 
     def records(self) -> list[dict[str, Any]]:
-        """The event log of the last life."""
+        """The event log of the last relay."""
         segments = sealed_segments(self.place / "events")
         return [record for path in segments for record in read_segment(path)]
 
@@ -175,7 +175,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
         if scenario.two_hosts:
             records["two.example"] = {"MX": ["10 mx.d0.example.", "20 mx.d1.example."]}
         stage.names.records = records
-        player = Player(scenario, stage, directory / "life-0")
+        player = Player(scenario, stage, directory / "relay-0")
         await player.begin()
         began_s = loop.time()
         for action in scenario.actions:
