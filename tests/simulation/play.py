@@ -27,6 +27,7 @@ from zonemta_py.queue.upkeep.operator import Operator
 
 OUTCOMES = ("delivered", "bounced", "expired", "lapsed", "deleted")
 LOOK_EVERY_S = 30.0
+RESOLVER_TIMEOUT = "20s"  # c-ares counts it in real time: a busy machine must not change what happens
 # Of a relay that was killed; a copy of the queue has a lock of its own.
 NOT_COPIED = shutil.ignore_patterns("relay.pid", "*.sock", "LOCK")
 
