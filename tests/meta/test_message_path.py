@@ -42,7 +42,7 @@ class Passed(NamedTuple):
 class Trace:
     """The calls of the package's functions, on the loop.
 
-    A coroutine that goes on after a wait is not called again: how often it must wait depends on the order in which answers come.
+    A coroutine that continues after a wait is not counted again: the number of waits depends on the order of the answers.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Plays a scenario on the real relay, and judges what became of each recipient.
 
-A kill copies the directories of queue and event log between two turns of the loop, when all that was written is there, and
-goes on with a relay on the copy: what the relay before did since is lost to it.
+A kill copies the directories of the queue and of the event log between two turns of the loop, when all that was written is
+there, and starts a relay on the copy. The new relay knows nothing of what the killed one did after that.
 """
 
 import asyncio
