@@ -89,14 +89,14 @@ def _mixed(state: Words) -> Words:
 def _stripes(data: npt.NDArray[np.uint8], at: Numbers, ends: Numbers) -> tuple[Words, Numbers]:
     """The state after all blocks of 32 bytes, and where they end."""
     seed = np.uint64(SEED)
-    flows = [np.full(len(at), each) for each in (seed + _P1 + _P2, seed + _P2, seed, seed - _P1)]
+    accumulators = [np.full(len(at), each) for each in (seed + _P1 + _P2, seed + _P2, seed, seed - _P1)]
     while len(rows := np.flatnonzero(at + 32 <= ends)):
-        for number, flow in enumerate(flows):
-            flow[rows] = _round(flow[rows], _word(data, at[rows] + 8 * number, 8))
+        for number, accumulator in enumerate(accumulators):
+            accumulator[rows] = _round(accumulator[rows], _word(data, at[rows] + 8 * number, 8))
         at[rows] += 32
-    state = sum((_rotated(flow, turn) for flow, turn in zip(flows, (1, 7, 12, 18), strict=True)), np.zeros(len(at), np.uint64))  # fmt: skip
-    for flow in flows:
-        state = (state ^ _round(np.zeros(len(at), np.uint64), flow)) * _P1 + _P4
+    state = sum((_rotated(accumulator, turn) for accumulator, turn in zip(accumulators, (1, 7, 12, 18), strict=True)), np.zeros(len(at), np.uint64))  # fmt: skip
+    for accumulator in accumulators:
+        state = (state ^ _round(np.zeros(len(at), np.uint64), accumulator)) * _P1 + _P4
     return state, at
 
 

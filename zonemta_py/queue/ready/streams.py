@@ -234,10 +234,10 @@ class SubmitterQueues:
 
     def _take(self, pool: _PoolStreams, limit: int, turns: list[Stream]) -> list[QueuedRecipient]:
         """One turn of the next stream in ``pool``."""
-        name, stream = pool.streams.popitem(last=False)
-        turns.append(name)
-        rank = min(stream.by_rank)
-        flows = stream.by_rank[rank]
+        stream, found = pool.streams.popitem(last=False)
+        turns.append(stream)
+        rank = min(found.by_rank)
+        flows = found.by_rank[rank]
         flow_name, flow = flows.popitem(last=False)
         before = len(flow)
         taken: list[QueuedRecipient] = []
@@ -245,17 +245,17 @@ class SubmitterQueues:
             recipient = flow.popleft()
             if not recipient.withdrawn:
                 taken.append(recipient)
-        self._add(pool, name, len(flow) - before)
+        self._add(pool, stream, len(flow) - before)
         if flow:
             flows[flow_name] = flow
         elif not flows:
-            del stream.by_rank[rank]
-        if stream.by_rank:
+            del found.by_rank[rank]
+        if found.by_rank:
             self._last_turn += 1
-            stream.turn = self._last_turn
-            pool.streams[name] = stream
-            if self._weights and taken and self._has_another_turn(pool, name):
-                self._is_next(pool, name, stream)
+            found.turn = self._last_turn
+            pool.streams[stream] = found
+            if self._weights and taken and self._has_another_turn(pool, stream):
+                self._is_next(pool, stream, found)
         return taken
 
     def _has_another_turn(self, pool: _PoolStreams, stream: Stream) -> bool:
