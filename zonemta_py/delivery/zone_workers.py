@@ -123,10 +123,8 @@ def _leases(queue: Queue, place: Place, settings: Zone, pool_key: PoolKey) -> It
             continue
         if lease is None:
             return
-        if (
-            lease.recipients[0].key == front
-        ):  # it is to be held, and damaged on disk: it is in front again
-            queue.release(lease)
+        if lease.recipients[0].key == front:
+            queue.release(lease)  # it was to be held, and is damaged on disk: it is in front again
             return
         front = lease.recipients[0].key
         yield lease
