@@ -33,7 +33,7 @@ NEW = "127.0.0.31"
 GONE = "0" * 24
 COUNTED = (
     "_ms|_s|fsyncs|transitions|compactions|seq|position|exported|older_than|sessions|sessions_in|sessions_out|idle|provider_sessions"
-    "|body_bytes|bytes|size_bytes|wait_s|used|chunks|attempts_per_s"
+    "|body_bytes|bytes|size_bytes|wait_s|used|chunks|attempts_per_s|step"
 )
 WORDS = (
     (r"[0-9a-f]{24}", "ID"),
