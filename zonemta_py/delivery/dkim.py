@@ -155,13 +155,9 @@ class Signer:
         """Use new settings, keys and tenants; cached signatures are dropped."""
         self._settings = settings
         self._keys = keys
+        self.signs = bool(keys)  # mail of any domain is signed; asked of each message
         self._tenants = tenants
         self._signed: OrderedDict[str, _Signed | asyncio.Future[None]] = OrderedDict()
-
-    @property
-    def signs(self) -> bool:
-        """True if there is a key for any domain."""
-        return bool(self._keys)
 
     async def signatures(
         self, message: str, header: bytes, body_hash: Callable[[], Awaitable[bytes]], tenant: str

@@ -67,11 +67,7 @@ class MessageScanner:
         """Use the configuration of a reload for messages that begin from now on."""
         self._settings = config.intake.scan
         self._exempt = frozenset(name for name, each in config.tenants.items() if not each.scan)
-
-    @property
-    def is_on(self) -> bool:
-        """True if any message is scanned."""
-        return self._settings.rspamd is not None
+        self.is_on = self._settings.rspamd is not None  # any message is scanned; asked of each
 
     def begin(self, envelope: ScannedEnvelope) -> Scan | None:
         """Scan a message."""
