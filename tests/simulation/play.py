@@ -7,27 +7,36 @@ there, and starts a relay on the copy. The new relay knows nothing of what the k
 import asyncio
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, cast
 
 import yaml
 
 from tests.kit.queue import everything, problems
-from tests.kit.relay import ONE_PROCESS, Stage, staged
-from tests.simulation.scenario import ANSWERING_S, Action, Mail, Scenario
+from tests.kit.relay import ONE_PROCESS, Stage
+from tests.simulation.clients import SmtpClient, Submission
+from tests.simulation.network import Address, Conditions, Network, drawn
+from tests.simulation.scenario import ANSWERING_S, Action, Receiver, Scenario
+from tests.simulation.virtual import VirtualLoop
 from zonemta_py import NotAccepted, Relay
 from zonemta_py.config.schema import Config
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
+from zonemta_py.sink.script import Script, load_script
+from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_limits import LimitName
 
 OUTCOMES = ("delivered", "bounced", "expired", "lapsed", "deleted")
 LOOK_EVERY_S = 30.0
-RESOLVER_TIMEOUT = "20s"  # c-ares counts it in real time: a busy machine must not change what happens
+RESOLVER = {"nameservers": ["127.0.0.1:53"], "timeout": "5s"}
+ENDING_S = 60.0  # for the QUIT of sessions
+SLACK = "500ms"  # of a limit: by which the delays of two messages differ
 # Of a relay that was killed; a copy of the queue has a lock of its own.
 NOT_COPIED = shutil.ignore_patterns("relay.pid", "*.sock", "LOCK")
 
@@ -39,6 +48,9 @@ class Result:
     faults: list[str]
     digest: str
     messages: int
+    events: Counter[str]
+    connections: int
+    failed_connections: int
     virtual_s: float
 
 
@@ -48,10 +60,15 @@ class Player:
 
     scenario: Scenario
     stage: Stage
+    network: Network
     place: Path
+    r: Random
     relay: Relay = field(init=False)
-    accepted: list[Mail] = field(default_factory=list)
+    client: SmtpClient = field(init=False)
+    submissions: list[Submission] = field(default_factory=list)
+    submitting: list[asyncio.Task[None]] = field(default_factory=list)
     suspended: list[tuple[float, str]] = field(default_factory=list)  # until when
+    began_s: list[float] = field(default_factory=list)  # each relay
     kills: int = 0
 
     def _config(self) -> Config:
@@ -68,20 +85,29 @@ class Player:
         }
         return self.stage.config(
             processes=ONE_PROCESS, zones={"default": self.scenario.zone}, queue=queue, shutdown_grace="1s",
-            events={"directory": str(self.place / "events")}, **changes,
+            events={"directory": str(self.place / "events")}, resolver=RESOLVER, **changes,
         )  # fmt: skip
 
     async def begin(self) -> None:
         """Start a relay."""
+        self.began_s.append(asyncio.get_running_loop().time())
         self.relay = Relay(self._config())
         await self.relay.start()
+        self.client.port = self.relay.addresses[0].port
 
     async def act(self, action: Action) -> None:
         """Do what the scenario says at this time."""
         match action.what:
             case "mail":
                 assert action.mail is not None
-                await self._submit(action.mail)
+                submission = Submission(action.mail)
+                self.submissions.append(submission)
+                for _ in range(1 + action.mail.again):
+                    if action.mail.by_smtp:
+                        work = self.client.submit(submission)
+                        self.submitting.append(asyncio.create_task(work))
+                    else:
+                        await self._enqueue(submission)
             case "restart":
                 await self.relay.stop()
                 await self.begin()
@@ -96,14 +122,14 @@ class Player:
                 await self.relay.queue.suspended.suspend(action.name, "simulation")
                 self.suspended.append((action.at_s + action.for_s, action.name))
 
-    async def _submit(self, mail: Mail) -> None:
+    async def _enqueue(self, submission: Submission) -> None:
+        mail = submission.mail
         options: Any = {"key": mail.key} if mail.key else {}
         try:
-            for _ in range(1 + mail.again):
-                await self.relay.enqueue(mail.sender, mail.recipients, mail.data, **options)
+            await self.relay.enqueue(mail.sender, mail.recipients, mail.data, **options)
         except NotAccepted:
             return  # a tenant's address, or a suspended one
-        self.accepted.append(mail)
+        submission.accepted += 1
 
     async def _kill(self, turns: int) -> None:
         for _ in range(turns):
@@ -113,6 +139,7 @@ class Player:
         for name in ("queue", "events"):
             if (self.place / name).exists():
                 shutil.copytree(self.place / name, place / name, symlinks=True, ignore=NOT_COPIED)
+        self.network.cut_off([(each.host, each.port) for each in self.relay.addresses])
         await self.relay.stop(0)
         self.place = place
         await self.begin()
@@ -143,18 +170,21 @@ class Player:
             for message in sink.messages:
                 for recipient in message.recipients:
                     received[recipient].append(message.data)
-        for mail in self.accepted:
+        for submission in self.submissions:
+            mail, least = submission.mail, submission.accepted
+            most = least + submission.unknown
+            if mail.key:
+                least, most = min(least, 1), min(most, 1)
             body = mail.data.partition(b"\r\n\r\n")[2]
             for name in mail.recipients:
                 ends, copies = outcomes[name], received.pop(name, [])
-                if accepted[name] != 1 or len(ends) != 1:
-                    yield f"{name}: accepted {accepted[name]} times, outcomes {ends}"
-                elif ends == ["delivered"] and not copies:
-                    yield f"{name}: delivered, and not received"
-                elif ends != ["delivered"] and copies and name not in uncertain:
-                    yield f"{name}: {ends[0]}, and received"
-                if len(copies) > 1 and name not in uncertain:
-                    yield f"{name}: received {len(copies)} times, which no event names"
+                delivered = ends.count("delivered")
+                if not least <= accepted[name] <= most or len(ends) != accepted[name]:
+                    yield f"{name}: {least} to {most} acknowledged, accepted {accepted[name]} times, outcomes {ends}"
+                elif len(copies) < delivered:
+                    yield f"{name}: delivered {delivered} times, received {len(copies)} times"
+                elif len(copies) > delivered and name not in uncertain:
+                    yield f"{name}: {ends}, and received {len(copies)} times, which no event names"
                 if any(not each.endswith(body) for each in copies):
                     yield f"{name}: other bytes"
         yield from (f"{name}: received, and never submitted" for name in received)
@@ -166,32 +196,104 @@ class Player:
         return [record for path in segments for record in read_segment(path)]
 
 
+class Surroundings:
+    """The hosts of ``scenario``, their names, and the network between them and the relay."""
+
+    def __init__(self, scenario: Scenario, stage: Stage, network: Network, r: Random) -> None:
+        self._scenario, self._stage, self._network, self._r = scenario, stage, network, r
+        self._limited: Conditions | None = (
+            None  # of all connections to the receiver with limits: its delay
+        )
+
+    async def begin(self) -> None:
+        """Start the receivers."""
+        for n, each in enumerate(self._scenario.receivers):
+            await self._receiver(each, self._scenario.limits if n == 0 else {})
+        records = dict(self._stage.names.records) | {"none.example": {}}
+        if self._scenario.two_hosts:
+            records["two.example"] = {"MX": ["10 mx.d0.example.", "20 mx.d1.example."]}
+        self._network.names = lambda: records
+        self._network.conditions = self._conditions
+        self._network.name_delay_s = self._name_delay_s
+
+    async def _receiver(self, each: Receiver, limits: dict[str, Any]) -> None:
+        sink = await self._stage.receiver(each.domain, *each.rules, extensions=each.extensions)
+        if limits:
+            path = self._stage.directory / "sink.yaml"
+            limits = {"name": "big", "slack": SLACK, **limits}
+            path.write_text(yaml.safe_dump({"rules": [], "providers": [limits]}))
+            await sink.close()
+            script = Script(each.rules, load_script(path).providers)
+            sink = Sink(script, keep=True, extensions=each.extensions)
+            await sink.start("127.0.1.1", self._stage.port)
+            self._stage.sinks[each.domain] = sink
+
+    def _conditions(self, to: Address) -> Conditions:
+        if self._scenario.limits and to[0] == "127.0.1.1":
+            if self._limited is None:
+                self._limited = Conditions(self._r.choice([0.0, 0.001, 0.02]))
+            return self._limited
+        return drawn(self._r, self._scenario.failing)
+
+    def _name_delay_s(self, name: str) -> float | None:
+        if self._r.random() < self._scenario.failing_names:
+            return None
+        return self._r.choice([0.0, 0.002, 0.1])
+
+    def judge(self, began_s: Sequence[float]) -> Iterator[str]:
+        """The limits that were exceeded. ``began_s``: of the relays. A rate of less than an hour begins again with each."""
+        for sink in self._stage.sinks.values():
+            for provider in sink.providers.values():
+                rate_s = max((each.per_s for each in provider.limits.rate), default=0.0)
+                for at_s, limit, client in provider.violations:
+                    begins_again = limit is LimitName.RATE and any(
+                        0 <= at_s - each < rate_s for each in began_s
+                    )
+                    if not begins_again:
+                        yield f"{limit} exceeded by {client} at {at_s:.3f}"
+
+    async def end(self) -> None:
+        """Stop the receivers."""
+        for sink in self._stage.sinks.values():
+            await sink.close()
+
+
 async def play(scenario: Scenario, directory: Path) -> Result:
     """The result of ``scenario`` in the empty ``directory``."""
-    loop = asyncio.get_running_loop()
-    async with staged(directory) as stage:
-        for each in scenario.receivers:
-            await stage.receiver(each.domain, *each.rules, extensions=each.extensions)
-        records = dict(stage.names.records) | {"none.example": {}}
-        if scenario.two_hosts:
-            records["two.example"] = {"MX": ["10 mx.d0.example.", "20 mx.d1.example."]}
-        stage.names.records = records
-        player = Player(scenario, stage, directory / "relay-0")
-        await player.begin()
-        began_s = loop.time()
-        for action in scenario.actions:
-            await asyncio.sleep(max(0.0, began_s + action.at_s - loop.time()))
-            await player.resume(loop.time() - began_s)
-            await player.act(action)
-        await player.resume(float("inf"))
-        store = player.relay.queue.store
-        end_s = loop.time() + ANSWERING_S
-        while everything(store) and loop.time() < end_s:
-            await asyncio.sleep(LOOK_EVERY_S)
-        faults = [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]
-        faults += problems(store)
-        await player.relay.stop()
-        faults += player.judge()
-    text = repr([(each["event"], each.get("recipient"), each["time_ms"]) for each in player.records()])
-    digest = sha256(text.encode()).hexdigest()[:16]
-    return Result(faults, digest, len(player.accepted), loop.time())
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    stage, r = Stage(directory), Random()
+    stage.port, stage.dns_port = 25, 53
+    surroundings = Surroundings(scenario, stage, loop.network, r)
+    await surroundings.begin()
+    player = Player(scenario, stage, loop.network, directory / "relay-0", r)
+    player.client = SmtpClient(0, r)
+    await player.begin()
+    began_s = loop.time()
+    for action in scenario.actions:
+        await asyncio.sleep(max(0.0, began_s + action.at_s - loop.time()))
+        await player.resume(loop.time() - began_s)
+        await player.act(action)
+    await player.resume(float("inf"))
+    await asyncio.gather(*player.submitting)
+    store = player.relay.queue.store
+    end_s = loop.time() + ANSWERING_S
+    while everything(store) and loop.time() < end_s:
+        await asyncio.sleep(LOOK_EVERY_S)
+    faults = [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]
+    faults += problems(store)
+    await player.relay.stop()
+    await surroundings.end()
+    faults += player.judge()
+    faults += surroundings.judge(player.began_s)
+    await asyncio.sleep(ENDING_S)
+    records = player.records()
+    text = repr([(each["event"], each.get("recipient"), each["time_ms"]) for each in records])
+    return Result(
+        faults,
+        sha256(text.encode()).hexdigest()[:16],
+        len(player.submissions),
+        Counter(each["event"] for each in records),
+        loop.network.connections,
+        loop.network.faults,
+        loop.time(),
+    )

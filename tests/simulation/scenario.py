@@ -52,6 +52,10 @@ RECEIVERS: dict[str, Callable[[Random], list[Rule]]] = {
         Rule(Step.MAIL, reply="421 4.7.0 too many messages in this session", session=n) for n in range(1, 9, 2)
     ],
 }  # fmt: skip
+# The addresses of the clients of tenants, which are trusted for their domains.
+NETWORKS = {"acme": "127.0.0.11", "globex": "127.0.0.12"}
+# Receivers that answer at once, so that what a limit counts arrives when it is sent.
+PROMPT = ("usual", "greylisting", "deferring", "refusing", "crowded", "refusing at the dot", "blocking")
 OPERATIONS = ("restart", "kill", "kill", "flush", "reload", "suspend")
 
 
@@ -65,7 +69,7 @@ class Receiver(NamedTuple):
 
 
 class Mail(NamedTuple):
-    """A message of a client. ``key``: its submission key; ``again``: it is submitted twice."""
+    """A message of a client. ``key``: its submission key; ``again``: it is submitted twice; ``by_smtp``: not by this program."""
 
     number: int
     sender: str
@@ -73,6 +77,7 @@ class Mail(NamedTuple):
     data: bytes
     key: str
     again: bool
+    by_smtp: bool
 
 
 class Action(NamedTuple):
@@ -88,13 +93,18 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """``zone`` and ``changes``: of the configuration. ``limits``: of the provider of the first domain; none if empty."""
+    """``zone`` and ``changes``: of the configuration. ``limits``: of the provider of the first domain, and its own; none if empty.
+
+    ``failing``: the part of the connections that fails; ``failing_names``: of the questions about names.
+    """
 
     receivers: Sequence[Receiver]
     two_hosts: bool  # two.example has the first two receivers as its MX hosts
     zone: dict[str, Any]
     changes: dict[str, Any]
     limits: dict[str, Any]
+    failing: float
+    failing_names: float
     store: str
     actions: Sequence[Action]
 
@@ -108,7 +118,8 @@ def _mail(r: Random, number: int, domains: Sequence[str]) -> Mail:
     text = f"Subject: message {number}\r\nFrom: s@x.example\r\n\r\nbody {number}\r\n".encode()
     text += b"." * r.randint(0, 3) + b"x" * r.choice([0, 10, 5000]) + b"\r\n"
     key = f"key-{number}" if r.random() < 0.3 else ""
-    return Mail(number, r.choice(SENDERS), recipients, text, key, bool(key) and r.random() < 0.5)
+    again, by_smtp = bool(key) and r.random() < 0.5, r.random() < 0.6
+    return Mail(number, r.choice(SENDERS), recipients, text, key, again, by_smtp)
 
 
 def _operation(r: Random, span_s: float, domains: Sequence[str]) -> Action:
@@ -137,7 +148,11 @@ def make(seed: int) -> Scenario:
         changes["pools"] = {"default": [{"address": "127.0.0.1"}, {"address": "127.0.0.2"}]}
     if r.random() < 0.5:
         changes["tenants"] = {
-            name: {"users": [user], "domains": [f"{name}.example"]}
+            name: {
+                "users": [user],
+                "domains": [f"{name}.example"],
+                "networks": [f"{NETWORKS[name]}/32"],
+            }
             for name, user in (("acme", "ann"), ("globex", "bob"))
         }
     choices = {
@@ -146,6 +161,8 @@ def make(seed: int) -> Scenario:
         "messages_per_session": r.randint(1, 5),
     }
     limits = {name: value for name, value in choices.items() if r.random() < 0.4}
+    if receivers[0].kind not in PROMPT:
+        limits = {}
     span_s = r.choice([10.0, 600.0, 3600.0])
     actions = [
         Action(r.uniform(0, span_s), "mail", _mail(r, n, domains)) for n in range(r.randint(5, 60))
@@ -165,6 +182,8 @@ def make(seed: int) -> Scenario:
         },
         changes=changes,
         limits=limits,
+        failing=r.choice([0.0, 0.0, 0.03, 0.2]),
+        failing_names=r.choice([0.0, 0.0, 0.1]),
         store=r.choice(["leveldb", "filesystem"]),
         actions=sorted(actions, key=lambda each: each.at_s),
     )

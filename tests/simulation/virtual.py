@@ -1,8 +1,8 @@
 """Virtual time: a loop whose clock jumps to the next timer when no socket is ready, and threads that run inline.
 
-All that a relay in one process talks to runs on the same loop. What is written to a loopback socket can be read at once, so
-that nothing is on its way when two looks find nothing ready, and time may jump. What is left to the machine: the numbers of
-ports, and c-ares, which counts the time of its questions itself. The order of sets depends on PYTHONHASHSEED.
+All that a relay in one process talks to runs on the same loop, over connections in memory (``tests.simulation.network``). What is
+written to a real loopback socket, such as the control socket, can be read at once, so that nothing is on its way when two looks
+find nothing ready, and time may jump. The order of sets depends on PYTHONHASHSEED.
 
 ``install`` replaces clock, threads, random numbers and secrets of this process; modules take them by name when they are
 imported, so that it must be called before. ``begin`` makes the loop of one simulation, with all of these from its seed.
@@ -12,11 +12,17 @@ import asyncio
 import random
 import secrets
 import selectors
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
+from weakref import WeakKeyDictionary
 
 from zonemta_py.core import clock, runtime
+
+if TYPE_CHECKING:
+    from tests.simulation.network import Conditions, Network
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -42,6 +48,17 @@ class _Selector(selectors.DefaultSelector):
         return []
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """Its place in a set of tasks depends on when it was made, not on where in memory it is."""
+
+    def __init__(self, *args: Any, number: int, **others: Any) -> None:
+        self._number = number
+        super().__init__(*args, **others)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """``now_s``: since the begin of the simulation. What would run in a thread runs at once."""
 
@@ -49,6 +66,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector()
         super().__init__(selector)
         selector.loop, self.now_s = self, 0.0
+        numbers = count()
+        self.set_task_factory(
+            lambda loop, coro, **others: _NumberedTask(coro, loop=loop, number=next(numbers), **others)
+        )
+        self.network: Network
+        self._reached: WeakKeyDictionary[socket.socket, tuple[tuple[str, int], Conditions]] = (
+            WeakKeyDictionary()
+        )
 
     def time(self) -> float:
         return self.now_s
@@ -63,6 +88,51 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as exc:
             done.set_exception(exc)
         return done
+
+    # ---- internet addresses are those of the network in memory
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        if sock.family == socket.AF_UNIX:
+            return await super().sock_connect(sock, address)
+        self._reached[sock] = address, await self.network.reach(address)
+
+    async def create_connection(  # type: ignore[override]  # that of the base class has overloads
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        sock: socket.socket | None = None,
+        local_addr: tuple[str, int] | None = None,
+        **others: Any,
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        """As the base class, for a socket that ``sock_connect`` has connected, or a host's IP address; without TLS."""
+        assert not others.get("ssl"), "TLS from the beginning is not simulated"
+        source = local_addr[0] if local_addr else "127.0.0.1"
+        if sock is not None:
+            address, conditions = self._reached.pop(sock)
+            source = sock.getsockname()[0].replace("0.0.0.0", source)
+            sock.close()
+        else:
+            assert host is not None and port is not None
+            address = (host, port)
+            conditions = await self.network.reach(address)
+        protocol = protocol_factory()
+        return self.network.connect(protocol, source, address, conditions), protocol
+
+    async def create_server(  # type: ignore[override]  # that of the base class has overloads
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | Sequence[str] | None = None,
+        port: int = 0,
+        *,
+        sock: socket.socket | None = None,
+        **_: Any,
+    ) -> Any:
+        if sock is not None:
+            host, port = sock.getsockname()[:2]
+        assert host is not None
+        return self.network.listen(protocol_factory, [host] if isinstance(host, str) else host, port)
 
 
 class _InlineThreads:
@@ -129,8 +199,13 @@ def install() -> None:
 
 def begin(seed: int) -> VirtualLoop:
     """The loop of the simulation ``seed``, at its begin."""
+    from tests.simulation.network import MemoryNames, Network  # these need what is replaced
+    from zonemta_py.delivery import dns
+
     global _loop
     _seeds.seed(seed)
     _loop = VirtualLoop()
+    _loop.network = Network(_loop)
+    dns.DnsChannel = MemoryNames  # type: ignore[assignment]  # it has its methods
     asyncio.set_event_loop(_loop)
     return _loop
