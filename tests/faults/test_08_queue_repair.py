@@ -5,7 +5,6 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from click.testing import CliRunner
 from tests.kit.queue import accept, begin, lease, problems, settle
 from tests.kit.relay import empty, relaying, staged
 from zonemta_py.cli.main import main
-from zonemta_py.config import reply_rules
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import LocalError, QueueCorrupt
@@ -52,11 +50,8 @@ class Sound(NamedTuple):
 
 
 @pytest.fixture
-async def sound(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Sound:
+async def sound(directory: Path) -> Sound:
     """Two zones, two domains; some mail is delivered or deferred; a part of the events is in the event log."""
-    monkeypatch.setattr(
-        reply_rules, "load_rules", cache(reply_rules.load_rules)
-    )  # a queue is opened 200 times
     (directory / "zonemta.yaml").write_text(CONFIG)
     config = load_config(directory / "zonemta.yaml")
     submitted: dict[str, tuple[str, bytes]] = {}

@@ -1,8 +1,9 @@
 """Files of classification rules: the shipped one and the user's, as ``ReplyRule`` values."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from zonemta_py.config.load import read_document, shipped_file
@@ -56,7 +57,21 @@ def load_rules(path: Path) -> list[ReplyRule]:
 
 def make_classifier(own: Path | None) -> ReplyClassifier:
     """The classifier of a relay: the rules in ``own`` before those that are shipped. Raises ConfigError."""
-    return ReplyClassifier([*(load_rules(own) if own is not None else []), *load_rules(SHIPPED)])
+    if own is None:
+        return _shipped_classifier()
+    return ReplyClassifier([*load_rules(own), *_shipped_rules()])
+
+
+@cache
+def _shipped_rules() -> Sequence[ReplyRule]:
+    """Read once: the file is a part of this version, as its code is."""
+    return load_rules(SHIPPED)
+
+
+@cache
+def _shipped_classifier() -> ReplyClassifier:
+    """One for all relays of this process: what it answers depends on its rules and the reply only."""
+    return ReplyClassifier(_shipped_rules())
 
 
 def _filled(pattern: str, words: Mapping[str, str], key: str, reader: Reader) -> str:
