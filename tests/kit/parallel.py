@@ -1,6 +1,6 @@
-"""``pytest -p tests.kit.parallel --in-parallel DIRECTORY …``: the tests below DIRECTORY run in a pytest of their own.
+"""``pytest -p tests.kit.parallel --in-parallel DIRECTORY …``: the tests below DIRECTORY, or of one file, run in a pytest of their own.
 
-The option may be repeated, also for a directory below another one; AT_ONCE of them run at the same time, in their order. The reports become reports of
+The option may be repeated, also for one below another; AT_ONCE of them run at the same time, in their order. The reports become reports of
 the first process, after its own tests: one list of failures, one closing line.
 """
 
