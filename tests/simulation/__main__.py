@@ -1,28 +1,50 @@
-"""``python -m tests.simulation [--seeds 1-200] [--keep]``: one line for each seed, the faults of those that fail; exit 1 then."""
+"""``python -m tests.simulation [--seeds 1-200] [--mutant NAME | --mutants] [--keep]``: one line for each seed, the faults of those that fail; exit 1 then."""
 
 import argparse
 import logging
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
 
-from tests.simulation import virtual
+from tests.simulation import mutants, virtual
+from tests.simulation.mutants import BY_NAME
 
 IN_MEMORY = Path("/dev/shm")  # fsync costs nothing there
+
+
+def find_all(seeds: str) -> int:
+    """Print the seed that finds each mutant; 1 if one is not found."""
+    missed = 0
+    for mutant in mutants.MUTANTS:
+        command = [sys.executable, "-m", "tests.simulation", "--mutant", mutant.name, "--seeds", seeds]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = re.search(r"^seed (\d+) FAILED.*\n {4}(.*)", done.stdout, re.MULTILINE)
+        text = f"seed {found[1]}: {found[2]}" if found else "not found " + done.stderr[-200:]
+        print(f"{mutant.name}: {mutant.what}: {text}", flush=True)
+        missed += found is None
+    return int(missed > 0)
 
 
 def main() -> int:
     """Play the seeds; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="1-20", help="one number, or FIRST-LAST")
+    parser.add_argument("--mutant", choices=BY_NAME, help="with this defect, until a seed fails")
+    parser.add_argument("--mutants", action="store_true", help="with each defect, until a seed fails")
     parser.add_argument("--keep", action="store_true", help="keep the directory of a seed that fails")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of texts
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
+    if arguments.mutants:
+        return find_all(arguments.seeds)
+    if arguments.mutant:
+        mutants.install(arguments.mutant)
     virtual.install()
     from tests.simulation.play import (
         play,  # modules take clock and threads by name when they are imported
@@ -56,6 +78,8 @@ def main() -> int:
         failed += bool(result.faults)
         if not (arguments.keep and result.faults):
             shutil.rmtree(directory)
+        if arguments.mutant and failed:
+            break
     return 1 if failed else 0
 
 

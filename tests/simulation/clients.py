@@ -13,11 +13,15 @@ TRIES = 4
 
 @dataclass
 class Submission:
-    """``accepted``: how often it was acknowledged. ``unknown``: how often all of it was sent, and no reply came."""
+    """``accepted``: how often it was acknowledged. ``unknown``: how often all of it was sent, and no reply came.
+
+    ``refusal``: the reply that refused it.
+    """
 
     mail: Mail
     accepted: int = 0
     unknown: int = 0
+    refusal: str = ""
 
     @property
     def is_possible(self) -> bool:
@@ -47,14 +51,15 @@ class SmtpClient:
                 async with asyncio.timeout(WAITS_S):
                     await self._dialogue(submission)
                 return
-            except _Refused:
+            except _Refused as exc:
+                submission.refusal = str(exc)
                 return
             except (_Later, OSError, EOFError):  # TimeoutError is an OSError
                 await asyncio.sleep(AGAIN_S)
 
     async def _dialogue(self, submission: Submission) -> None:
         mail = submission.mail
-        source = next((at for name, at in NETWORKS.items() if f"{name}." in mail.sender), "127.0.0.1")
+        source = NETWORKS.get(mail.owner, "127.0.0.1")
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(source, 0))
         try:
             await _reply(reader)
@@ -89,6 +94,6 @@ async def _reply(reader: asyncio.StreamReader) -> None:
         if line[3:4] != b"-":
             break
     if line[:1] == b"5":
-        raise _Refused(line)
+        raise _Refused(line.decode())
     if line[:1] == b"4":
-        raise _Later(line)
+        raise _Later(line.decode())

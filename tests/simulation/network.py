@@ -38,6 +38,7 @@ HIGH_BYTES, LOW_BYTES = 65_536, 16_384
 WRITE_TIMEOUT_S = 900.0
 CONNECT_TIMEOUT_S = 130.0
 FIRST_PORT = 20_000
+GROWTH = 50  # a piece is at least this part of what was carried before: a large message has not a million pieces
 TTL_S = 60
 
 
@@ -108,7 +109,7 @@ class Direction:
         reader, conditions = self.reader, self._conditions
         if reader.is_cut_off or reader.is_paused:
             return
-        size = min(len(self._buffer), conditions.piece_bytes)
+        size = min(len(self._buffer), max(conditions.piece_bytes, self._carried // GROWTH))
         if self._fault:
             size = min(size, conditions.bytes - self._carried)
         piece = bytes(self._buffer[:size])
@@ -416,7 +417,7 @@ def _data(kind: str, text: str) -> SimpleNamespace:
 def drawn(r: random.Random, faults: float) -> Conditions:
     """Conditions of the next connection; a part ``faults`` of all of them fails."""
     delay_s = r.choice([0.0, 0.001, 0.02, 0.3])
-    slow = r.random() < 0.1
+    slow = faults > 0 and r.random() < 0.2
     pieces = r.choice([1, 7, 100, 1500]) if slow else WINDOW_BYTES
     pause_s = r.choice([0.0, 0.01, 0.5]) if slow and pieces > 1 else 0.0
     if r.random() >= faults:

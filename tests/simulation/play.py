@@ -20,10 +20,12 @@ from tests.kit.queue import everything, problems
 from tests.kit.relay import ONE_PROCESS, Stage
 from tests.simulation.clients import SmtpClient, Submission
 from tests.simulation.network import Address, Conditions, Network, drawn
-from tests.simulation.scenario import ANSWERING_S, Action, Receiver, Scenario
+from tests.simulation.scenario import ANSWERING_S, PROMPT, Action, Receiver, Scenario
 from tests.simulation.virtual import VirtualLoop
 from zonemta_py import NotAccepted, Relay
 from zonemta_py.config.schema import Config
+from zonemta_py.core import clock
+from zonemta_py.egress.paths import STORED_S
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.queue.upkeep.held_mail import HeldMail
@@ -35,6 +37,7 @@ from zonemta_py.sink.sink_limits import LimitName
 OUTCOMES = ("delivered", "bounced", "expired", "lapsed", "deleted")
 LOOK_EVERY_S = 30.0
 RESOLVER = {"nameservers": ["127.0.0.1:53"], "timeout": "5s"}
+UNDER_WAY_MS = 60_000  # for an attempt
 ENDING_S = 60.0  # for the QUIT of sessions
 SLACK = "500ms"  # of a limit: by which the delays of two messages differ
 # Of a relay that was killed; a copy of the queue has a lock of its own.
@@ -55,6 +58,15 @@ class Result:
 
 
 @dataclass
+class Pause:
+    """``name``, zone or domain, was suspended for this time (unix ms)."""
+
+    name: str
+    from_ms: int
+    until_ms: int = 0
+
+
+@dataclass
 class Player:
     """One relay after the other, on ``stage``. ``place``: the directory of the present one."""
 
@@ -68,6 +80,7 @@ class Player:
     submissions: list[Submission] = field(default_factory=list)
     submitting: list[asyncio.Task[None]] = field(default_factory=list)
     suspended: list[tuple[float, str]] = field(default_factory=list)  # until when
+    pauses: list[Pause] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)  # each relay
     kills: int = 0
 
@@ -121,6 +134,7 @@ class Player:
             case "suspend":
                 await self.relay.queue.suspended.suspend(action.name, "simulation")
                 self.suspended.append((action.at_s + action.for_s, action.name))
+                self.pauses.append(Pause(action.name, clock.now_ms()))
 
     async def _enqueue(self, submission: Submission) -> None:
         mail = submission.mail
@@ -148,6 +162,9 @@ class Player:
         """End the suspensions whose time is over."""
         for until_s, name in [each for each in self.suspended if each[0] <= now_s]:
             self.suspended.remove((until_s, name))
+            for pause in self.pauses:
+                if pause.name == name and not pause.until_ms:
+                    pause.until_ms = clock.now_ms()
             if name in self.relay.queue.suspended:
                 await self.relay.queue.suspended.resume(name)
             queue = self.relay.queue
@@ -189,6 +206,30 @@ class Player:
                     yield f"{name}: other bytes"
         yield from (f"{name}: received, and never submitted" for name in received)
         yield from (f"two outcomes: {each}" for each in history.repeated)
+        yield from self._keys_of_others()
+        yield from self._suspended_deliveries(records)
+
+    def _keys_of_others(self) -> Iterator[str]:
+        """Messages that were refused for a key that only others have used."""
+        used = Counter((each.mail.owner, each.mail.key) for each in self.submissions)
+        for each in self.submissions:
+            if " submission key " in each.refusal and used[each.mail.owner, each.mail.key] == 1:
+                yield f"message {each.mail.number} is refused for the key of others: {each.refusal}"
+
+    def _suspended_deliveries(self, records: Sequence[dict[str, Any]]) -> Iterator[str]:
+        """What was delivered while it was suspended, and had not begun before: to hosts that answer at once."""
+        if self.scenario.failing:
+            return
+        prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
+        for record in records:
+            domain = record.get("recipient", "").rpartition("@")[2]
+            if record["event"] == "delivered" and domain in prompt:
+                at_ms = record["time_ms"]
+                for pause in self.pauses:
+                    if pause.name in (f"domain:{domain}", "zone:default") and (
+                        pause.from_ms + UNDER_WAY_MS < at_ms < pause.until_ms
+                    ):
+                        yield f"{record['recipient']} is delivered at {at_ms}, while {pause.name} is suspended"
 
     def records(self) -> list[dict[str, Any]]:
         """The event log of the last relay."""
@@ -241,10 +282,12 @@ class Surroundings:
         return self._r.choice([0.0, 0.002, 0.1])
 
     def judge(self, began_s: Sequence[float]) -> Iterator[str]:
-        """The limits that were exceeded. ``began_s``: of the relays. A rate of less than an hour begins again with each."""
+        """The limits that were exceeded. ``began_s``: of the relays. A rate of less than STORED_S begins again with each."""
         for sink in self._stage.sinks.values():
             for provider in sink.providers.values():
-                rate_s = max((each.per_s for each in provider.limits.rate), default=0.0)
+                rate_s = max(
+                    (each.per_s for each in provider.limits.rate if each.per_s < STORED_S), default=0.0
+                )
                 for at_s, limit, client in provider.violations:
                     begins_again = limit is LimitName.RATE and any(
                         0 <= at_s - each < rate_s for each in began_s

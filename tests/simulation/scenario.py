@@ -11,7 +11,9 @@ GREYLISTED = "451 4.7.1 greylisted, try again"
 BLOCKED = "550 5.7.1 Service unavailable; client host blocked using a list"
 WITH_PIPELINING = ("PIPELINING", "8BITMIME", "SIZE 1000000", "DSN")
 WITHOUT = ("8BITMIME", "SIZE 1000000")
-SENDERS = ("s@x.example", "ann@acme.example", "bob@globex.example", "")
+# The addresses of the clients of tenants, which are trusted for their domains.
+NETWORKS = {"acme": "127.0.0.11", "globex": "127.0.0.12"}
+SENDERS: Sequence[str] = ("s@x.example", "ann@acme.example", "bob@globex.example", "")
 ANSWERING_S = (
     6 * 3600.0
 )  # within which all mail must have ended, behind the last action: it is given up after 3 h
@@ -52,8 +54,6 @@ RECEIVERS: dict[str, Callable[[Random], list[Rule]]] = {
         Rule(Step.MAIL, reply="421 4.7.0 too many messages in this session", session=n) for n in range(1, 9, 2)
     ],
 }  # fmt: skip
-# The addresses of the clients of tenants, which are trusted for their domains.
-NETWORKS = {"acme": "127.0.0.11", "globex": "127.0.0.12"}
 # Receivers that answer at once, so that what a limit counts arrives when it is sent.
 PROMPT = ("usual", "greylisting", "deferring", "refusing", "crowded", "refusing at the dot", "blocking")
 OPERATIONS = ("restart", "kill", "kill", "flush", "reload", "suspend")
@@ -75,9 +75,14 @@ class Mail(NamedTuple):
     sender: str
     recipients: Sequence[str]
     data: bytes
-    key: str
+    key: str  # that of the message, or one that others use too
     again: bool
     by_smtp: bool
+
+    @property
+    def owner(self) -> str:
+        """Whose submission key it is: a tenant's, or that of those at the address without one."""
+        return next((name for name in NETWORKS if f"@{name}." in self.sender), "")
 
 
 class Action(NamedTuple):
@@ -109,17 +114,20 @@ class Scenario:
     actions: Sequence[Action]
 
 
-def _mail(r: Random, number: int, domains: Sequence[str]) -> Mail:
-    own = domains[number % len(domains)]
+def _mail(r: Random, number: int, domains: Sequence[str], senders: Sequence[str]) -> Mail:
+    own, sender = domains[number % len(domains)], r.choice(senders)
     recipients = [
         f"u{number}_{n}@{r.choice(domains) if r.random() < 0.5 else own}"
         for n in range(r.choice([1, 1, 1, 2, 5, 20]))
     ]
-    text = f"Subject: message {number}\r\nFrom: s@x.example\r\n\r\nbody {number}\r\n".encode()
+    author = sender or "s@x.example"
+    text = f"Subject: message {number}\r\nFrom: {author}\r\n\r\nbody {number}\r\n".encode()
     text += b"." * r.randint(0, 3) + b"x" * r.choice([0, 10, 5000]) + b"\r\n"
-    key = f"key-{number}" if r.random() < 0.3 else ""
+    if r.random() < 0.1:
+        text += b"".join(b"%d\r\n" % n for n in range(r.choice([10_000, 40_000])))
+    key = r.choice([f"key-{number}", f"key-{number}", "common"]) if r.random() < 0.3 else ""
     again, by_smtp = bool(key) and r.random() < 0.5, r.random() < 0.6
-    return Mail(number, r.choice(SENDERS), recipients, text, key, again, by_smtp)
+    return Mail(number, sender, recipients, text, key, again, by_smtp)
 
 
 def _operation(r: Random, span_s: float, domains: Sequence[str]) -> Action:
@@ -146,7 +154,9 @@ def make(seed: int) -> Scenario:
     changes: dict[str, Any] = {}
     if r.random() < 0.4:
         changes["pools"] = {"default": [{"address": "127.0.0.1"}, {"address": "127.0.0.2"}]}
+    senders = SENDERS
     if r.random() < 0.5:
+        senders = tuple(each for each in SENDERS if "." in each and "@x." not in each)
         changes["tenants"] = {
             name: {
                 "users": [user],
@@ -157,7 +167,7 @@ def make(seed: int) -> Scenario:
         }
     choices = {
         "sessions": r.randint(1, 2),
-        "rate": r.choice(["6/1m", "30/1m", "2/1s"]),
+        "rate": r.choice(["6/1m", "30/1m", "2/1s", "40/1h"]),
         "messages_per_session": r.randint(1, 5),
     }
     limits = {name: value for name, value in choices.items() if r.random() < 0.4}
@@ -165,7 +175,8 @@ def make(seed: int) -> Scenario:
         limits = {}
     span_s = r.choice([10.0, 600.0, 3600.0])
     actions = [
-        Action(r.uniform(0, span_s), "mail", _mail(r, n, domains)) for n in range(r.randint(5, 60))
+        Action(r.uniform(0, span_s), "mail", _mail(r, n, domains, senders))
+        for n in range(r.randint(5, 60))
     ]
     actions += [_operation(r, span_s, domains) for _ in range(r.randint(0, 6))]
     return Scenario(

@@ -1,0 +1,127 @@
+"""Defects that a run of seeds must find: each is one change of the product's source, made while its module is imported.
+
+``python -m tests.simulation --mutant NAME`` plays seeds with one of them until a seed fails; ``--mutants`` does so with each, in a
+process of its own, and prints how many seeds it took.
+"""
+
+import importlib.machinery
+from types import CodeType
+from typing import Any, NamedTuple
+
+
+class Mutant(NamedTuple):
+    """``old`` occurs once in ``file``. ``what``: the defect."""
+
+    name: str
+    what: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant(
+        "dot-lost", "no reply to the final dot counts as delivery", "transports/session.py",
+        'final = Reply(0, "4.4.2", f"no answer to the final dot: {exc}")', 'final = Reply(250, "2.0.0", str(exc))',
+    ),
+    Mutant(
+        "uncertain-unnamed", "mail that is sent again after a lost reply is not named", "transports/session.py",
+        "                result.uncertain = True\n", "                result.uncertain = False\n",
+    ),
+    Mutant(
+        "wrong-recipient", "the reply to the final dot is for the first recipients, not for those accepted",
+        "transports/session.py", "self._answer(answers, together, Phase.DOT, final)",
+        "self._answer(answers, range(len(together)), Phase.DOT, final)",
+    ),
+    Mutant(
+        "dots", "a leading dot is not doubled", "smtp/transparency.py",
+        'out = data.replace(b"\\r\\n.", b"\\r\\n..")', "out = data",
+    ),
+    Mutant(
+        "key-of-others", "a submission key without its owner", "queue/submitters/keys.py",
+        'blake2b(f"{owner}\\0{key}".encode()', 'blake2b(f"{key}".encode()',
+    ),
+    Mutant(
+        "key-twice-at-once", "two sessions with one submission key at the same time", "queue/submitters/keys.py",
+        "busy = question.digest in self._under_way", "busy = False",
+    ),
+    Mutant(
+        "key-without-recipients", "the recipients of a message are not under its key", "queue/submitters/keys.py",
+        "        for address in self.addresses:\n", "        for address in ():\n",
+    ),
+    Mutant(
+        "last-two", "two transactions that end together both leave the end of the message to the other",
+        "queue/queue.py", "            active.remaining -= removed_count(outcomes)\n",
+        "            left = removed_count(outcomes)\n"
+        "            batch.future.add_done_callback(\n"
+        "                lambda _: setattr(active, 'remaining', active.remaining - left)\n"
+        "            )\n",
+    ),
+    Mutant(
+        "interrupted-unnamed", "a delivery that a kill interrupted is not named", "queue/upkeep/startup.py",
+        '        batch.record(Uncertain(**{**fields, "attempt": attempt}))\n', "",
+    ),
+    Mutant(
+        "sessions", "one session too many with a provider", "egress/paths.py",
+        "self.sessions >= most + (not session)", "self.sessions > most + (not session)",
+    ),
+    Mutant(
+        "rate-at-reload", "a reload forgets what was used of a rate", "egress/paths.py",
+        "                window.copy_uses(before[rate.per_s])\n", "                pass\n",
+    ),
+    Mutant(
+        "rate-at-restart", "a restart forgets what was used of a rate", "egress/paths.py",
+        "                window.restore(slot, used)\n", "                pass\n",
+    ),
+    Mutant(
+        "rate-from-grant", "a message counts from its grant, not from its answer", "egress/paths.py",
+        "wanted = self._granted + self._underway + 1", "wanted = 1",
+    ),
+    Mutant(
+        "messages-of-a-session", "the limit of messages of a session is not asked", "delivery/smtp_agent.py",
+        "            most = min(most, order.messages_max)\n", "            pass\n",
+    ),
+    Mutant(
+        "room", "the end of a session is not told to mail that waits for it", "egress/limits.py",
+        "        self._set_open(pair, min(pair.open, pair.sessions + pair.idle))\n        self._on_room(permit.provider, permit.address)\n",
+        "        self._set_open(pair, min(pair.open, pair.sessions + pair.idle))\n",
+    ),
+    Mutant(
+        "never-given-up", "mail is not given up in time", "delivery/outcome.py",
+        "end_ms=born_ms + int(rules.settings.give_up_after * 1000)", "end_ms=born_ms + int(rules.settings.give_up_after * 100000)",
+    ),
+    Mutant(
+        "suspension-not-asked", "mail of a suspended part is sent", "delivery/send_check.py",
+        "if queue.suspended and context", "if not queue.suspended and context",
+    ),
+    Mutant(
+        "due-key", "a due key that a commit under way writes is deleted", "queue/deferral.py",
+        "left is not None and due not in self._expected and due_ms not in left", "left is not None and due_ms not in left",
+    ),
+    Mutant(
+        "cleanup", "the chunks of a message stay when it has ended", "queue/queue.py",
+        "                cleanup.add(active.id)  # the store counts the chunks\n", "                pass\n",
+    ),
+    Mutant(
+        "chunk-order", "two chunks of a body are in the wrong order", "queue/messages.py",
+        "            self._put(data[at : at + CHUNK_BYTES])\n", "            self._put(data[at : at + CHUNK_BYTES][::-1])\n",
+    ),
+)  # fmt: skip
+BY_NAME = {each.name: each for each in MUTANTS}
+
+
+def install(name: str) -> None:
+    """Make the change of a mutant in modules that are imported from now on."""
+    mutant = BY_NAME[name]
+    loader: Any = importlib.machinery.SourceFileLoader
+    get_code = loader.get_code
+
+    def changed(self: Any, fullname: str) -> CodeType | None:
+        if not self.path.endswith(f"/zonemta_py/{mutant.file}"):
+            found: CodeType | None = get_code(self, fullname)
+            return found
+        text = self.get_data(self.path).decode()
+        assert text.count(mutant.old) == 1, f"{mutant.name}: {mutant.file} has changed"
+        return compile(text.replace(mutant.old, mutant.new), self.path, "exec")
+
+    loader.get_code = changed
