@@ -28,6 +28,7 @@ from zonemta_py.core import clock
 from zonemta_py.egress.paths import STORED_S
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
+from zonemta_py.queue.format.keys import MESSAGE, end_of, mark_key, owner_of
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.sink.script import Script, load_script
@@ -131,6 +132,16 @@ class Player:
             case "reload":
                 self.scenario.zone["connections"] = 1 + action.turns % 8
                 await self.relay.reload(self._config())
+            case "hold" | "delete" | "bounce":
+                messages = self._messages()
+                if messages:
+                    operator = Operator(self.relay.queue)
+                    change = {
+                        "hold": operator.hold,
+                        "delete": operator.delete,
+                        "bounce": operator.bounce,
+                    }
+                    await change[action.what](messages[action.turns % len(messages)])
             case "suspend":
                 await self.relay.queue.suspended.suspend(action.name, "simulation")
                 self.suspended.append((action.at_s + action.for_s, action.name))
@@ -157,6 +168,20 @@ class Player:
         await self.relay.stop(0)
         self.place = place
         await self.begin()
+
+    def _messages(self) -> list[str]:
+        """Those that are in the queue, the oldest first."""
+        store = self.relay.queue.store
+        return [
+            owner_of(key)
+            for key in store.keys(MESSAGE, end_of(MESSAGE))
+            if key == mark_key(owner_of(key))
+        ]
+
+    async def release(self) -> None:
+        """Release what an operator, or a relay that was killed too often, holds."""
+        for message in self._messages():
+            await Operator(self.relay.queue).release(message)
 
     async def resume(self, now_s: float) -> None:
         """End the suspensions whose time is over."""
@@ -317,6 +342,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
         await player.resume(loop.time() - began_s)
         await player.act(action)
     await player.resume(float("inf"))
+    await player.release()
     await asyncio.gather(*player.submitting)
     store = player.relay.queue.store
     end_s = loop.time() + ANSWERING_S

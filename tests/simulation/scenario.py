@@ -56,7 +56,7 @@ RECEIVERS: dict[str, Callable[[Random], list[Rule]]] = {
 }  # fmt: skip
 # Receivers that answer at once, so that what a limit counts arrives when it is sent.
 PROMPT = ("usual", "greylisting", "deferring", "refusing", "crowded", "refusing at the dot", "blocking")
-OPERATIONS = ("restart", "kill", "kill", "flush", "reload", "suspend")
+OPERATIONS = ("restart", "kill", "kill", "flush", "reload", "suspend", "hold", "delete", "bounce")
 
 
 class Receiver(NamedTuple):
@@ -178,7 +178,7 @@ def make(seed: int) -> Scenario:
         Action(r.uniform(0, span_s), "mail", _mail(r, n, domains, senders))
         for n in range(r.randint(5, 60))
     ]
-    actions += [_operation(r, span_s, domains) for _ in range(r.randint(0, 6))]
+    actions += [_operation(r, span_s, domains) for _ in range(r.randint(0, 10))]
     return Scenario(
         receivers,
         two_hosts,
