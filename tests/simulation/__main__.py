@@ -1,4 +1,7 @@
-"""``python -m tests.simulation [--seeds 1-200] [--mutant NAME | --mutants] [--keep]``: one line for each seed, the faults of those that fail; exit 1 then."""
+"""``python -m tests.simulation [--seeds 1-200] [--trace] [--mutant NAME | --mutants] [--keep]``: one line for each seed; exit 1 if one fails.
+
+A seed that fails is played again with fewer actions, as long as it fails; what is left is printed with its events.
+"""
 
 import argparse
 import logging
@@ -10,11 +13,18 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation import mutants, virtual
+from tests.simulation.minimise import minimised
 from tests.simulation.mutants import BY_NAME
+from tests.simulation.scenario import Scenario, make
+
+if TYPE_CHECKING:
+    from tests.simulation.play import Result
 
 IN_MEMORY = Path("/dev/shm")  # fsync costs nothing there
+FAULTS_SHOWN = 10
 
 
 def find_all(seeds: str) -> int:
@@ -30,14 +40,62 @@ def find_all(seeds: str) -> int:
     return int(missed > 0)
 
 
-def main() -> int:
-    """Play the seeds; returns the exit code."""
+def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
+    """The result of ``scenario``, with the random numbers of ``seed``; ``keep``: the directory stays if it fails."""
+    from tests.simulation.play import play  # its modules take what ``virtual`` replaces by name
+
+    place = IN_MEMORY if IN_MEMORY.exists() else None
+    directory = Path(tempfile.mkdtemp(prefix=f"simulation-{seed}-", dir=place))
+    loop = virtual.begin(seed)
+    result = loop.run_until_complete(play(scenario, directory))
+    loop.close()
+    if keep and result.faults:
+        print(f"    kept in {directory}")
+    else:
+        shutil.rmtree(directory)
+    return result
+
+
+def show(scenario: Scenario, result: "Result") -> None:
+    """Print what was done, and what became of it."""
+    for each in scenario.actions:
+        text = (
+            f"{each.mail.sender or '<>'} to {len(each.mail.recipients)} recipients" if each.mail else ""
+        )
+        print(f"    {each.at_s:12.3f} s: {each.what} {text or each.name}")
+    begin_ms = virtual.BEGIN_NS // 10**6
+    for record in result.records:
+        told = " ".join(str(record.get(name) or "") for name in ("message", "recipient", "reply"))
+        print(f"    {(record['time_ms'] - begin_ms) / 1000:12.3f} s: {record['event']} {told.strip()}")
+
+
+def show_shortest(seed: int, scenario: Scenario) -> None:
+    """Print the shortest scenario that fails."""
+    shorter = minimised(scenario, lambda tried: bool(play_once(seed, tried).faults))
+    result = play_once(seed, shorter)
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    print(
+        f"    seed {seed} of {commit or 'no commit'}, {len(shorter.actions)} of its {len(scenario.actions)} actions:"
+    )
+    print("".join(f"    {fault}\n" for fault in result.faults[:FAULTS_SHOWN]), end="")
+    show(shorter, result)
+
+
+def arguments_of() -> Any:
+    """The arguments of the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="1-20", help="one number, or FIRST-LAST")
+    parser.add_argument("--trace", action="store_true", help="print actions and events of each seed")
     parser.add_argument("--mutant", choices=BY_NAME, help="with this defect, until a seed fails")
     parser.add_argument("--mutants", action="store_true", help="with each defect, until a seed fails")
     parser.add_argument("--keep", action="store_true", help="keep the directory of a seed that fails")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Play the seeds; returns the exit code."""
+    arguments = arguments_of()
     first, _, last = arguments.seeds.partition("-")
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of texts
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
@@ -46,25 +104,11 @@ def main() -> int:
     if arguments.mutant:
         mutants.install(arguments.mutant)
     virtual.install()
-    from tests.simulation.play import (
-        play,  # modules take clock and threads by name when they are imported
-    )
-    from tests.simulation.scenario import make
-
     logging.disable(logging.CRITICAL)
     failed = 0
     for seed in range(int(first), int(last or first) + 1):
-        directory, began_s = (
-            Path(
-                tempfile.mkdtemp(
-                    prefix=f"simulation-{seed}-", dir=IN_MEMORY if IN_MEMORY.exists() else None
-                )
-            ),
-            perf_counter(),
-        )
-        loop = virtual.begin(seed)
-        result = loop.run_until_complete(play(make(seed), directory))
-        loop.close()
+        scenario, began_s = make(seed), perf_counter()
+        result = play_once(seed, scenario, keep=arguments.keep)
         took_s = perf_counter() - began_s
         print(
             f"seed {seed} {'FAILED' if result.faults else 'passed'} {result.digest} messages={result.messages} "
@@ -73,13 +117,15 @@ def main() -> int:
             + " ".join(f"{name}={count}" for name, count in sorted(result.events.items())),
             flush=True,
         )
-        for fault in result.faults[:10]:
+        for fault in result.faults[:FAULTS_SHOWN]:
             print(f"    {fault}")
         failed += bool(result.faults)
-        if not (arguments.keep and result.faults):
-            shutil.rmtree(directory)
         if arguments.mutant and failed:
             break
+        if arguments.trace:
+            show(scenario, result)
+        elif result.faults:
+            show_shortest(seed, scenario)
     return 1 if failed else 0
 
 

@@ -5,6 +5,7 @@ process of its own, and prints how many seeds it took.
 """
 
 import importlib.machinery
+import sys
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -113,6 +114,8 @@ BY_NAME = {each.name: each for each in MUTANTS}
 def install(name: str) -> None:
     """Make the change of a mutant in modules that are imported from now on."""
     mutant = BY_NAME[name]
+    module = "zonemta_py." + mutant.file.removesuffix(".py").replace("/", ".")
+    assert module not in sys.modules, f"imported too early: {module}"
     loader: Any = importlib.machinery.SourceFileLoader
     get_code = loader.get_code
 

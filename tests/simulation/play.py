@@ -52,10 +52,15 @@ class Result:
     faults: list[str]
     digest: str
     messages: int
-    events: Counter[str]
+    records: Sequence[dict[str, Any]]  # of the event log
     connections: int
     failed_connections: int
     virtual_s: float
+
+    @property
+    def events(self) -> Counter[str]:
+        """How many there were of each."""
+        return Counter(each["event"] for each in self.records)
 
 
 @dataclass
@@ -361,7 +366,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
         faults,
         sha256(text.encode()).hexdigest()[:16],
         len(player.submissions),
-        Counter(each["event"] for each in records),
+        records,
         loop.network.connections,
         loop.network.faults,
         loop.time(),

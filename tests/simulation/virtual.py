@@ -13,6 +13,8 @@ import random
 import secrets
 import selectors
 import socket
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import count
@@ -165,26 +167,44 @@ class _Time:
 
 
 _loop = VirtualLoop()
-_seeds = random.Random(0)
+_Random = random.Random
+_seed = 0
+_tokens = _Random(0)
+_made = Counter[tuple[str, int]]()  # generators, by the line that makes them
 
 
 def _monotonic_s() -> float:
     return _loop.now_s
 
 
-class _SeededRandom(random.Random):
-    """Without a seed it has the next one of the simulation."""
+class _SeededRandom(_Random):
+    """Without a seed it has one of the simulation, of the line that makes it, and of how many it has made.
+
+    So what others draw, or a module that is imported late, changes nothing.
+    """
 
     def __init__(self, x: Any = None) -> None:
-        super().__init__(_seeds.getrandbits(64) if x is None else x)
+        if x is None:
+            maker = sys._getframe(1)
+            line = (maker.f_code.co_name, maker.f_lineno)
+            _made[line] += 1
+            x = f"{_seed} {line} {_made[line]}"
+        super().__init__(x)
 
 
 def _token_bytes(count: int | None = None) -> bytes:
-    return _seeds.randbytes(count or 32)
+    return _tokens.randbytes(count or 32)
 
 
 def install() -> None:
     """Replace what a seed decides; before the modules that use it are imported."""
+    early = [
+        name
+        for name, module in sys.modules.items()
+        if name.startswith("zonemta_py.") and module is not clock
+        if vars(module).get("monotonic_s") is clock.monotonic_s
+    ]
+    assert not early, f"imported too early: {early}"
     replaced: Mapping[tuple[object, str], object] = {
         (clock, "monotonic_s"): _monotonic_s,
         (clock, "time"): _Time,
@@ -202,8 +222,10 @@ def begin(seed: int) -> VirtualLoop:
     from tests.simulation.network import MemoryNames, Network  # these need what is replaced
     from zonemta_py.delivery import dns
 
-    global _loop
-    _seeds.seed(seed)
+    global _loop, _seed
+    _seed = seed
+    _tokens.seed(seed)
+    _made.clear()
     _loop = VirtualLoop()
     _loop.network = Network(_loop)
     dns.DnsChannel = MemoryNames  # type: ignore[assignment]  # it has its methods
