@@ -379,6 +379,17 @@ async def test_421_on_an_idle_session_where_no_new_one_is_permitted(directory: P
         assert codes(await made.deliver("y@a.example", order=order)) == [250]
 
 
+async def test_hosts_that_are_found_after_all(directory: Path) -> None:
+    """They were not found when the worker was admitted, so that no limit of their provider was asked: nothing is sent."""
+    async with sending(directory) as made:
+        result = await made.deliver("x@a.example", lacks_hosts=True, asks_hosts=True)
+        assert (result.not_permitted, result.tried, result.attempts) == (True, False, [])
+        assert result.hosts is not None and result.hosts.hosts == ("mx.a.example",)
+        assert made.stage.sinks["a.example"].tally.sessions == 0
+        missing = await made.deliver("x@none.example", lacks_hosts=True, asks_hosts=True)
+        assert not missing.not_permitted and missing.failure is not None
+
+
 async def test_421_on_an_idle_session_after_an_answer(directory: Path) -> None:
     """The answer counts; the other recipient is sent over a new session with the same host."""
     rules = (

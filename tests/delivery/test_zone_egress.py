@@ -17,7 +17,7 @@ from zonemta_py.core.model import USUAL_KEY, Attempt, OutcomeKind, PoolKey
 from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.egress.admission import WorkerSlot
-from zonemta_py.egress.limits import Permit
+from zonemta_py.egress.limits import FREE, Permit
 from zonemta_py.egress.message import LeasedMail, MessageEgress
 from zonemta_py.egress.paths import EgressOrder, Limit
 from zonemta_py.egress.providers import NOT_FOUND_S, Providers
@@ -307,7 +307,9 @@ async def test_the_end_of_a_session_comes_before_the_next_day(directory: Path) -
     changes["pools"] = {"both": [{"address": A}, {"address": B}]}
     async with zone_of(directory, {"sessions_per_address": 1}, **changes) as zone:
         domains = [f"d{n}.example" for n in range(9)]
-        egress = zone.egress  # at noon: just before midnight, the next day comes before the end of a session
+        egress = (
+            zone.egress
+        )  # at noon: just before midnight, the next day comes before the end of a session
         egress._ahead_ms = (DAY_MS // 2 - egress.calendar_ms(egress.now_ms())) % DAY_MS
         for domain in domains:
             await zone.mail(domain, "u")
@@ -720,3 +722,26 @@ async def test_a_zone_without_sessions_looks_no_host_up(
         assert zone.egress.must_look_up("new.example")
         assert box.admit("new.example") is not None
         assert zone.egress.must_look_up("new.example")
+
+
+async def test_hosts_that_were_not_found_when_its_turn_came(directory: Path) -> None:
+    """The agent is told: what it finds now is a provider that nothing was asked about. Its answer leads to the limits."""
+    async with zone_of(directory, {"rate": ["1/h"]}) as zone:
+        message = MessageEgress(zone.egress, zone.admission.routes, zone.admission.closed)
+        zone.egress.learn("d.example", NO_MX_ANSWER)
+        await accept(zone.queue, "u@d.example", user="u")
+        zone.ready("d.example")
+        slot = zone.scheduler.next(clock.monotonic_s())
+        assert slot is not None and slot.permit is FREE
+        await until(lambda: zone.egress.asks_hosts("d.example"), "an old answer")
+        decision = message.decide(slot, LeasedMail("m", "d.example", "d.example", (0,)))
+        assert decision.order is None and decision.asks_hosts and decision.lacks_hosts
+        found = MxAnswer(("mx.big.example",), True, False)
+        message.report(slot, decision, DeliveryResult([], not_permitted=True, hosts=found))
+        zone.admission.not_permitted(slot)
+        zone.scheduler.ended(slot, clock.monotonic_s(), has_mail=True)
+        again = zone.scheduler.next(clock.monotonic_s())
+        assert again is not None and again.permit.provider == "big"
+        decision = message.decide(again, LeasedMail("m", "d.example", "d.example", (0,)))
+        assert decision.order is not None and not decision.lacks_hosts
+        zone.egress.release(again)

@@ -83,6 +83,10 @@ MUTANTS = (
         "            most = min(most, order.messages_max)\n", "            pass\n",
     ),
     Mutant(
+        "hosts-found-later", "hosts that were found after the limits were asked are used without them", "delivery/smtp_agent.py",
+        "            if request.lacks_hosts:\n", "            if False:\n",
+    ),
+    Mutant(
         "room", "the end of a session is not told to mail that waits for it", "egress/limits.py",
         "        self._set_open(pair, min(pair.open, pair.sessions + pair.idle))\n        self._on_room(permit.provider, permit.address)\n",
         "        self._set_open(pair, min(pair.open, pair.sessions + pair.idle))\n",

@@ -279,6 +279,9 @@ class Egress(SharedEgress):
     def asks_hosts(self, domain: str) -> bool:
         return self.providers.is_stale(domain, clock.monotonic_s())
 
+    def lacks_hosts(self, domain: str) -> bool:
+        return self.providers.lacks_hosts(domain)
+
     def look_up(self, domain: str, resolve: Resolve, then: Callable[[], None]) -> None:
         self.look_ups.add(domain, resolve, then)
 

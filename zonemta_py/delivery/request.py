@@ -21,6 +21,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     destination, may have during the transaction. ``body_hash`` is DKIM's, empty when not known.
     ``tenant``: whose mail it is, or empty. ``order``: what limits of providers and addresses allow; None: there are
     none, and the agent chooses an address of the zone's pool, ``prefers`` if it can be. ``asks_hosts``: the result is to have them.
+    ``lacks_hosts``: when its turn came none were found, so that no limit of their provider was asked: if there are some now, nothing is sent.
     ``session_within_s``: each host has this time for a session, all of them twice that, because mail of other destinations waits for the connection; 0: what the zone allows.
     ``turn``: with which of the hosts the attempt begins, counted round; 0: with the most preferred one.
     """
@@ -43,6 +44,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     asks_hosts: bool = False
     prefers: str = ""
     turn: int = 0
+    lacks_hosts: bool = False
 
     def within(self, idle_limits: tuple[int, int], sessions_max: tuple[int, int]) -> "DeliveryRequest":
         """The same request with other limits of sessions."""

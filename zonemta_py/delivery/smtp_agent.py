@@ -304,6 +304,8 @@ class SmtpAgent:
             endpoints = await self._resources.endpoints.find(
                 zone, request.domain, request.message, request.tenant, request.order, request.prefers
             )
+            if request.lacks_hosts:
+                raise NotPermitted(tried=False)
             session, endpoint, reused = await self._session(endpoints, request, zone)
         except NotPermitted as exc:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))

@@ -368,6 +368,7 @@ class Worker:
             asks_hosts=decision.asks_hosts,
             prefers=decision.prefers,
             turn=_turn(record, order) if record.attempts and order is not None else 0,
+            lacks_hosts=decision.lacks_hosts,
         )
 
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:

@@ -61,7 +61,7 @@ class Decision(NamedTuple):
     """From where a message is sent now. ``route`` None: its provider is not known.
 
     ``provider``: as events have it, empty where it is not looked up. ``order`` None: the agent chooses the address, ``prefers`` if it can be. ``refusal``: nothing may be sent. ``recipients``: how
-    many at most. ``asks_hosts``: the result is to have the hosts of the domain.
+    many at most. ``asks_hosts``: the result is to have the hosts of the domain. ``lacks_hosts``: see ``DeliveryRequest``.
     """
 
     mail: LeasedMail
@@ -72,6 +72,7 @@ class Decision(NamedTuple):
     recipients: int = 0
     prefers: str = ""
     asks_hosts: bool = False
+    lacks_hosts: bool = False
 
 
 class RequestResult(Protocol):
@@ -128,14 +129,16 @@ class MessageEgress:
         egress, route = self._egress, slot.route
         if slot.route_version != self._routes.version:
             route = self._routes.of(mail.destination)
+        has_hosts = route is None or route.provider not in ("", SMARTHOST)
+        asks_hosts = has_hosts and egress.asks_hosts(mail.destination)
         decision = Decision(
             mail=mail,
             route=route,
             provider=_provider(route),
             recipients=len(mail.blocked),
             prefers=mail.last_source or ("" if slot.redraw_source else slot.source),
-            asks_hosts=(route is None or route.provider not in ("", SMARTHOST))
-            and egress.asks_hosts(mail.destination),
+            asks_hosts=asks_hosts,
+            lacks_hosts=asks_hosts and egress.lacks_hosts(mail.destination),
         )
         if route is None or self._routes.is_local:
             return decision

@@ -74,8 +74,12 @@ class Providers:
 
     def is_not_found(self, domain: str, now_s: float) -> bool:
         """True if it must be looked up again before anything leaves: the last look-up found no host, a while ago."""
+        return self.lacks_hosts(domain) and self.is_stale(domain, now_s)
+
+    def lacks_hosts(self, domain: str) -> bool:
+        """True if no host was ever found: ``get`` is a name of its own."""
         known = self._known.get(domain)
-        return known is not None and not known.hosts and known.until_s < now_s
+        return known is not None and not known.hosts
 
     def learn(self, domain: str, answer: MxAnswer, now_s: float) -> str:
         """The MX hosts of ``domain`` were found; returns its provider. None were: what is known stays, and is asked for again soon."""

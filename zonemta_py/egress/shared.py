@@ -149,6 +149,10 @@ class SharedEgress(EgressLimits):
         """True if the next request to ``domain`` is to find its hosts again."""
         return False
 
+    def lacks_hosts(self, domain: str) -> bool:
+        """True if the last look-up found none: its provider is only a name for it."""
+        return False
+
     def look_up(self, domain: str, resolve: Resolve, then: Callable[[], None]) -> None:
         """Look up the hosts of ``domain``, and call ``then``."""
         raise NotImplementedError

@@ -390,8 +390,12 @@ class ZoneEgress:
         )
 
     def not_permitted(self, slot: WorkerSlot) -> None:
-        """A session was needed and not allowed: its destination tries other addresses, or waits until one is."""
-        self.closed.close(slot, self._egress.now_ms())
+        """A session was needed and not allowed: its destination tries other addresses, or waits until one is.
+
+        Without a permit, hosts were found that nothing was asked about: it is admitted again at once.
+        """
+        if slot.permit is not FREE:
+            self.closed.close(slot, self._egress.now_ms())
 
     def provider_answers(self, destination: str) -> bool:
         """True if a message was sent to its provider lately."""
