@@ -2,12 +2,13 @@
 # Everything is installed into .venv by an interpreter that has a plyvel wheel, or from source.
 
 VENV ?= .venv
+SEEDS ?= 200
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 PIPELINE := $(VENV)/.pipeline
 
-.PHONY: pipeline-demo demo test check fast bench micro crash fuzz clean
+.PHONY: pipeline-demo demo test check fast bench micro crash fuzz simulate clean
 
 demo: $(STAMP)
 	$(VENV)/bin/zonemta demo
@@ -33,6 +34,9 @@ crash: $(STAMP)-test
 fuzz: $(STAMP)-test
 	for target in $$($(PY) -c 'from tests.fuzz.targets import TARGETS; print(*TARGETS)'); do \
 		$(PY) -m tests.fuzz $$target -max_total_time=300 || exit 1; done
+
+simulate: $(STAMP)-test
+	$(PY) -m tests.simulation --seeds 1-$(SEEDS)
 
 micro: $(STAMP)-test
 	$(PY) -m pytest -q benchmarks/micro

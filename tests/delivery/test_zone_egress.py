@@ -733,7 +733,7 @@ async def test_hosts_that_were_not_found_when_its_turn_came(directory: Path) -> 
         zone.ready("d.example")
         slot = zone.scheduler.next(clock.monotonic_s())
         assert slot is not None and slot.permit is FREE
-        await until(lambda: zone.egress.asks_hosts("d.example"), "an old answer")
+        assert not zone.egress.asks_hosts("d.example")  # a reload may have emptied the resolver's cache since
         decision = message.decide(slot, LeasedMail("m", "d.example", "d.example", (0,)))
         assert decision.order is None and decision.asks_hosts and decision.lacks_hosts
         found = MxAnswer(("mx.big.example",), True, False)

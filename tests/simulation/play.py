@@ -23,6 +23,10 @@ from tests.simulation.network import Address, Conditions, Network, drawn
 from tests.simulation.scenario import ANSWERING_S, PROMPT, Action, Receiver, Scenario
 from tests.simulation.virtual import VirtualLoop
 from zonemta_py import NotAccepted, Relay
+from zonemta_py.admin.operation import Operations
+from zonemta_py.admin.registry import run_operation
+from zonemta_py.admin.relay_port import RunningRelay
+from zonemta_py.admin.requests import ListRequest
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.egress.paths import STORED_S
@@ -40,6 +44,9 @@ LOOK_EVERY_S = 30.0
 RESOLVER = {"nameservers": ["127.0.0.1:53"], "timeout": "5s"}
 UNDER_WAY_MS = 60_000  # for an attempt
 ENDING_S = 60.0  # for the QUIT of sessions
+ASKED_EVERY_S = 600.0
+MOVING = ("turn", "waking", "ready_window", "start_up_scan")  # reasons that are over in a moment
+NEVER = ("damaged", "not_running", "queue_not_writable")
 SLACK = "500ms"  # of a limit: by which the delays of two messages differ
 # Of a relay that was killed; a copy of the queue has a lock of its own.
 NOT_COPIED = shutil.ignore_patterns("relay.pid", "*.sock", "LOCK")
@@ -89,6 +96,7 @@ class Player:
     pauses: list[Pause] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)  # each relay
     kills: int = 0
+    is_up: bool = False
 
     def _config(self) -> Config:
         changes = dict(self.scenario.changes)
@@ -113,6 +121,7 @@ class Player:
         self.relay = Relay(self._config())
         await self.relay.start()
         self.client.port = self.relay.addresses[0].port
+        self.is_up = True
 
     async def act(self, action: Action) -> None:
         """Do what the scenario says at this time."""
@@ -128,6 +137,7 @@ class Player:
                     else:
                         await self._enqueue(submission)
             case "restart":
+                self.is_up = False
                 await self.relay.stop()
                 await self.begin()
             case "kill":
@@ -165,6 +175,7 @@ class Player:
         for _ in range(turns):
             await asyncio.sleep(0)
         self.kills += 1
+        self.is_up = False
         place = self.stage.directory / f"relay-{self.kills}"
         for name in ("queue", "events"):
             if (self.place / name).exists():
@@ -267,6 +278,42 @@ class Player:
         return [record for path in segments for record in read_segment(path)]
 
 
+class Watch:
+    """Asks now and then why each recipient waits: the answer is never that it is about to move, twice in a row."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+        self._moving: dict[str, str] = {}  # recipient: what moves it
+        self.faults: list[str] = []
+        self.answers = Counter[str]()
+
+    async def run(self) -> None:
+        """Ask until it is cancelled."""
+        while True:
+            await asyncio.sleep(ASKED_EVERY_S)
+            if self._player.is_up:
+                await self._ask()
+
+    async def _ask(self) -> None:
+        relay = self._player.relay
+        running = RunningRelay(zones=relay._delivery.views)
+        rows = [row async for row in run_operation(Operations(relay.queue, running), ListRequest())]
+        served = {row["domain"] for row in rows if row["why"]["name"] == "in_flight"}
+        moving = {
+            row["recipient"]: row["why"]["name"]
+            for row in rows
+            if row["why"]["name"] in MOVING and row["domain"] not in served
+        }
+        self.answers.update(row["why"]["name"] for row in rows)
+        for recipient, name in moving.items():
+            if self._moving.get(recipient) == name and relay is self._player.relay:
+                self.faults.append(f"{recipient} waits for {ASKED_EVERY_S:.0f} s, the reason is: {name}")
+        self._moving = moving
+        self.faults += [
+            f"{row['recipient']}: {row['why']}" for row in rows if row["why"]["name"] in NEVER
+        ]
+
+
 class Surroundings:
     """The hosts of ``scenario``, their names, and the network between them and the relay."""
 
@@ -341,6 +388,8 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     player = Player(scenario, stage, loop.network, directory / "relay-0", r)
     player.client = SmtpClient(0, r)
     await player.begin()
+    watch = Watch(player)
+    watching = asyncio.create_task(watch.run())
     began_s = loop.time()
     for action in scenario.actions:
         await asyncio.sleep(max(0.0, began_s + action.at_s - loop.time()))
@@ -355,10 +404,13 @@ async def play(scenario: Scenario, directory: Path) -> Result:
         await asyncio.sleep(LOOK_EVERY_S)
     faults = [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]
     faults += problems(store)
+    watching.cancel()
+    player.is_up = False
     await player.relay.stop()
     await surroundings.end()
     faults += player.judge()
     faults += surroundings.judge(player.began_s)
+    faults += watch.faults
     await asyncio.sleep(ENDING_S)
     records = player.records()
     text = repr([(each["event"], each.get("recipient"), each["time_ms"]) for each in records])

@@ -170,7 +170,7 @@ _loop = VirtualLoop()
 _Random = random.Random
 _seed = 0
 _tokens = _Random(0)
-_made = Counter[tuple[str, int]]()  # generators, by the line that makes them
+_made = Counter[tuple[str, str]]()  # generators, by the function that makes them
 
 
 def _monotonic_s() -> float:
@@ -178,7 +178,7 @@ def _monotonic_s() -> float:
 
 
 class _SeededRandom(_Random):
-    """Without a seed it has one of the simulation, of the line that makes it, and of how many it has made.
+    """Without a seed it has one of the simulation, of the function that makes it, and of how many it has made.
 
     So what others draw, or a module that is imported late, changes nothing.
     """
@@ -186,9 +186,9 @@ class _SeededRandom(_Random):
     def __init__(self, x: Any = None) -> None:
         if x is None:
             maker = sys._getframe(1)
-            line = (maker.f_code.co_name, maker.f_lineno)
-            _made[line] += 1
-            x = f"{_seed} {line} {_made[line]}"
+            function = maker.f_globals["__name__"], maker.f_code.co_qualname
+            _made[function] += 1
+            x = f"{_seed} {function} {_made[function]}"
         super().__init__(x)
 
 

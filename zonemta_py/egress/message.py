@@ -130,15 +130,15 @@ class MessageEgress:
         if slot.route_version != self._routes.version:
             route = self._routes.of(mail.destination)
         has_hosts = route is None or route.provider not in ("", SMARTHOST)
-        asks_hosts = has_hosts and egress.asks_hosts(mail.destination)
+        lacks_hosts = has_hosts and egress.lacks_hosts(mail.destination)
         decision = Decision(
             mail=mail,
             route=route,
             provider=_provider(route),
             recipients=len(mail.blocked),
             prefers=mail.last_source or ("" if slot.redraw_source else slot.source),
-            asks_hosts=asks_hosts,
-            lacks_hosts=asks_hosts and egress.lacks_hosts(mail.destination),
+            asks_hosts=lacks_hosts or (has_hosts and egress.asks_hosts(mail.destination)),
+            lacks_hosts=lacks_hosts,
         )
         if route is None or self._routes.is_local:
             return decision
