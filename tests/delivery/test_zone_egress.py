@@ -725,7 +725,7 @@ async def test_a_zone_without_sessions_looks_no_host_up(
 
 
 async def test_hosts_that_were_not_found_when_its_turn_came(directory: Path) -> None:
-    """The agent is told: what it finds now is a provider that nothing was asked about. Its answer leads to the limits."""
+    """What the agent finds now is a provider whose limits were not asked: it sends nothing, and they are asked then."""
     async with zone_of(directory, {"rate": ["1/h"]}) as zone:
         message = MessageEgress(zone.egress, zone.admission.routes, zone.admission.closed)
         zone.egress.learn("d.example", NO_MX_ANSWER)
@@ -733,7 +733,9 @@ async def test_hosts_that_were_not_found_when_its_turn_came(directory: Path) -> 
         zone.ready("d.example")
         slot = zone.scheduler.next(clock.monotonic_s())
         assert slot is not None and slot.permit is FREE
-        assert not zone.egress.asks_hosts("d.example")  # a reload may have emptied the resolver's cache since
+        assert not zone.egress.asks_hosts(
+            "d.example"
+        )  # a reload may have emptied the resolver's cache since
         decision = message.decide(slot, LeasedMail("m", "d.example", "d.example", (0,)))
         assert decision.order is None and decision.asks_hosts and decision.lacks_hosts
         found = MxAnswer(("mx.big.example",), True, False)

@@ -42,13 +42,16 @@ def find_all(seeds: str) -> int:
 
 def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
     """The result of ``scenario``, with the random numbers of ``seed``; ``keep``: the directory stays if it fails."""
-    from tests.simulation.play import play  # its modules take what ``virtual`` replaces by name
+    from tests.simulation.play import Result, play  # its modules take what ``virtual`` replaces by name
 
     place = IN_MEMORY if IN_MEMORY.exists() else None
     directory = Path(tempfile.mkdtemp(prefix=f"simulation-{seed}-", dir=place))
     loop = virtual.begin(seed)
-    result = loop.run_until_complete(play(scenario, directory))
-    loop.close()
+    try:
+        result = loop.run_until_complete(play(scenario, directory))
+        loop.close()
+    except virtual.NoRest as exc:
+        result = Result([str(exc)], "", 0, (), 0, 0, loop.now_s)
     if keep and result.faults:
         print(f"    kept in {directory}")
     else:

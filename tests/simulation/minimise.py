@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tests.simulation.scenario import Scenario
 
-TRIES_MAX = 80
+TRIES_MAX = 200
 
 
 def minimised(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:

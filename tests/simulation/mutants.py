@@ -84,24 +84,23 @@ MUTANTS = (
     ),
     Mutant(
         "hosts-found-later", "hosts that were found after the limits were asked are used without them", "delivery/smtp_agent.py",
-        "            if request.lacks_hosts:\n", "            if False:\n",
+        "        if request.lacks_hosts:\n", "        if False:\n",
     ),
     Mutant(
-        "room", "the end of a session is not told to mail that waits for it", "egress/limits.py",
-        "        self._set_open(pair, min(pair.open, pair.sessions + pair.idle))\n        self._on_room(permit.provider, permit.address)\n",
-        "        self._set_open(pair, min(pair.open, pair.sessions + pair.idle))\n",
+        "rate-timer", "mail that waits for a rate is not woken at its time", "egress/waiting.py",
+        "        heappush(self._timers, (until_ms, next(self._numbers), waiting))\n", "",
     ),
     Mutant(
         "never-given-up", "mail is not given up in time", "delivery/outcome.py",
         "end_ms=born_ms + int(rules.settings.give_up_after * 1000)", "end_ms=born_ms + int(rules.settings.give_up_after * 100000)",
     ),
     Mutant(
-        "suspension-not-asked", "mail of a suspended part is sent", "delivery/send_check.py",
-        "if queue.suspended and context", "if not queue.suspended and context",
+        "suspension-not-asked", "mail of a suspended zone or domain is sent", "egress/zone.py",
+        "        stopped = self._stopped(destination, route) if self._egress.suspended else None\n", "        stopped = None\n",
     ),
     Mutant(
-        "due-key", "a due key that a commit under way writes is deleted", "queue/deferral.py",
-        "left is not None and due not in self._expected and due_ms not in left", "left is not None and due_ms not in left",
+        "due-key", "a deferred recipient has no due key", "queue/transitions.py",
+        '    batch.put(keys.due_key(outcome.due_ms, zone, message), b"")\n', "",
     ),
     Mutant(
         "cleanup", "the chunks of a message stay when it has ended", "queue/queue.py",

@@ -31,7 +31,12 @@ Arguments = TypeVarTuple("Arguments")
 
 BEGIN_NS = 1_800_000_000 * 10**9
 STEP_S = 1e-6  # the least jump: a timer is due when its time is over
+TURNS_MAX = 2_000_000  # of one simulation; one that does much has 300,000
 WITHOUT_TIMER_S = 0.01  # nothing but a socket can wake the loop
+
+
+class NoRest(Exception):
+    """A simulation has no end, or wakes up too often."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -40,6 +45,9 @@ class _Selector(selectors.DefaultSelector):
     loop: "VirtualLoop"
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.loop.turns += 1
+        if self.loop.turns > TURNS_MAX:
+            raise NoRest(f"{TURNS_MAX} turns of the loop, at {self.loop.now_s:.3f} s")
         for _ in range(2):
             ready = super().select(0)
             if ready or timeout == 0:
@@ -68,6 +76,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector()
         super().__init__(selector)
         selector.loop, self.now_s = self, 0.0
+        self.turns = 0
         numbers = count()
         self.set_task_factory(
             lambda loop, coro, **others: _NumberedTask(coro, loop=loop, number=next(numbers), **others)

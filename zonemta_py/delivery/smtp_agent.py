@@ -304,8 +304,6 @@ class SmtpAgent:
             endpoints = await self._resources.endpoints.find(
                 zone, request.domain, request.message, request.tenant, request.order, request.prefers
             )
-            if request.lacks_hosts:
-                raise NotPermitted(tried=False)
             session, endpoint, reused = await self._session(endpoints, request, zone)
         except NotPermitted as exc:
             return await self._answer(request, DeliveryResult([], not_permitted=True, tried=exc.tried))
@@ -449,6 +447,8 @@ class SmtpAgent:
 
         So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
         """
+        if request.lacks_hosts:
+            raise NotPermitted(tried=False)
         best = endpoints[0][0]
         has_turn = request.turn > 0 and any(each.host != best.host for each, _ in endpoints)
         in_turn = beginning_with(endpoints, request.turn) if has_turn else endpoints
