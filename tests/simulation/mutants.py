@@ -103,6 +103,10 @@ MUTANTS = (
         '    batch.put(keys.due_key(outcome.due_ms, zone, message), b"")\n', "",
     ),
     Mutant(
+        "report-note", "a failure is left out of the report at the end of its message", "queue/queue.py",
+        "            active.notes += effects.notes\n", "            pass\n",
+    ),
+    Mutant(
         "cleanup", "the chunks of a message stay when it has ended", "queue/queue.py",
         "                cleanup.add(active.id)  # the store counts the chunks\n", "                pass\n",
     ),

@@ -19,8 +19,9 @@ import yaml
 from tests.kit.queue import everything, problems
 from tests.kit.relay import ONE_PROCESS, Stage
 from tests.simulation.clients import SmtpClient, Submission
+from tests.simulation.judge import Pause, judge_keys, judge_pauses, judge_recipients
 from tests.simulation.network import Address, Conditions, Network, drawn
-from tests.simulation.scenario import ANSWERING_S, PROMPT, Action, Receiver, Scenario
+from tests.simulation.scenario import ANSWERING_S, PROMPT, SENDERS, Action, Receiver, Scenario
 from tests.simulation.virtual import VirtualLoop
 from zonemta_py import NotAccepted, Relay
 from zonemta_py.admin.operation import Operations
@@ -39,10 +40,8 @@ from zonemta_py.sink.script import Script, load_script
 from zonemta_py.sink.server import Sink
 from zonemta_py.sink.sink_limits import LimitName
 
-OUTCOMES = ("delivered", "bounced", "expired", "lapsed", "deleted")
 LOOK_EVERY_S = 30.0
 RESOLVER = {"nameservers": ["127.0.0.1:53"], "timeout": "5s"}
-UNDER_WAY_MS = 60_000  # for an attempt
 ENDING_S = 60.0  # for the QUIT of sessions
 ASKED_EVERY_S = 600.0
 MOVING = ("turn", "waking", "ready_window", "start_up_scan")  # reasons that are over in a moment
@@ -68,15 +67,6 @@ class Result:
     def events(self) -> Counter[str]:
         """How many there were of each."""
         return Counter(each["event"] for each in self.records)
-
-
-@dataclass
-class Pause:
-    """``name``, zone or domain, was suspended for this time (unix ms)."""
-
-    name: str
-    from_ms: int
-    until_ms: int = 0
 
 
 @dataclass
@@ -214,63 +204,17 @@ class Player:
 
     def judge(self) -> Iterator[str]:
         """The faults in what has become of each recipient."""
-        records = self.records()
-        outcomes, accepted = defaultdict[str, list[str]](list), Counter[str]()
-        for record in records:
-            if record["event"] in OUTCOMES:
-                outcomes[record["recipient"]].append(record["event"])
-            elif record["event"] == "accepted":
-                accepted.update(each["recipient"] for each in record["recipients"])
-        history = read_history(self.place / "events")
-        uncertain = {record.get("recipient") for record in history.uncertain}
         received = defaultdict[str, list[bytes]](list)
         for sink in self.stage.sinks.values():
             for message in sink.messages:
                 for recipient in message.recipients:
                     received[recipient].append(message.data)
-        for submission in self.submissions:
-            mail, least = submission.mail, submission.accepted
-            most = least + submission.unknown
-            if mail.key:
-                least, most = min(least, 1), min(most, 1)
-            body = mail.data.partition(b"\r\n\r\n")[2]
-            for name in mail.recipients:
-                ends, copies = outcomes[name], received.pop(name, [])
-                delivered = ends.count("delivered")
-                if not least <= accepted[name] <= most or len(ends) != accepted[name]:
-                    yield f"{name}: {least} to {most} acknowledged, accepted {accepted[name]} times, outcomes {ends}"
-                elif len(copies) < delivered:
-                    yield f"{name}: delivered {delivered} times, received {len(copies)} times"
-                elif len(copies) > delivered and name not in uncertain:
-                    yield f"{name}: {ends}, and received {len(copies)} times, which no event names"
-                if any(not each.endswith(body) for each in copies):
-                    yield f"{name}: other bytes"
-        yield from (f"{name}: received, and never submitted" for name in received)
-        yield from (f"two outcomes: {each}" for each in history.repeated)
-        yield from self._keys_of_others()
-        yield from self._suspended_deliveries(records)
-
-    def _keys_of_others(self) -> Iterator[str]:
-        """Messages that were refused for a key that only others have used."""
-        used = Counter((each.mail.owner, each.mail.key) for each in self.submissions)
-        for each in self.submissions:
-            if " submission key " in each.refusal and used[each.mail.owner, each.mail.key] == 1:
-                yield f"message {each.mail.number} is refused for the key of others: {each.refusal}"
-
-    def _suspended_deliveries(self, records: Sequence[dict[str, Any]]) -> Iterator[str]:
-        """What was delivered while it was suspended, and had not begun before: to hosts that answer at once."""
-        if self.scenario.failing:
-            return
-        prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
-        for record in records:
-            domain = record.get("recipient", "").rpartition("@")[2]
-            if record["event"] == "delivered" and domain in prompt:
-                at_ms = record["time_ms"]
-                for pause in self.pauses:
-                    if pause.name in (f"domain:{domain}", "zone:default") and (
-                        pause.from_ms + UNDER_WAY_MS < at_ms < pause.until_ms
-                    ):
-                        yield f"{record['recipient']} is delivered at {at_ms}, while {pause.name} is suspended"
+        history, records = read_history(self.place / "events"), self.records()
+        yield from judge_recipients(self.submissions, records, history, received)
+        yield from judge_keys(self.submissions)
+        if not self.scenario.failing:
+            prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
+            yield from judge_pauses(self.pauses, records, prompt)
 
     def records(self) -> list[dict[str, Any]]:
         """The event log of the last relay."""
@@ -327,6 +271,8 @@ class Surroundings:
         """Start the receivers."""
         for n, each in enumerate(self._scenario.receivers):
             await self._receiver(each, self._scenario.limits if n == 0 else {})
+        for domain in dict.fromkeys(each.rpartition("@")[2] for each in SENDERS if each):
+            await self._stage.receiver(domain)
         records = dict(self._stage.names.records) | {"none.example": {}}
         if self._scenario.two_hosts:
             records["two.example"] = {"MX": ["10 mx.d0.example.", "20 mx.d1.example."]}

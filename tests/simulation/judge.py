@@ -1,0 +1,108 @@
+"""What must be true of a scenario when all has ended: of the events, of what was received, and of what clients know. Pure."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.clients import Submission
+from zonemta_py.events.accounting import RecipientHistory
+
+Records = Sequence[dict[str, Any]]  # of the event log
+
+FAILURES = ("bounced", "expired", "lapsed")
+OUTCOMES = ("delivered", *FAILURES, "deleted")
+UNDER_WAY_MS = 60_000  # for an attempt
+_REPORT = re.compile(rb"^Message-ID: <([0-9a-f]{24})@", re.MULTILINE)
+_REPORTED = re.compile(r"^Final-Recipient: rfc822;\s*(\S+)", re.MULTILINE)
+
+
+@dataclass
+class Pause:
+    """``name``, zone or domain, was suspended for this time (unix ms)."""
+
+    name: str
+    from_ms: int
+    until_ms: int = 0
+
+
+def judge_recipients(
+    submissions: Sequence[Submission],
+    records: Records,
+    history: RecipientHistory,
+    received: MutableMapping[str, list[bytes]],
+) -> Iterator[str]:
+    """Each recipient that was acknowledged has one outcome, and got what that says. ``received``: by recipient; it is used up."""
+    outcomes, accepted = defaultdict[str, list[str]](list), Counter[str]()
+    for record in records:
+        if record["event"] in OUTCOMES:
+            outcomes[record["recipient"]].append(record["event"])
+        elif record["event"] == "accepted":
+            accepted.update(each["recipient"] for each in record["recipients"])
+    uncertain = {record.get("recipient") for record in history.uncertain}
+    for submission in submissions:
+        mail, least = submission.mail, submission.accepted
+        most = least + submission.unknown
+        if mail.key:
+            least, most = min(least, 1), min(most, 1)
+        body = mail.data.partition(b"\r\n\r\n")[2]
+        for name in mail.recipients:
+            ends, copies = outcomes[name], received.pop(name, [])
+            delivered = ends.count("delivered")
+            if not least <= accepted[name] <= most or len(ends) != accepted[name]:
+                yield f"{name}: {least} to {most} acknowledged, accepted {accepted[name]} times, outcomes {ends}"
+            elif len(copies) < delivered:
+                yield f"{name}: delivered {delivered} times, received {len(copies)} times"
+            elif len(copies) > delivered and name not in uncertain:
+                yield f"{name}: {ends}, and received {len(copies)} times, which no event names"
+            if any(not each.endswith(body) for each in copies):
+                yield f"{name}: other bytes"
+    for sender in dict.fromkeys(each.mail.sender for each in submissions if each.mail.sender):
+        yield from _judge_reports(sender, records, received.pop(sender, []))
+    yield from (f"{name}: received, and never submitted" for name in received)
+    yield from (f"two outcomes: {each}" for each in history.repeated)
+
+
+def _judge_reports(sender: str, records: Records, received: Sequence[bytes]) -> Iterator[str]:
+    """Each recipient of ``sender`` that failed is in one report, as far as all reports on its message have arrived."""
+    failed = defaultdict[str, list[str]](list)
+    reports = defaultdict[str, set[str]](set)
+    for record in records:
+        if record["event"] in FAILURES and record["sender"] == sender:
+            failed[record["message"]].append(record["recipient"])
+        elif record["event"] == "accepted" and record["report_for"]:
+            reports[record["report_for"]].add(record["message"])
+    named: dict[str, list[str]] = {}  # by report; one may arrive twice
+    for data in received:
+        found = _REPORT.search(data)
+        if found is not None:
+            named[found[1].decode()] = _REPORTED.findall(data.decode())
+    for message, recipients in failed.items():
+        if not reports[message]:
+            yield f"message {message}: no report on {recipients}"
+        elif named.keys() >= reports[message]:
+            found_in = sorted(name for report in reports[message] for name in named[report])
+            if found_in != sorted(recipients):
+                yield f"message {message}: {recipients} failed, the reports are on {found_in}"
+
+
+def judge_keys(submissions: Sequence[Submission]) -> Iterator[str]:
+    """Messages that were refused for a key that only others have used."""
+    used = Counter((each.mail.owner, each.mail.key) for each in submissions)
+    for each in submissions:
+        if " submission key " in each.refusal and used[each.mail.owner, each.mail.key] == 1:
+            yield f"message {each.mail.number} is refused for the key of others: {each.refusal}"
+
+
+def judge_pauses(pauses: Sequence[Pause], records: Records, domains: Container[str]) -> Iterator[str]:
+    """What was delivered to ``domains``, whose hosts answer at once, while it was suspended, and had not begun before."""
+    for record in records:
+        domain = record.get("recipient", "").rpartition("@")[2]
+        if record["event"] != "delivered" or domain not in domains:
+            continue
+        at_ms = record["time_ms"]
+        for pause in pauses:
+            is_of_it = pause.name in (f"domain:{domain}", "zone:default")
+            if is_of_it and pause.from_ms + UNDER_WAY_MS < at_ms < pause.until_ms:
+                yield f"{record['recipient']} is delivered at {at_ms}, while {pause.name} is suspended"
