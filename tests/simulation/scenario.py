@@ -170,7 +170,7 @@ def make(seed: int) -> Scenario:
         "rate": r.choice(["6/1m", "30/1m", "2/1s", "40/1h"]),
         "messages_per_session": r.randint(1, 5),
     }
-    limits = {name: value for name, value in choices.items() if r.random() < 0.4}
+    limits = {name: value for name, value in choices.items() if r.random() < 0.5}
     if receivers[0].kind not in PROMPT:
         limits = {}
     span_s = r.choice([10.0, 600.0, 3600.0])
@@ -194,7 +194,7 @@ def make(seed: int) -> Scenario:
         changes=changes,
         limits=limits,
         failing=r.choice([0.0, 0.0, 0.03, 0.2]),
-        failing_names=r.choice([0.0, 0.0, 0.1]),
+        failing_names=r.choice([0.0, 0.1, 0.3]),
         store=r.choice(["leveldb", "filesystem"]),
         actions=sorted(actions, key=lambda each: each.at_s),
     )

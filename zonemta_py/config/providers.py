@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import ClassVar
@@ -227,8 +227,15 @@ def _check_shadows(
 
 def load_providers(file: Path | None, *, shipped: bool) -> ProviderTable:
     """The table: the shipped providers, then those of ``file``. Raises ConfigError."""
-    found = read_providers(shipped_file(SHIPPED)) if shipped else {}
-    return ProviderTable(found | read_providers(file, found) if file is not None else found)
+    found = _shipped() if shipped else {}
+    own = read_providers(file, found) if file is not None else {}
+    return ProviderTable({**found, **own})
+
+
+@cache
+def _shipped() -> Mapping[str, ProviderSettings]:
+    """Read once: the file is a part of this version (decision 148)."""
+    return read_providers(shipped_file(SHIPPED))
 
 
 def is_limited(limits: ProviderLimits) -> bool:

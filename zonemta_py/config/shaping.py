@@ -9,6 +9,7 @@ with the name of a shipped rule replaces it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,8 +133,14 @@ def load_shaping(file: Path | None, *, shipped: bool) -> ShapingRules:
     """The rules: those of ``file``, then the shipped ones whose names it does not use. Raises ConfigError."""
     own = read_shaping(file) if file is not None else []
     used = {rule.name for rule in own}
-    others = read_shaping(shipped_file(SHIPPED)) if shipped else []
+    others = _shipped() if shipped else ()
     return ShapingRules([*own, *(rule for rule in others if rule.name not in used)])
+
+
+@cache
+def _shipped() -> Sequence[ShapingRule]:
+    """Read once: the file is a part of this version (decision 148)."""
+    return read_shaping(shipped_file(SHIPPED))
 
 
 def read_shaping(path: Path) -> list[ShapingRule]:
