@@ -87,16 +87,8 @@ MUTANTS = (
         "        if request.lacks_hosts:\n", "        if False:\n",
     ),
     Mutant(
-        "rate-timer", "mail that waits for a rate is not woken at its time", "egress/waiting.py",
-        "        heappush(self._timers, (until_ms, next(self._numbers), waiting))\n", "",
-    ),
-    Mutant(
         "never-given-up", "mail is not given up in time", "delivery/outcome.py",
         "end_ms=born_ms + int(rules.settings.give_up_after * 1000)", "end_ms=born_ms + int(rules.settings.give_up_after * 100000)",
-    ),
-    Mutant(
-        "suspension-not-asked", "mail of a suspended zone or domain is sent", "egress/zone.py",
-        "        stopped = self._stopped(destination, route) if self._egress.suspended else None\n", "        stopped = None\n",
     ),
     Mutant(
         "due-key", "a deferred recipient has no due key", "queue/transitions.py",
@@ -109,10 +101,6 @@ MUTANTS = (
     Mutant(
         "cleanup", "the chunks of a message stay when it has ended", "queue/queue.py",
         "                cleanup.add(active.id)  # the store counts the chunks\n", "                pass\n",
-    ),
-    Mutant(
-        "chunk-order", "two chunks of a body are in the wrong order", "queue/messages.py",
-        "            self._put(data[at : at + CHUNK_BYTES])\n", "            self._put(data[at : at + CHUNK_BYTES][::-1])\n",
     ),
 )  # fmt: skip
 BY_NAME = {each.name: each for each in MUTANTS}
