@@ -1,5 +1,6 @@
 """The Java and the configuration of a session."""
 
+import logging
 import os
 import stat
 import subprocess
@@ -91,6 +92,23 @@ def test_the_users_files(tmp_path: Path) -> None:
     assert "WARN" not in done.stderr.replace(
         "WARNING: Using incubator modules: jdk.incubator.vector", ""
     )
+
+
+def test_what_the_gateway_logs_when_java_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of it is shown, also of what it logs by the root logger; messages of others are."""
+    root = logging.getLogger()
+    handler = logging.StreamHandler(sys.stderr)
+    root.addHandler(handler)
+    try:
+        session.silence_loggers()
+        for path in ("/lib/py4j/java_gateway.py", "/lib/other.py"):
+            code = "import logging\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    logging.exception('lost')"
+            exec(compile(code, path, "exec"), {})
+        logging.getLogger("py4j.clientserver").error("lost")
+        assert capsys.readouterr().err.count("Traceback") == 1
+    finally:
+        root.removeHandler(handler)
+        root.removeFilter(session._is_not_of_gateway)
 
 
 def test_a_session_with_an_archive(tmp_path: Path) -> None:

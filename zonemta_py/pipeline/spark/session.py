@@ -93,6 +93,18 @@ LOCAL = {
 }
 
 
+def silence_loggers() -> None:
+    """A Java that has ended is an error of ours, in one line: nothing of it is logged by others."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_of_gateway)  # which it uses for one of its messages
+    for name in CONTEXT_LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _is_not_of_gateway(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
+
+
 def open_session(
     master: str | None = None, heap: str | None = None, *, light: bool = False, **settings: str
 ) -> SparkSession:
@@ -112,11 +124,7 @@ def open_session(
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
     _set_log_settings()
-    logging.getLogger("py4j").setLevel(
-        logging.CRITICAL
-    )  # a Java that has ended is an error of ours, in one line
-    for name in CONTEXT_LOGGERS:
-        PySparkLogger.getLogger(name).disabled = True
+    silence_loggers()
     builder = SparkSession.builder.appName("zonemta").master(master)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
