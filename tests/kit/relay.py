@@ -3,7 +3,7 @@
 import asyncio
 import os
 import smtplib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ class Stage:
     async def start(self) -> None:
         self.dns_port = await self.names.start()
 
-    async def receiver(self, domain: str, *rules: Rule, kind: type[Sink] = Sink, **options: Any) -> Sink:
+    async def receiver(
+        self, domain: str, *rules: Rule, kind: Callable[..., Sink] = Sink, **options: Any
+    ) -> Sink:
         """Start a receiver for ``domain`` that keeps its messages."""
         ip = self._next_address()
         sink = kind(Script(rules), keep=True, **options)

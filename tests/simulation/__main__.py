@@ -49,9 +49,10 @@ def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
     loop = virtual.begin(seed)
     try:
         result = loop.run_until_complete(play(scenario, directory))
-        loop.close()
     except virtual.NoRest as exc:
         result = Result([str(exc)], "", 0, (), 0, 0, loop.now_s)
+    finally:
+        loop.close()
     if keep and result.faults:
         print(f"    kept in {directory}")
     else:

@@ -258,14 +258,8 @@ class MemoryTransport(asyncio.Transport):
         self.is_paused = False
         self.into.go_on()
 
-    def is_reading(self) -> bool:
-        return not self.is_paused
-
     def get_write_buffer_size(self) -> int:
         return self.out.unwritten
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return LOW_BYTES, HIGH_BYTES
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -287,9 +281,6 @@ class MemoryServer:
 
     def close(self) -> None:
         self._network.forget(self._addresses)
-
-    def is_serving(self) -> bool:
-        return self._network.listens(self._addresses[0])
 
     async def wait_closed(self) -> None:
         pass
@@ -316,9 +307,6 @@ class Network:
                 raise OSError(errno.EADDRINUSE, f"{each} is in use")
             self._listening[each] = factory
         return MemoryServer(self, addresses)
-
-    def listens(self, address: Address) -> bool:
-        return address in self._listening
 
     def forget(self, addresses: Sequence[Address]) -> None:
         """Serve no longer."""

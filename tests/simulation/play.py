@@ -7,7 +7,7 @@ there, and starts a relay on the copy. The new relay knows nothing of what the k
 import asyncio
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -38,7 +38,7 @@ from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.sink.script import Script, load_script
 from zonemta_py.sink.server import Sink
-from zonemta_py.sink.sink_limits import LimitName
+from zonemta_py.sink.sink_limits import LimitName, SinkLimits
 
 LOOK_EVERY_S = 30.0
 RESOLVER = {"nameservers": ["127.0.0.1:53"], "timeout": "5s"}
@@ -82,17 +82,21 @@ class Player:
     client: SmtpClient = field(init=False)
     submissions: list[Submission] = field(default_factory=list)
     submitting: list[asyncio.Task[None]] = field(default_factory=list)
+    zone: dict[str, Any] = field(init=False)  # its settings, which a reload changes
     suspended: list[tuple[float, str]] = field(default_factory=list)  # until when
     pauses: list[Pause] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)  # each relay
     kills: int = 0
     is_up: bool = False
 
+    def __post_init__(self) -> None:
+        self.zone = dict(self.scenario.zone)
+
     def _config(self) -> Config:
         changes = dict(self.scenario.changes)
         if self.scenario.limits:
             path = self.stage.directory / "providers.yaml"
-            provider = {"mx": ["mx.d0.example"], "limits": self.scenario.limits}
+            provider = {"mx": ["mx.d0.example"], "limits": dict(self.scenario.limits)}
             path.write_text(yaml.safe_dump({"providers": {"big": provider}}))
             changes["providers"] = {"file": str(path), "shipped": False}
         queue = {
@@ -101,7 +105,7 @@ class Player:
             "store": self.scenario.store,
         }
         return self.stage.config(
-            processes=ONE_PROCESS, zones={"default": self.scenario.zone}, queue=queue, shutdown_grace="1s",
+            processes=ONE_PROCESS, zones={"default": self.zone}, queue=queue, shutdown_grace="1s",
             events={"directory": str(self.place / "events")}, resolver=RESOLVER, **changes,
         )  # fmt: skip
 
@@ -135,7 +139,7 @@ class Player:
             case "flush":
                 await self.relay.flush()
             case "reload":
-                self.scenario.zone["connections"] = 1 + action.turns % 8
+                self.zone["connections"] = 1 + action.turns % 8
                 await self.relay.reload(self._config())
             case "hold" | "delete" | "bounce":
                 messages = self._messages()
@@ -229,7 +233,6 @@ class Watch:
         self._player = player
         self._moving: dict[str, str] = {}  # recipient: what moves it
         self.faults: list[str] = []
-        self.answers = Counter[str]()
 
     async def run(self) -> None:
         """Ask until it is cancelled."""
@@ -248,7 +251,6 @@ class Watch:
             for row in rows
             if row["why"]["name"] in MOVING and row["domain"] not in served
         }
-        self.answers.update(row["why"]["name"] for row in rows)
         for recipient, name in moving.items():
             if self._moving.get(recipient) == name and relay is self._player.relay:
                 self.faults.append(f"{recipient} waits for {ASKED_EVERY_S:.0f} s, the reason is: {name}")
@@ -280,17 +282,18 @@ class Surroundings:
         self._network.conditions = self._conditions
         self._network.name_delay_s = self._name_delay_s
 
-    async def _receiver(self, each: Receiver, limits: dict[str, Any]) -> None:
-        sink = await self._stage.receiver(each.domain, *each.rules, extensions=each.extensions)
+    async def _receiver(self, each: Receiver, limits: Mapping[str, Any]) -> None:
+        providers: Sequence[SinkLimits] = ()
         if limits:
             path = self._stage.directory / "sink.yaml"
             limits = {"name": "big", "slack": SLACK, **limits}
             path.write_text(yaml.safe_dump({"rules": [], "providers": [limits]}))
-            await sink.close()
-            script = Script(each.rules, load_script(path).providers)
-            sink = Sink(script, keep=True, extensions=each.extensions)
-            await sink.start("127.0.1.1", self._stage.port)
-            self._stage.sinks[each.domain] = sink
+            providers = load_script(path).providers
+
+        def made(script: Script, **options: Any) -> Sink:
+            return Sink(Script(each.rules, providers), **options)
+
+        await self._stage.receiver(each.domain, kind=made, extensions=each.extensions)
 
     def _conditions(self, to: Address) -> Conditions:
         if self._scenario.limits and to[0] == "127.0.1.1":

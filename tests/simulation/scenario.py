@@ -1,6 +1,6 @@
 """What a seed decides: receivers, limits and retries of the relay, clients, operators, restarts and kills."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
@@ -105,9 +105,9 @@ class Scenario:
 
     receivers: Sequence[Receiver]
     two_hosts: bool  # two.example has the first two receivers as its MX hosts
-    zone: dict[str, Any]
-    changes: dict[str, Any]
-    limits: dict[str, Any]
+    zone: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    limits: Mapping[str, Any]
     failing: float
     failing_names: float
     store: str

@@ -118,15 +118,15 @@ def test_a_stall_ends() -> None:
 
 
 def test_a_peer_that_does_not_read() -> None:
-    """Its writer waits, and goes on when it reads."""
+    """The transport pauses its protocol, and resumes it when the peer reads."""
 
     async def work(loop: VirtualLoop, client: Side, server: Side) -> None:
         server.transport.pause_reading()
         client.transport.write(b"x" * (3 * HIGH_BYTES))
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # in virtual time
         assert client.events == ["pause"] and not server.data
         server.transport.resume_reading()
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # in virtual time
         assert client.events == ["pause", "resume"]
         assert len(server.data) == 3 * HIGH_BYTES
 
@@ -139,7 +139,7 @@ def test_bytes_for_a_closed_side() -> None:
     async def work(loop: VirtualLoop, client: Side, server: Side) -> None:
         client.stays = True
         server.transport.close()
-        await asyncio.sleep(10)
+        await asyncio.sleep(10)  # in virtual time
         assert client.events == ["eof"] and not client.lost.done()
         client.transport.write(b"x")
         assert isinstance(await client.lost, ConnectionResetError)
@@ -165,7 +165,7 @@ def test_a_process_that_is_killed() -> None:
         loop.network.cut_off([AT])
         assert await client.lost is None
         assert bytes(client.data) == b"250 ok"
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # in virtual time
         assert not server.data
         with pytest.raises(ConnectionRefusedError):
             await loop.create_connection(Side, *AT)

@@ -55,17 +55,18 @@ def load_rules(path: Path, *, checks_patterns: bool = True) -> list[ReplyRule]:
     words: dict[str, str] = {}
     for name, text in document.words.items():
         words[name] = f"(?:{_filled(text, words, f'words.{name}', reader)})"
+    rules = [_rule(entry, words, f"rules[{i}]", reader) for i, entry in enumerate(document.rules)]
     if checks_patterns:
-        _check_patterns(document.rules, words, reader)
-    return [_rule(entry, words, f"rules[{i}]", reader) for i, entry in enumerate(document.rules)]
+        _check_patterns(rules, reader)
+    return rules
 
 
-def _check_patterns(rules: Sequence[RuleEntry], words: Mapping[str, str], reader: Reader) -> None:
-    for number, entry in enumerate(rules):
-        for name, given in (("pattern", entry.pattern), ("unless", entry.unless)):
-            key = f"rules[{number}].{name}"
-            for pattern in _patterns(given, words, key, reader):
+def _check_patterns(rules: Sequence[ReplyRule], reader: Reader) -> None:
+    for number, rule in enumerate(rules):
+        for name, patterns in (("pattern", rule.patterns), ("unless", rule.unless)):
+            for pattern in patterns:
                 if problem := problem_of(pattern):
+                    key = f"rules[{number}].{name}"
                     reader.complain(key, f"'{pattern}' is no pattern of RE2: {problem}")
 
 
