@@ -11,14 +11,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation import mutants, virtual
+from tests.simulation import disk, mutants, virtual
 from tests.simulation.minimise import minimised
 from tests.simulation.mutants import BY_NAME
 from tests.simulation.scenario import Scenario, make
+from zonemta_py.core.errors import ZonemtaError
 
 if TYPE_CHECKING:
     from tests.simulation.play import Result
@@ -46,11 +48,12 @@ def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
 
     place = IN_MEMORY if IN_MEMORY.exists() else None
     directory = Path(tempfile.mkdtemp(prefix=f"simulation-{seed}-", dir=place))
+    (directory / "removed").mkdir()
     loop = virtual.begin(seed)
     try:
         result = loop.run_until_complete(play(scenario, directory))
-    except virtual.NoRest as exc:
-        result = Result([str(exc)], "", 0, (), 0, 0, loop.now_s)
+    except (virtual.NoRest, ZonemtaError, OSError) as exc:
+        result = Result([repr(exc)], "", 0, (), 0, 0, loop.now_s)
     finally:
         loop.close()
     if keep and result.faults:
@@ -73,9 +76,17 @@ def show(scenario: Scenario, result: "Result") -> None:
         print(f"    {(record['time_ms'] - begin_ms) / 1000:12.3f} s: {record['event']} {told.strip()}")
 
 
-def show_shortest(seed: int, scenario: Scenario) -> None:
-    """Print the shortest scenario that fails."""
-    shorter = minimised(scenario, lambda tried: bool(play_once(seed, tried).faults))
+def kinds(faults: Iterable[str]) -> set[str]:
+    """``faults`` without the names and numbers in them."""
+    return {re.sub(r"\S*[\d@/]\S*", "", fault) for fault in faults}
+
+
+def show_shortest(seed: int, scenario: Scenario, faults: Iterable[str]) -> None:
+    """Print the shortest scenario that fails with one of ``faults``, and other numbers in it."""
+    wanted = kinds(faults)
+    shorter = minimised(
+        scenario, lambda tried: not wanted.isdisjoint(kinds(play_once(seed, tried).faults))
+    )
     result = play_once(seed, shorter)
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
@@ -108,6 +119,7 @@ def main() -> int:
     if arguments.mutant:
         mutants.install(arguments.mutant)
     virtual.install()
+    disk.install()
     logging.disable(logging.CRITICAL)
     failed = 0
     for seed in range(int(first), int(last or first) + 1):
@@ -129,7 +141,7 @@ def main() -> int:
         if arguments.trace:
             show(scenario, result)
         elif result.faults:
-            show_shortest(seed, scenario)
+            show_shortest(seed, scenario, result.faults)
     return 1 if failed else 0
 
 

@@ -23,11 +23,6 @@ class Submission:
     unknown: int = 0
     refusal: str = ""
 
-    @property
-    def is_possible(self) -> bool:
-        """True if the relay may have the message."""
-        return self.accepted + self.unknown > 0
-
 
 class _Refused(Exception):
     """The relay does not take the message."""
@@ -38,11 +33,15 @@ class _Later(Exception):
 
 
 class SmtpClient:
-    """Submits to ``port``; after a failure again, a few times."""
+    """Submits to ``port``; after a failure again, a few times.
 
-    def __init__(self, port: int, r: random.Random) -> None:
+    ``disk_fails``: a message that is answered with 4xx may have been accepted, when its bytes were written and not synced.
+    """
+
+    def __init__(self, port: int, r: random.Random, disk_fails: bool) -> None:
         self.port = port
         self._r = r
+        self._disk_fails = disk_fails
 
     async def submit(self, submission: Submission) -> None:
         """Submit until there is an answer."""
@@ -77,8 +76,11 @@ class SmtpClient:
             writer.write(data[end:])
             try:
                 await _reply(reader)
-            except (_Refused, _Later):
+            except _Refused:
                 submission.unknown -= 1
+                raise
+            except _Later:
+                submission.unknown -= not self._disk_fails
                 raise
             submission.unknown, submission.accepted = submission.unknown - 1, submission.accepted + 1
         finally:

@@ -11,7 +11,7 @@ TRIES_MAX = 200
 def minimised(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
     """``scenario``, which fails, without the actions that are not needed for it: first halves are left out, at last single ones.
 
-    What remains is decided anew by the seed, so that it may fail for another reason.
+    What remains is decided anew by the seed.
     """
     size, tries = len(scenario.actions) // 2, 0
     while size and tries < TRIES_MAX:

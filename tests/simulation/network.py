@@ -298,6 +298,7 @@ class Network:
         self.name_delay_s: Callable[[str], float | None] = lambda name: 0.0  # None: no answer comes
         self._open: list[tuple[MemoryTransport, MemoryTransport]] = []
         self.connections = self.faults = 0
+        self.is_down = False  # no connection is made: the relay is dead
 
     def listen(self, factory: Factory, hosts: Sequence[str], port: int) -> MemoryServer:
         """Serve at ``port`` of each host; 0: the next one."""
@@ -326,6 +327,13 @@ class Network:
             dead.out.end()
             dead.into.drop()
 
+    def open_to(self, host: str) -> int:
+        """The number of connections to ``host`` that are open."""
+        return sum(
+            server.get_extra_info("sockname")[0] == host and not client.is_closing()
+            for client, server in self._open
+        )
+
     def _port(self) -> int:
         self._next_port += 1
         return self._next_port
@@ -338,7 +346,7 @@ class Network:
         if conditions.fault == "unreachable":
             await asyncio.sleep(CONNECT_TIMEOUT_S)
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-        if address not in self._listening:
+        if self.is_down or address not in self._listening:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         return conditions
 
@@ -346,7 +354,7 @@ class Network:
         self, protocol: asyncio.BaseProtocol, source: str, address: Address, conditions: Conditions
     ) -> MemoryTransport:
         """A connection that was reached. Raises OSError when the address does not listen any more."""
-        if address not in self._listening:
+        if self.is_down or address not in self._listening:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         loop, own = self._loop, (source, self._port())
         client, server = MemoryTransport(loop, own, address), MemoryTransport(loop, address, own)

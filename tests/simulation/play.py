@@ -1,13 +1,14 @@
 """Plays a scenario on the real relay, and judges what became of each recipient.
 
 A kill copies the directories of the queue and of the event log between two turns of the loop, when all that was written is
-there, and starts a relay on the copy. The new relay knows nothing of what the killed one did after that.
+there, or in front of a call to the disk, and starts a relay on the copy. The new relay knows nothing of what the killed one did
+after that. After a power cut the copy has what the disk keeps. A relay that does not start is started again and again.
 """
 
 import asyncio
-import shutil
+import errno
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -18,24 +19,36 @@ import yaml
 
 from tests.kit.queue import everything, problems
 from tests.kit.relay import ONE_PROCESS, Stage
+from tests.simulation import disk as simulated_disk
 from tests.simulation.clients import SmtpClient, Submission
+from tests.simulation.disk import Disk, Failing
 from tests.simulation.judge import Pause, judge_keys, judge_pauses, judge_recipients
 from tests.simulation.network import Address, Conditions, Network, drawn
-from tests.simulation.scenario import ANSWERING_S, PROMPT, SENDERS, Action, Receiver, Scenario
+from tests.simulation.scenario import (
+    ANSWERING_S,
+    CONNECTIONS_MAX,
+    PROMPT,
+    SENDERS,
+    Action,
+    Receiver,
+    Scenario,
+)
 from tests.simulation.virtual import VirtualLoop
-from zonemta_py import NotAccepted, Relay
+from zonemta_py import Relay
 from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError
 from zonemta_py.egress.paths import STORED_S
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.queue.format.keys import MESSAGE, end_of, mark_key, owner_of
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
+from zonemta_py.relay.runner import RelayRunner
 from zonemta_py.sink.script import Script, load_script
 from zonemta_py.sink.server import Sink
 from zonemta_py.sink.sink_limits import LimitName, SinkLimits
@@ -47,8 +60,15 @@ ASKED_EVERY_S = 600.0
 MOVING = ("turn", "waking", "ready_window", "start_up_scan")  # reasons that are over in a moment
 NEVER = ("damaged", "not_running", "queue_not_writable")
 SLACK = "500ms"  # of a limit: by which the delays of two messages differ
-# Of a relay that was killed; a copy of the queue has a lock of its own.
-NOT_COPIED = shutil.ignore_patterns("relay.pid", "*.sock", "LOCK")
+LIMITED_HOST = "127.0.1.1"  # the receiver with limits
+START_AGAIN_S = 5.0
+INTERRUPTED_WITHIN_S = 600.0  # a kill in a call, or a power cut; without a call then
+FAILURES: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "ENOSPC": [("write",), ("write", "open", "name")],
+    "EIO": [("write",), ("sync",), ("write", "sync", "name")],
+    "EMFILE": [("open", "read")],
+    "EROFS": [("write", "open", "name")],
+}
 
 
 @dataclass
@@ -76,9 +96,12 @@ class Player:
     scenario: Scenario
     stage: Stage
     network: Network
+    disk: Disk
     place: Path
     r: Random
-    relay: Relay = field(init=False)
+    runner: RelayRunner = field(init=False)
+    running: asyncio.Task[None] = field(init=False)
+    stopping: asyncio.Event = field(init=False)
     client: SmtpClient = field(init=False)
     submissions: list[Submission] = field(default_factory=list)
     submitting: list[asyncio.Task[None]] = field(default_factory=list)
@@ -86,11 +109,17 @@ class Player:
     suspended: list[tuple[float, str]] = field(default_factory=list)  # until when
     pauses: list[Pause] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)  # each relay
-    kills: int = 0
-    is_up: bool = False
+    unanswered: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # what each that died had sent, at most
+    is_first: bool = True  # the next relay of ``runner``
+    ends: int = 0  # kills and power cuts
 
     def __post_init__(self) -> None:
         self.zone = dict(self.scenario.zone)
+        self.client = SmtpClient(0, self.r, self.scenario.disk_fails)
+        self.place.mkdir()
+        self.disk.settle(self.place)
 
     def _config(self) -> Config:
         changes = dict(self.scenario.changes)
@@ -109,16 +138,77 @@ class Player:
             events={"directory": str(self.place / "events")}, resolver=RESOLVER, **changes,
         )  # fmt: skip
 
+    @property
+    def relay(self) -> Relay | None:
+        """The relay that runs, unless its disk fails."""
+        relay = self.runner.relay
+        return None if relay is None or relay.queue.failure else relay
+
+    async def present_relay(self) -> Relay:
+        """The relay, when it runs."""
+        while (relay := self.relay) is None:
+            await asyncio.sleep(1)
+        return relay
+
     async def begin(self) -> None:
         """Start a relay."""
-        self.began_s.append(asyncio.get_running_loop().time())
-        self.relay = Relay(self._config())
-        await self.relay.start()
-        self.client.port = self.relay.addresses[0].port
-        self.is_up = True
+        self.network.is_down = False
+        while True:
+            self.is_first = True
+            self.runner, self.stopping = RelayRunner(self._made, self._config()), asyncio.Event()
+            try:
+                await self.runner.start()
+                break
+            except (LocalError, OSError):
+                await asyncio.sleep(START_AGAIN_S)
+        self.running = asyncio.create_task(self.runner.run(self.stopping, self._has_begun))
+
+    def _made(self, config: Config) -> Relay:
+        now_s = asyncio.get_running_loop().time()
+        self.began_s.append(now_s)
+        if not self.is_first:  # the one before has failed
+            self.unanswered.append((now_s, CONNECTIONS_MAX))
+        self.is_first = False
+        return Relay(config)
+
+    def _has_begun(self) -> None:
+        assert self.runner.relay is not None
+        self.client.port = self.runner.relay.addresses[0].port
+
+    async def stop(self) -> None:
+        """End the relay in order."""
+        self.stopping.set()
+        await self.running
 
     async def act(self, action: Action) -> None:
-        """Do what the scenario says at this time."""
+        """Do what the scenario says at this time. What needs a relay is left out when there is none."""
+        match action.what:
+            case "restart":
+                await self.stop()
+                await self.begin()
+            case "kill":
+                await self._kill(action.turns)
+            case "power cut":
+                await self._end_in_call(action.turns, self._image)
+            case "kill in a call":
+                await self._end_in_call(action.turns, self.disk.copy)
+            case "failing disk":
+                kinds = FAILURES[action.name]
+                number = getattr(errno, action.name)
+                part = 0.2 if action.turns % 3 == 0 else 1.0
+                self.disk.fail(Failing(number, kinds[action.turns % len(kinds)], part))
+                asyncio.get_running_loop().call_later(action.for_s, self.disk.fail, None)
+            case _:
+                relay = self.relay
+                if relay is not None:
+                    try:
+                        await self._act(action, relay)
+                    except LocalError:
+                        if not self.scenario.disk_fails:
+                            raise
+
+    async def _act(self, action: Action, relay: Relay) -> None:
+        """What clients and operators do with a relay that runs."""
         match action.what:
             case "mail":
                 assert action.mail is not None
@@ -129,22 +219,16 @@ class Player:
                         work = self.client.submit(submission)
                         self.submitting.append(asyncio.create_task(work))
                     else:
-                        await self._enqueue(submission)
-            case "restart":
-                self.is_up = False
-                await self.relay.stop()
-                await self.begin()
-            case "kill":
-                await self._kill(action.turns)
+                        await self._enqueue(submission, relay)
             case "flush":
-                await self.relay.flush()
+                await relay.flush()
             case "reload":
                 self.zone["connections"] = 1 + action.turns % 8
-                await self.relay.reload(self._config())
+                await relay.reload(self._config())
             case "hold" | "delete" | "bounce":
-                messages = self._messages()
+                messages = self._messages(relay)
                 if messages:
-                    operator = Operator(self.relay.queue)
+                    operator = Operator(relay.queue)
                     change = {
                         "hold": operator.hold,
                         "delete": operator.delete,
@@ -152,36 +236,67 @@ class Player:
                     }
                     await change[action.what](messages[action.turns % len(messages)])
             case "suspend":
-                await self.relay.queue.suspended.suspend(action.name, "simulation")
                 self.suspended.append((action.at_s + action.for_s, action.name))
+                await relay.queue.suspended.suspend(action.name, "simulation")
                 self.pauses.append(Pause(action.name, clock.now_ms()))
 
-    async def _enqueue(self, submission: Submission) -> None:
+    async def _enqueue(self, submission: Submission, relay: Relay) -> None:
         mail = submission.mail
         options: Any = {"key": mail.key} if mail.key else {}
         try:
-            await self.relay.enqueue(mail.sender, mail.recipients, mail.data, **options)
-        except NotAccepted:
-            return  # a tenant's address, or a suspended one
+            await relay.enqueue(mail.sender, mail.recipients, mail.data, **options)
+        except LocalError:  # a tenant's address, a suspended one, or a disk that fails
+            submission.unknown += self.scenario.disk_fails
+            return
         submission.accepted += 1
 
     async def _kill(self, turns: int) -> None:
+        """Kill it between two turns of the loop."""
         for _ in range(turns):
             await asyncio.sleep(0)
-        self.kills += 1
-        self.is_up = False
-        place = self.stage.directory / f"relay-{self.kills}"
-        for name in ("queue", "events"):
-            if (self.place / name).exists():
-                shutil.copytree(self.place / name, place / name, symlinks=True, ignore=NOT_COPIED)
-        self.network.cut_off([(each.host, each.port) for each in self.relay.addresses])
-        await self.relay.stop(0)
+        await self._follow(self._die(self.disk.copy))
+
+    async def _end_in_call(self, calls: int, copy: Callable[[Path, Path], None]) -> None:
+        """Kill it, or cut the power, in front of a call to the disk."""
+        dead: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
+
+        def die() -> None:
+            dead.set_result(self._die(copy))
+
+        self.disk.interrupt(calls, die)
+        await asyncio.wait([dead], timeout=INTERRUPTED_WITHIN_S)
+        self.disk.interrupt(0, None)
+        if not dead.done():
+            die()
+        await self._follow(dead.result())
+
+    def _image(self, old: Path, new: Path) -> None:
+        self.disk.image(old, new, self.r)
+
+    def _die(self, copy: Callable[[Path, Path], None]) -> Path:
+        """The relay does nothing more that counts; returns the directory that it leaves."""
+        self.ends += 1
+        place = self.place.with_name(f"relay-{self.ends}")
+        copy(self.place, place)
+        now_s = asyncio.get_running_loop().time()
+        self.unanswered.append((now_s, self.network.open_to(LIMITED_HOST)))
+        relay = self.runner.relay
+        self.network.cut_off([(each.host, each.port) for each in relay.addresses] if relay else [])
+        self.network.is_down = True
+        return place
+
+    async def _follow(self, place: Path) -> None:
+        """End what is left of a relay that is dead, and start another one in ``place``."""
+        self.running.cancel()
+        await asyncio.wait([self.running])
+        if self.runner.relay is not None:
+            await self.runner.relay.stop(0)
         self.place = place
         await self.begin()
 
-    def _messages(self) -> list[str]:
+    def _messages(self, relay: Relay) -> list[str]:
         """Those that are in the queue, the oldest first."""
-        store = self.relay.queue.store
+        store = relay.queue.store
         return [
             owner_of(key)
             for key in store.keys(MESSAGE, end_of(MESSAGE))
@@ -190,21 +305,30 @@ class Player:
 
     async def release(self) -> None:
         """Release what an operator, or a relay that was killed too often, holds."""
-        for message in self._messages():
-            await Operator(self.relay.queue).release(message)
+        relay = await self.present_relay()
+        for message in self._messages(relay):
+            await Operator(relay.queue).release(message)
 
     async def resume(self, now_s: float) -> None:
         """End the suspensions whose time is over."""
         for until_s, name in [each for each in self.suspended if each[0] <= now_s]:
-            self.suspended.remove((until_s, name))
+            relay = self.relay
+            if relay is None:
+                return
             for pause in self.pauses:
                 if pause.name == name and not pause.until_ms:
                     pause.until_ms = clock.now_ms()
-            if name in self.relay.queue.suspended:
-                await self.relay.queue.suspended.resume(name)
-            queue = self.relay.queue
-            async for _ in HeldMail(queue, Operator(queue)).release(name):
-                pass
+            try:
+                if name in relay.queue.suspended:
+                    await relay.queue.suspended.resume(name)
+                queue = relay.queue
+                async for _ in HeldMail(queue, Operator(queue)).release(name):
+                    pass
+            except LocalError:
+                if not self.scenario.disk_fails:
+                    raise
+            else:
+                self.suspended.remove((until_s, name))
 
     def judge(self) -> Iterator[str]:
         """The faults in what has become of each recipient."""
@@ -238,11 +362,15 @@ class Watch:
         """Ask until it is cancelled."""
         while True:
             await asyncio.sleep(ASKED_EVERY_S)
-            if self._player.is_up:
-                await self._ask()
+            relay = self._player.relay
+            if relay is not None:
+                try:
+                    await self._ask(relay)
+                except LocalError:
+                    if not self._player.scenario.disk_fails:
+                        raise
 
-    async def _ask(self) -> None:
-        relay = self._player.relay
+    async def _ask(self, relay: Relay) -> None:
         running = RunningRelay(zones=relay._delivery.views)
         rows = [row async for row in run_operation(Operations(relay.queue, running), ListRequest())]
         served = {row["domain"] for row in rows if row["why"]["name"] == "in_flight"}
@@ -255,9 +383,10 @@ class Watch:
             if self._moving.get(recipient) == name and relay is self._player.relay:
                 self.faults.append(f"{recipient} waits for {ASKED_EVERY_S:.0f} s, the reason is: {name}")
         self._moving = moving
-        self.faults += [
-            f"{row['recipient']}: {row['why']}" for row in rows if row["why"]["name"] in NEVER
-        ]
+        if relay is self._player.relay:
+            self.faults += [
+                f"{row['recipient']}: {row['why']}" for row in rows if row["why"]["name"] in NEVER
+            ]
 
 
 class Surroundings:
@@ -296,7 +425,7 @@ class Surroundings:
         await self._stage.receiver(each.domain, kind=made, extensions=each.extensions)
 
     def _conditions(self, to: Address) -> Conditions:
-        if self._scenario.limits and to[0] == "127.0.1.1":
+        if self._scenario.limits and to[0] == LIMITED_HOST:
             if self._limited is None:
                 self._limited = Conditions(self._r.choice([0.0, 0.001, 0.02]))
             return self._limited
@@ -307,18 +436,29 @@ class Surroundings:
             return None
         return self._r.choice([0.0, 0.002, 0.1])
 
-    def judge(self, began_s: Sequence[float]) -> Iterator[str]:
-        """The limits that were exceeded. ``began_s``: of the relays. A rate of less than STORED_S begins again with each."""
+    def judge(self, began_s: Sequence[float], unanswered: Sequence[tuple[float, int]]) -> Iterator[str]:
+        """The limits that were exceeded.
+
+        ``began_s``: of the relays. A rate of less than STORED_S begins again with each. ``unanswered``: messages that were sent when
+        a relay died, and are not counted later.
+        """
+        left = [count for _, count in unanswered]
         for sink in self._stage.sinks.values():
             for provider in sink.providers.values():
-                rate_s = max(
-                    (each.per_s for each in provider.limits.rate if each.per_s < STORED_S), default=0.0
-                )
+                periods_s = [each.per_s for each in provider.limits.rate]
+                rate_s = max((each for each in periods_s if each < STORED_S), default=0.0)
                 for at_s, limit, client in provider.violations:
                     begins_again = limit is LimitName.RATE and any(
                         0 <= at_s - each < rate_s for each in began_s
                     )
-                    if not begins_again:
+                    uncounted = [
+                        n
+                        for n, (died_s, _) in enumerate(unanswered)
+                        if left[n] and 0 <= at_s - died_s < max(periods_s, default=0.0)
+                    ]
+                    if limit is LimitName.RATE and uncounted:
+                        left[uncounted[0]] -= 1
+                    elif not begins_again:
                         yield f"{limit} exceeded by {client} at {at_s:.3f}"
 
     async def end(self) -> None:
@@ -334,8 +474,9 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     stage.port, stage.dns_port = 25, 53
     surroundings = Surroundings(scenario, stage, loop.network, r)
     await surroundings.begin()
-    player = Player(scenario, stage, loop.network, directory / "relay-0", r)
-    player.client = SmtpClient(0, r)
+    disk = Disk(directory / "removed", r)
+    simulated_disk.begin(disk)
+    player = Player(scenario, stage, loop.network, disk, directory / "relay-0", r)
     await player.begin()
     watch = Watch(player)
     watching = asyncio.create_task(watch.run())
@@ -344,21 +485,24 @@ async def play(scenario: Scenario, directory: Path) -> Result:
         await asyncio.sleep(max(0.0, began_s + action.at_s - loop.time()))
         await player.resume(loop.time() - began_s)
         await player.act(action)
+    disk.fail(None)
+    await player.present_relay()
     await player.resume(float("inf"))
     await player.release()
     await asyncio.gather(*player.submitting)
-    store = player.relay.queue.store
+    relay = await player.present_relay()
+    store = relay.queue.store
     end_s = loop.time() + ANSWERING_S
     while everything(store) and loop.time() < end_s:
         await asyncio.sleep(LOOK_EVERY_S)
     faults = [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]
     faults += problems(store)
     watching.cancel()
-    player.is_up = False
-    await player.relay.stop()
+    await player.stop()
+    simulated_disk.begin(None)
     await surroundings.end()
     faults += player.judge()
-    faults += surroundings.judge(player.began_s)
+    faults += surroundings.judge(player.began_s, player.unanswered)
     faults += watch.faults
     await asyncio.sleep(ENDING_S)
     records = player.records()

@@ -15,8 +15,11 @@ WITHOUT = ("8BITMIME", "SIZE 1000000")
 NETWORKS = {"acme": "127.0.0.11", "globex": "127.0.0.12"}
 SENDERS: Sequence[str] = ("s@x.example", "ann@acme.example", "bob@globex.example", "")
 ANSWERING_S = (
-    6 * 3600.0
+    8 * 3600.0
 )  # within which all mail must have ended, behind the last action: it is given up after 3 h
+
+
+CONNECTIONS_MAX = 8
 
 
 def _dropped(r: Random) -> list[Rule]:
@@ -56,7 +59,21 @@ RECEIVERS: dict[str, Callable[[Random], list[Rule]]] = {
 }  # fmt: skip
 # Receivers that answer at once, so that what a limit counts arrives when it is sent.
 PROMPT = ("usual", "greylisting", "deferring", "refusing", "crowded", "refusing at the dot", "blocking")
-OPERATIONS = ("restart", "kill", "kill", "flush", "reload", "suspend", "hold", "delete", "bounce")
+OPERATIONS = (
+    "restart",
+    "kill",
+    "kill",
+    "flush",
+    "reload",
+    "suspend",
+    "hold",
+    "delete",
+    "bounce",
+    "power cut",
+    "power cut",
+    "kill in a call",
+)
+DISK_ERRORS = ("ENOSPC", "EIO", "EMFILE", "EROFS")
 
 
 class Receiver(NamedTuple):
@@ -93,7 +110,7 @@ class Action(NamedTuple):
     mail: Mail | None = None
     name: str = ""
     for_s: float = 0.0
-    turns: int = 0  # of the loop, before a kill
+    turns: int = 0  # of the loop before a kill, calls to the disk before a power cut; which calls of a failing disk fail
 
 
 @dataclass(frozen=True)
@@ -110,6 +127,7 @@ class Scenario:
     limits: Mapping[str, Any]
     failing: float
     failing_names: float
+    disk_fails: bool
     store: str
     actions: Sequence[Action]
 
@@ -138,6 +156,11 @@ def _operation(r: Random, span_s: float, domains: Sequence[str]) -> Action:
         for_s=r.uniform(1, 1800),
         turns=r.randint(0, 60),
     )
+
+
+def _failing_disk(r: Random, span_s: float) -> Action:
+    at_s, for_s = r.uniform(0, span_s * 1.5 + 60), r.choice([0.1, 5.0, 60.0, 900.0])
+    return Action(at_s, "failing disk", name=r.choice(DISK_ERRORS), for_s=for_s, turns=r.randint(0, 60))
 
 
 def make(seed: int) -> Scenario:
@@ -179,6 +202,9 @@ def make(seed: int) -> Scenario:
         for n in range(r.randint(5, 60))
     ]
     actions += [_operation(r, span_s, domains) for _ in range(r.randint(0, 10))]
+    disk_fails = r.random() < 0.3
+    if disk_fails:
+        actions += [_failing_disk(r, span_s) for _ in range(r.randint(1, 4))]
     return Scenario(
         receivers,
         two_hosts,
@@ -187,7 +213,7 @@ def make(seed: int) -> Scenario:
                 "delays": r.choice([["1m"], ["5m", "30m"], ["30s", "2m", "10m"]]),
                 "give_up_after": r.choice(["1h", "3h"]),
             },
-            "connections": r.randint(1, 8),
+            "connections": r.randint(1, CONNECTIONS_MAX),
             "connections_per_domain": r.randint(1, 4),
             "recipients_per_transaction": r.choice([1, 2, 10, 50]),
         },
@@ -195,6 +221,7 @@ def make(seed: int) -> Scenario:
         limits=limits,
         failing=r.choice([0.0, 0.0, 0.03, 0.2]),
         failing_names=r.choice([0.0, 0.1, 0.3]),
+        disk_fails=disk_fails,
         store=r.choice(["leveldb", "filesystem"]),
         actions=sorted(actions, key=lambda each: each.at_s),
     )

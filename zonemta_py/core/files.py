@@ -30,7 +30,7 @@ def write_at(handle: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def private_directory(path: Path) -> None:
-    """Make ``path`` and its parents, synced; ``path`` has mode 0700 whatever the umask.
+    """Make ``path`` and its parents; ``path`` has mode 0700 whatever the umask, and its name is on disk.
 
     An existing directory that others may enter is reported and closed to them. Raises OSError, also for one of another owner.
     """
@@ -42,8 +42,8 @@ def private_directory(path: Path) -> None:
         parent = parent.parent
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
-        sync_directory(each.parent)
     check_owner(path)
+    _sync_name(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & OF_OTHERS:
         path.chmod(mode & ~OF_OTHERS)
@@ -51,6 +51,18 @@ def private_directory(path: Path) -> None:
             "%s: its mode was %04o, so that others could read mail; it is %04o now",
             path, mode, mode & ~OF_OTHERS,
         )  # fmt: skip
+
+
+def _sync_name(path: Path) -> None:
+    """Put the names of a directory and of those above it on disk, as far as this user may have made them. Raises OSError.
+
+    Also of those that were there: a process may have been killed between making one and syncing its name.
+    """
+    for each in (path.absolute(), *path.absolute().parents):
+        if each.stat().st_uid != os.geteuid():
+            return
+        with suppress(PermissionError):  # a directory that cannot be read was not made by this user
+            sync_directory(each.parent)
 
 
 def check_owner(path: Path) -> None:

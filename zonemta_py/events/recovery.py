@@ -69,16 +69,16 @@ def recover(directory: Path, node: str, exported: int = 0) -> set[int]:
     for path in paths:
         with opened_data(path) as data:
             found.update(record["seq"] for record in readable_records(data, path))
-            if final_name(path) is not None:
+            if (sealed := final_name(path)) is not None:
+                sync_directory(sealed.parent)
                 path.unlink()
-            elif not _is_complete(data):
+                continue
+            size_bytes, trailer = split_trailer(data)
+            if trailer is not None and trailer == trailer.sealed(digest_of(data, 0, size_bytes)):
+                add_trailer(path, size_bytes, trailer)  # again: its first write may not be on disk
+            else:
                 _complete(path, data, path == paths[-1] and max(found, default=0) < exported)
     return found
-
-
-def _is_complete(data: Data) -> bool:
-    size_bytes, trailer = split_trailer(data)
-    return trailer is not None and trailer == trailer.sealed(digest_of(data, 0, size_bytes))
 
 
 def _complete(path: Path, data: Data, is_cut: bool) -> None:
