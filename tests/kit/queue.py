@@ -116,9 +116,9 @@ def held_mail(queue: Queue) -> HeldMail:
     return HeldMail(queue, Operator(queue))
 
 
-async def begin(queue: Queue) -> None:
+async def begin(queue: Queue, *, was_killed: bool = True) -> None:
     """Recover, and wait until the start-up scan is over."""
-    await queue.recover()
+    await queue.recover(was_killed=was_killed)
     await queue.begin()
     await held_mail(queue).start()
     scans = [task for task in queue.background.tasks if task.get_name().startswith("scan-")]

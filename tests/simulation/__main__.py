@@ -4,6 +4,7 @@ A seed that fails is played again with fewer actions, as long as it fails; what 
 """
 
 import argparse
+import errno
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation import disk, mutants, virtual
 from tests.simulation.minimise import minimised
 from tests.simulation.mutants import BY_NAME
-from tests.simulation.scenario import Scenario, make
+from tests.simulation.scenario import DISK_ERRORS, STOPPED, Scenario, make
 from zonemta_py.core.errors import ZonemtaError
 
 if TYPE_CHECKING:
@@ -27,6 +28,27 @@ if TYPE_CHECKING:
 
 IN_MEMORY = Path("/dev/shm")  # fsync costs nothing there
 FAULTS_SHOWN = 10
+
+
+# The errors of a disk that fails, and mail that was interrupted by three kills (``judge_held``).
+EXPECTED = (*(os.strerror(getattr(errno, name)) for name in DISK_ERRORS), STOPPED)
+
+
+class Logged(logging.Handler):
+    """What is in the log and should not be: damage, and exceptions that are not ``EXPECTED``."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.faults: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.CRITICAL or record.exc_info:
+            text = self.format(record)
+            if not any(each in text for each in EXPECTED):
+                self.faults.append(f"logged: {text}")
+
+
+LOGGED = Logged()
 
 
 def find_all(seeds: str) -> int:
@@ -47,6 +69,7 @@ def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
     from tests.simulation.play import Result, play  # its modules take what ``virtual`` replaces by name
 
     place = IN_MEMORY if IN_MEMORY.exists() else None
+    LOGGED.faults.clear()
     directory = Path(tempfile.mkdtemp(prefix=f"simulation-{seed}-", dir=place))
     (directory / "removed").mkdir()
     loop = virtual.begin(seed)
@@ -56,6 +79,7 @@ def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
         result = Result([repr(exc)], "", 0, (), 0, 0, loop.now_s)
     finally:
         loop.close()
+    result.faults += LOGGED.faults
     if keep and result.faults:
         print(f"    kept in {directory}")
     else:
@@ -120,7 +144,8 @@ def main() -> int:
         mutants.install(arguments.mutant)
     virtual.install()
     disk.install()
-    logging.disable(logging.CRITICAL)
+    logging.disable(logging.WARNING)
+    logging.basicConfig(handlers=[LOGGED], force=True)
     failed = 0
     for seed in range(int(first), int(last or first) + 1):
         scenario, began_s = make(seed), perf_counter()

@@ -239,11 +239,13 @@ class _Copy:
         return [each for each in changes if self._r.random() < 0.5]
 
     def _database(self, source: Path, target: Path) -> None:
+        inner = [path for path in source.iterdir() if path.is_dir()]
+        ignored = shutil.ignore_patterns("LOCK", *(path.name for path in inner))
         for _ in range(100):
             before = _state(source)
             shutil.rmtree(target)
             try:
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("LOCK"))
+                shutil.copytree(source, target, ignore=ignored)
             except shutil.Error:
                 continue  # a compaction has removed a table
             if _state(source) == before:
@@ -252,6 +254,8 @@ class _Copy:
         if log is not None and self._r is not None:
             log.write_bytes(self._disk.left_of_log(log.read_bytes(), self._r))
         self._disk.settle(target)
+        for path in inner:
+            self.directory(path, target / path.name)
 
     def translated(self, change: Mapping[str, Any]) -> dict[str, Any]:
         """``change`` with the inodes of the copies."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.clients import Submission
+from tests.simulation.scenario import POISON_AFTER, STOPPED
 from zonemta_py.events.accounting import RecipientHistory
 
 Records = Sequence[dict[str, Any]]  # of the event log
@@ -93,6 +94,13 @@ def judge_keys(submissions: Sequence[Submission]) -> Iterator[str]:
     for each in submissions:
         if " submission key " in each.refusal and used[each.mail.owner, each.mail.key] == 1:
             yield f"message {each.mail.number} is refused for the key of others: {each.refusal}"
+
+
+def judge_held(records: Records, ends: int) -> Iterator[str]:
+    """Mail that is held because the relay was killed in the middle of it: that takes as many of its ``ends``."""
+    for record in records:
+        if record["event"] == "held" and STOPPED in record["reason"] and ends < POISON_AFTER:
+            yield f"{record['recipient']} is held, after {ends} ends of the relay: {record['reason']}"
 
 
 def judge_pauses(pauses: Sequence[Pause], records: Records, domains: Container[str]) -> Iterator[str]:

@@ -102,6 +102,40 @@ MUTANTS = (
         "cleanup", "the chunks of a message stay when it has ended", "queue/queue.py",
         "                cleanup.add(active.id)  # the store counts the chunks\n", "                pass\n",
     ),
+    Mutant(
+        "batch-unsynced", "a batch of the queue is not synced", "queue/commit.py",
+        "self._store.batch(self._ops(group), sync=self._sync)", "self._store.batch(self._ops(group), sync=False)",
+    ),
+    Mutant(
+        "segment-unsynced", "a reference is written before the bytes that it refers to are on disk", "storage/segments.py",
+        "                os.fdatasync(handle)\n", "                pass\n",
+    ),
+    Mutant(
+        "intent-unsynced", "the name of an intent is not on disk when its batch is acknowledged", "storage/filesystem.py",
+        "            sync_directory(self._root / RELAY)\n", "            pass\n",
+    ),
+    Mutant(
+        "events-unsynced", "events leave the outbox before they are on disk", "events/segments.py",
+        "    _write_all(file, data)\n    os.fsync(file.fileno())\n", "    _write_all(file, data)\n",
+    ),
+    Mutant(
+        "trailer-from-cache", "a start trusts a trailer that may not be on disk", "events/recovery.py",
+        "                add_trailer(path, size_bytes, trailer)  # again", "                pass  # again",
+    ),
+    Mutant(
+        "name-from-cache", "a start trusts the name of a directory that may not be on disk", "core/files.py",
+        "        with suppress(PermissionError):  # a directory that cannot be read was not made by this user\n"
+        "            sync_directory(each.parent)\n", "        pass\n",
+    ),
+    Mutant(
+        "disk-blames-mail", "mail is held because the disk failed in the middle of it", "relay/runner.py",
+        "                await relay.start(was_killed=False)\n", "                await relay.start()\n",
+    ),
+    Mutant(
+        "failed-write-goes-on", "a filesystem store goes on after a write that failed", "storage/filesystem.py",
+        "            self._failure = QueueUnavailable(f\"{self._root}: {exc}\")\n            raise self._failure from exc\n",
+        "            log.error(\"%s\", exc)\n",
+    ),
 )  # fmt: skip
 BY_NAME = {each.name: each for each in MUTANTS}
 

@@ -22,7 +22,7 @@ from tests.kit.relay import ONE_PROCESS, Stage
 from tests.simulation import disk as simulated_disk
 from tests.simulation.clients import SmtpClient, Submission
 from tests.simulation.disk import Disk, Failing
-from tests.simulation.judge import Pause, judge_keys, judge_pauses, judge_recipients
+from tests.simulation.judge import Pause, judge_held, judge_keys, judge_pauses, judge_recipients
 from tests.simulation.network import Address, Conditions, Network, drawn
 from tests.simulation.scenario import (
     ANSWERING_S,
@@ -62,6 +62,7 @@ NEVER = ("damaged", "not_running", "queue_not_writable")
 SLACK = "500ms"  # of a limit: by which the delays of two messages differ
 LIMITED_HOST = "127.0.1.1"  # the receiver with limits
 START_AGAIN_S = 5.0
+STARTED_WITHIN_S = 3600.0  # a disk fails for a shorter time
 INTERRUPTED_WITHIN_S = 600.0  # a kill in a call, or a power cut; without a call then
 FAILURES: Mapping[str, Sequence[tuple[str, ...]]] = {
     "ENOSPC": [("write",), ("write", "open", "name")],
@@ -153,6 +154,7 @@ class Player:
     async def begin(self) -> None:
         """Start a relay."""
         self.network.is_down = False
+        end_s = asyncio.get_running_loop().time() + STARTED_WITHIN_S
         while True:
             self.is_first = True
             self.runner, self.stopping = RelayRunner(self._made, self._config()), asyncio.Event()
@@ -160,6 +162,8 @@ class Player:
                 await self.runner.start()
                 break
             except (LocalError, OSError):
+                if asyncio.get_running_loop().time() > end_s:
+                    raise
                 await asyncio.sleep(START_AGAIN_S)
         self.running = asyncio.create_task(self.runner.run(self.stopping, self._has_begun))
 
@@ -340,6 +344,7 @@ class Player:
         history, records = read_history(self.place / "events"), self.records()
         yield from judge_recipients(self.submissions, records, history, received)
         yield from judge_keys(self.submissions)
+        yield from judge_held(records, self.ends)
         if not self.scenario.failing:
             prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
             yield from judge_pauses(self.pauses, records, prompt)

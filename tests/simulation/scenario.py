@@ -20,6 +20,10 @@ ANSWERING_S = (
 
 
 CONNECTIONS_MAX = 8
+STOPPED = (
+    "the relay stopped "  # in the reason for which mail is held that was interrupted POISON_AFTER times
+)
+POISON_AFTER = 3  # by default
 
 
 def _dropped(r: Random) -> list[Rule]:

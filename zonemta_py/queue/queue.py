@@ -253,10 +253,14 @@ class Queue:
         self._transactions = 0
         self.background = BackgroundTasks()
 
-    async def recover(self) -> None:
-        """Begin to write, and handle what the previous boot left behind. Before any other verb."""
+    async def recover(self, *, was_killed: bool = True) -> None:
+        """Begin to write, and handle what the previous boot left behind. Before any other verb.
+
+        ``was_killed``: false if the store has failed while this process used it, for which no message is to blame.
+        """
         self.commits.start()
-        await recover(self.store, self.commits, self.cleanup, self.poison_after, self.now())
+        interrupted = InterruptedDeliveries(self.store, self.poison_after, self.now(), counts=was_killed)
+        await recover(self.store, self.commits, self.cleanup, interrupted)
 
     async def begin(self) -> None:
         """Start the background tasks: timers, removal, sweep, start-up scan."""

@@ -24,6 +24,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -148,7 +149,7 @@ class Relay:
         self._takes_over = store is None and config.queue.shared.take_over
         self._identity = f"{__version__} as {hostname}", receivers, senders
 
-    def _make_parts(self) -> list[Part]:
+    def _make_parts(self, was_killed: bool) -> list[Part]:
         """All parts in the order of their start. The event log is closed after the last delivery."""
         config, queue, delivery = self._config, self._queue, self._delivery
         stream = EventStream()
@@ -165,7 +166,12 @@ class Relay:
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)
         parts = [
-            Part("the queue", self._recover, prepare=self._prepare_queue, check=self._check_queue),
+            Part(
+                "the queue",
+                partial(self._recover, was_killed),
+                prepare=self._prepare_queue,
+                check=self._check_queue,
+            ),
             Part("the log of outcomes", close=outcomes.close),
             Part("traces", drain=traces.drain),
             Part("the event log", exporter.start, close=exporter.close),
@@ -238,11 +244,14 @@ class Relay:
         injector = self._intake.injector(one_zone(zone) if zone is not None else None)
         return await enqueue(injector, sender, recipients, message, **options)
 
-    async def start(self) -> None:
-        """Start all parts. Raises ConfigError or LocalError, with everything closed again."""
+    async def start(self, *, was_killed: bool = True) -> None:
+        """Start all parts. Raises ConfigError or LocalError, with everything closed again.
+
+        ``was_killed``: see ``Queue.recover``.
+        """
         self._warn(warnings(self._config, self._config.hostname or socket.getfqdn()))
         try:
-            self._parts = Parts(self._make_parts())
+            self._parts = Parts(self._make_parts(was_killed))
             await self._parts.start()
         except BaseException:
             await self.stop(0)
@@ -262,9 +271,9 @@ class Relay:
         for warning in self._warnings:
             log.warning("%s", warning)
 
-    async def _recover(self) -> None:
+    async def _recover(self, was_killed: bool) -> None:
         queue, config = self._queue, self._config
-        await queue.recover()
+        await queue.recover(was_killed=was_killed)
         move_to = DEFAULT_ZONE if config.zone_removed == "default" else None
         await settle_removed_zones(
             queue.store, queue.commits, set(config.zones), move_to, clock.now_ms()

@@ -78,7 +78,7 @@ class RelayRunner:
             self._pause_s = min(2 * self._pause_s, BACK_OFF_MAX_S) or BACK_OFF_S
             try:
                 relay = self._make(self._config)
-                await relay.start()
+                await relay.start(was_killed=False)
             except (LocalError, OSError) as exc:
                 log.error("the queue cannot be opened, next attempt in %.1f s: %s", self._pause_s, exc)
             else:

@@ -64,6 +64,24 @@ async def test_a_transaction_cut_off_is_uncertain(directory: Path) -> None:
         assert everything(again.store) == []
 
 
+async def test_a_store_that_fails_blames_no_message(directory: Path) -> None:
+    """A disk that is full now and then interrupts what is under way: it is sent again, and never held for that."""
+    clock = Clock()
+    for life in range(4):
+        queue = make_queue(directory, clock)
+        await begin(queue, was_killed=False)
+        if life == 0:
+            await accept(queue, "a@x.example")
+        held = lease(queue, "x.example")
+        assert held.recipients[0].record.uncertain == 0
+        await queue.start(held)
+        await _die(queue)
+    async with opened(directory, clock) as again:
+        assert lease(again, "x.example").recipients[0].record.uncertain == 1
+        found = [event["event"] for event in events(again.store)]
+        assert found.count("uncertain") == 4 and "held" not in found
+
+
 async def test_a_message_that_kills_the_relay_is_held(directory: Path) -> None:
     """Twice cut off, it waits alone; three times, it is held until an operator releases it."""
     clock = Clock()

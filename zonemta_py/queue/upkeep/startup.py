@@ -277,13 +277,12 @@ def new_node() -> bytes:
 
 
 async def recover(
-    store: Store, commits: GroupCommit, cleanup: Cleanup, poison_after: int, now_ms: int
+    store: Store, commits: GroupCommit, cleanup: Cleanup, interrupted: "InterruptedDeliveries"
 ) -> None:
     """Handle the keys that the previous boot left.
 
     Raises QueueUnavailable, QueueCorrupt.
     """
-    interrupted = InterruptedDeliveries(store, poison_after, now_ms)
     for key, value in list(store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT))):
         batch = WriteBatch()
         interrupted.add(batch, keys.owner_of(key), read_inflight(value))
@@ -314,13 +313,15 @@ class InterruptedDeliveries:
     """The transitions of recipients whose delivery was interrupted.
 
     A recipient interrupted more often than a bystander of a crash should be is a suspect: it waits alone
-    for its next attempt. After ``poison_after`` interruptions in a row it is held.
+    for its next attempt. After ``poison_after`` interruptions in a row it is held. ``counts``: false for interruptions
+    that no message can have caused.
     """
 
-    def __init__(self, store: Store, poison_after: int, now_ms: int) -> None:
+    def __init__(self, store: Store, poison_after: int, now_ms: int, *, counts: bool = True) -> None:
         self._store = store
         self._poison_after = poison_after
         self._now_ms = now_ms
+        self._counts = counts
         self._suspects = 0
         self.transactions = 0
 
@@ -346,8 +347,11 @@ class InterruptedDeliveries:
         zone, message, address = keys.parse_recipient(key)
         fields = event_fields(meta, key, record, self._now_ms)
         batch.record(Uncertain(**{**fields, "attempt": attempt}))
-        before, record = record, record._replace(version=FORMAT, uncertain=record.uncertain + 1)
-        if record.uncertain >= self._poison_after:
+        before, record = (
+            record,
+            record._replace(version=FORMAT, uncertain=record.uncertain + self._counts),
+        )
+        if self._counts and record.uncertain >= self._poison_after:
             reason = f"the relay stopped {record.uncertain} times in the middle of this delivery"
             log.critical("%s to %s is held: %s", message, address, reason)
             transitions.move(batch, zone, message, before, record)
