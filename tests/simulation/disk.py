@@ -6,8 +6,8 @@ names, and the class of the files of the event log. LevelDB writes its files its
 A power cut happens in front of a call. ``image`` makes the directory that a machine finds when it has power again:
 
 - a file has what it had at its last fsync, and any part of what was written since, with holes of whole pages that are zeros;
-- a directory has the names of its last fsync, and any of the changes since: some of the first ones, or any subset. A rename is one
-  change. So a name that was removed may be there again (``_removed`` keeps its file meanwhile);
+- a directory has the names of its last fsync, and any of the changes since: some of the first ones, or any subset. A rename within
+  it is one change. So a name that was removed may be there again (``_removed`` keeps its file meanwhile);
 - of LevelDB's newest log the end that the batch under way has written is any part of it; everything else is there.
 
 The process that had the disk goes on in its old directory until the player ends it; nothing of that reaches anyone.
@@ -398,13 +398,16 @@ def _rename(source: Any, target: Any) -> None:
     if _disk is None or not _disk.knows(directory):
         _REAL["replace"](source, target)
         return
-    assert other == directory, f"{source} to {target}: a rename between directories is not simulated"
     _disk.call("name")
     inode = os.lstat(source).st_ino
     if os.path.lexists(target):
         _disk.keep(target, None)
     _REAL["replace"](source, target)
-    _disk.changed(directory, {old: None, new: inode})
+    if other == directory:
+        _disk.changed(directory, {old: None, new: inode})
+    else:
+        _disk.changed(directory, {old: None})
+        _disk.changed(other, {new: inode})
 
 
 def _statvfs(path: Any) -> os.statvfs_result:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import cast
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.local_transport import STORED, delivered, local_message
+from tests.simulation.disk import Disk, in_use
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.runtime import loop_factory
 from zonemta_py.smtp.reply import Reply
@@ -73,6 +75,21 @@ async def test_an_address_that_cannot_be_a_directory(tmp_path: Path, recipient: 
     reply = await delivered(transport, b"x", recipient=recipient)
     assert (reply.code, reply.status) == (550, "5.1.3")
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_new_maildir_after_a_power_cut(tmp_path: Path) -> None:
+    """A message that was delivered is there, with the directories that were made for it."""
+    disk, place = Disk(tmp_path / "removed", Random(1)), tmp_path / "mail"
+    for each in (tmp_path / "removed", place):
+        each.mkdir()
+    disk.settle(place)
+    with in_use(disk):
+        transport = MaildirTransport(str(place / "{domain}" / "{user}"), create=True, hostname="h")
+        assert (await delivered(transport, b"x\r\n")).code == 250
+        for seed in range(10):
+            disk.image(place, tmp_path / f"image-{seed}", Random(seed))
+    for seed in range(10):
+        assert len(list((tmp_path / f"image-{seed}").glob("*/*/new/*"))) == 1
 
 
 async def test_a_maildir_that_is_not_there(tmp_path: Path) -> None:

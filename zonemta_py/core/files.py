@@ -43,7 +43,7 @@ def private_directory(path: Path) -> None:
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
     check_owner(path)
-    _sync_name(path)
+    sync_name(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & OF_OTHERS:
         path.chmod(mode & ~OF_OTHERS)
@@ -53,7 +53,7 @@ def private_directory(path: Path) -> None:
         )  # fmt: skip
 
 
-def _sync_name(path: Path) -> None:
+def sync_name(path: Path) -> None:
     """Put the names of a directory and of those above it on disk, as far as this user may have made them. Raises OSError.
 
     Also of those that were there: a process may have been killed between making one and syncing its name.

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from zonemta_py.config.hooks import named_function
+from zonemta_py.core.files import sync_directory, sync_name
 from zonemta_py.smtp.reply import Reply
 
 log = logging.getLogger(__name__)
@@ -147,6 +148,7 @@ class MaildirTransport:
         if self._create:
             for directory in DIRECTORIES:
                 (maildir / directory).mkdir(parents=True, exist_ok=True, mode=0o700)
+            sync_name(maildir / "new")
 
     async def _write(self, message: LocalMessage, maildir: Path, name: str) -> Reply:
         temporary = maildir / "tmp" / name
@@ -181,11 +183,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _publish(temporary: Path, new: Path) -> None:
     """Rename ``temporary`` into ``new`` and sync that directory."""
     temporary.replace(new / temporary.name)
-    directory = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(new)
 
 
 # ---- Python functions of the user, named ``package.module.function`` in the configuration.
