@@ -144,6 +144,9 @@ def main() -> int:
         mutants.install(arguments.mutant)
     virtual.install()
     disk.install()
+    from tests.simulation import processes  # its modules take what ``virtual`` replaces by name
+
+    processes.install()
     logging.disable(logging.WARNING)
     logging.basicConfig(handlers=[LOGGED], force=True)
     failed = 0

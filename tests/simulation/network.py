@@ -23,9 +23,11 @@ import errno
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context, copy_context
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+from tests.simulation.virtual import OWNER
 from zonemta_py.config.endpoints import HostPort
 from zonemta_py.delivery.dns import NameNotFound, QueryFailed
 from zonemta_py.sink.nameserver import SERVFAIL, SILENT
@@ -102,7 +104,7 @@ class Direction:
     def _schedule(self, delay_s: float) -> None:
         if not self._is_scheduled and (self._buffer or self._eof_is_due):
             self._is_scheduled = True
-            self._loop.call_later(delay_s, self._arrive)
+            self._loop.call_later(delay_s, self._arrive, context=self.reader.context)
 
     def _arrive(self) -> None:
         self._is_scheduled = False
@@ -137,17 +139,20 @@ class Direction:
                 self.writer.expect_timeout()
         else:
             self._is_scheduled = True
-            self._loop.call_later(self._conditions.stall_s, self._arrive)
+            self._loop.call_later(self._conditions.stall_s, self._arrive, context=self.reader.context)
 
 
 class MemoryTransport(asyncio.Transport):
-    """One side of a connection."""
+    """One side of a connection. ``context``: that its protocol is called in."""
 
     _start_tls_compatible = True
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, own: Address, peer: Address) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, own: Address, peer: Address, context: Context
+    ) -> None:
         super().__init__({"sockname": own, "peername": peer})
         self._loop = loop
+        self.context = context
         self._protocol: asyncio.BaseProtocol
         self._is_closing = self._is_lost = self._writing_is_paused = self._awaits_timeout = False
         self._has_eof = False
@@ -199,17 +204,23 @@ class MemoryTransport(asyncio.Transport):
         self.out.drop()
         self._lose(exc)
 
+    def die(self) -> None:
+        """Its process is dead."""
+        self.is_cut_off = True
+        self.out.end()
+        self.into.drop()
+
     def expect_timeout(self) -> None:
         """Bytes have been sent that will not arrive."""
         if not self._awaits_timeout:
             self._awaits_timeout = True
             failure = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-            self._loop.call_later(WRITE_TIMEOUT_S, self.fail, failure)
+            self._loop.call_later(WRITE_TIMEOUT_S, self.fail, failure, context=self.context)
 
     def _lose(self, exc: Exception | None) -> None:
         if not self._is_lost:
             self._is_lost = True
-            self._loop.call_soon(self._protocol.connection_lost, exc)
+            self._loop.call_soon(self._protocol.connection_lost, exc, context=self.context)
 
     # ---- asyncio.Transport
 
@@ -274,16 +285,24 @@ class MemoryTransport(asyncio.Transport):
 class MemoryServer:
     """What listens at ``addresses``."""
 
-    def __init__(self, network: "Network", addresses: Sequence[Address]) -> None:
+    def __init__(self, network: "Network", addresses: Sequence[Address], listener: "Listener") -> None:
         self._network = network
         self._addresses = addresses
+        self._listener = listener
         self.sockets = [SimpleNamespace(getsockname=lambda at=each: at) for each in addresses]
 
     def close(self) -> None:
-        self._network.forget(self._addresses)
+        self._network.forget(self._addresses, self._listener)
 
     async def wait_closed(self) -> None:
         pass
+
+
+class Listener(NamedTuple):
+    """What makes the protocols of an address. ``context``: that of the process that listens."""
+
+    factory: Factory
+    context: Context
 
 
 class Network:
@@ -291,7 +310,7 @@ class Network:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._listening: dict[Address, Factory] = {}
+        self._listening: dict[Address, list[Listener]] = {}  # of one relay; they take turns
         self._next_port = FIRST_PORT
         self.conditions: Callable[[Address], Conditions] = lambda to: USUAL
         self.names: Callable[[], Mapping[str, Any]] = dict
@@ -303,16 +322,31 @@ class Network:
     def listen(self, factory: Factory, hosts: Sequence[str], port: int) -> MemoryServer:
         """Serve at ``port`` of each host; 0: the next one."""
         addresses = [(host, port or self._port()) for host in hosts]
+        listener = Listener(factory, copy_context())
         for each in addresses:
-            if each in self._listening:
+            others = self._listening.setdefault(each, [])
+            if others and OWNER.get() is None:
                 raise OSError(errno.EADDRINUSE, f"{each} is in use")
-            self._listening[each] = factory
-        return MemoryServer(self, addresses)
+            others.append(listener)
+        return MemoryServer(self, addresses, listener)
 
-    def forget(self, addresses: Sequence[Address]) -> None:
-        """Serve no longer."""
+    def forget(self, addresses: Sequence[Address], listener: Listener | None = None) -> None:
+        """Serve no longer, or without ``listener``."""
         for each in addresses:
-            self._listening.pop(each, None)
+            left = [other for other in self._listening.pop(each, ()) if listener not in (None, other)]
+            if left:
+                self._listening[each] = left
+
+    def kill(self, process: object) -> None:
+        """A process is dead: its connections end for their other side, and it gets no byte more."""
+        for address, listeners in list(self._listening.items()):
+            for each in listeners:
+                if each.context.get(OWNER) is process:
+                    self.forget([address], each)
+        for connection in self._open:
+            for side in connection:
+                if side.context.get(OWNER) is process:
+                    side.die()
 
     def cut_off(self, addresses: Sequence[Address]) -> None:
         """The process that serves ``addresses`` is dead: its connections end for their other side, and it gets no byte more.
@@ -323,9 +357,7 @@ class Network:
         connections, self._open = self._open, []
         for client, server in connections:
             dead = server if server.get_extra_info("sockname") in addresses else client
-            dead.is_cut_off = True
-            dead.out.end()
-            dead.into.drop()
+            dead.die()
 
     def open_to(self, host: str) -> int:
         """The number of connections to ``host`` that are open."""
@@ -357,7 +389,10 @@ class Network:
         if self.is_down or address not in self._listening:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         loop, own = self._loop, (source, self._port())
-        client, server = MemoryTransport(loop, own, address), MemoryTransport(loop, address, own)
+        listeners = self._listening[address]
+        listeners.append(listener := listeners.pop(0))
+        client = MemoryTransport(loop, own, address, copy_context())
+        server = MemoryTransport(loop, address, own, listener.context.copy())
         to_server = Direction(loop, conditions, fails=not conditions.to_client)
         to_client = Direction(loop, conditions, fails=conditions.to_client)
         for direction, writer, reader in ((to_server, client, server), (to_client, server, client)):
@@ -367,7 +402,7 @@ class Network:
         self._open = [pair for pair in self._open if not all(each.is_closing() for each in pair)]
         self._open.append((client, server))
         client.begin(protocol)
-        server.begin(self._listening[address]())
+        server.context.run(lambda: server.begin(listener.factory()))
         return client
 
 

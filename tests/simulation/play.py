@@ -18,8 +18,9 @@ from typing import Any, cast
 import yaml
 
 from tests.kit.queue import everything, problems
-from tests.kit.relay import ONE_PROCESS, Stage
+from tests.kit.relay import Stage
 from tests.simulation import disk as simulated_disk
+from tests.simulation import processes
 from tests.simulation.clients import SmtpClient, Submission
 from tests.simulation.disk import Disk, Failing
 from tests.simulation.judge import Pause, judge_held, judge_keys, judge_pauses, judge_recipients
@@ -96,7 +97,7 @@ class Player:
 
     scenario: Scenario
     stage: Stage
-    network: Network
+    loop: VirtualLoop
     disk: Disk
     place: Path
     r: Random
@@ -135,7 +136,7 @@ class Player:
             "store": self.scenario.store,
         }
         return self.stage.config(
-            processes=ONE_PROCESS, zones={"default": self.zone}, queue=queue, shutdown_grace="1s",
+            processes=dict.fromkeys(("receivers", "senders"), self.scenario.processes), zones={"default": self.zone}, queue=queue, shutdown_grace="1s",
             events={"directory": str(self.place / "events")}, resolver=RESOLVER, **changes,
         )  # fmt: skip
 
@@ -153,8 +154,8 @@ class Player:
 
     async def begin(self) -> None:
         """Start a relay."""
-        self.network.is_down = False
-        end_s = asyncio.get_running_loop().time() + STARTED_WITHIN_S
+        self.loop.network.is_down = False
+        end_s = self.loop.time() + STARTED_WITHIN_S
         while True:
             self.is_first = True
             self.runner, self.stopping = RelayRunner(self._made, self._config()), asyncio.Event()
@@ -162,13 +163,13 @@ class Player:
                 await self.runner.start()
                 break
             except (LocalError, OSError):
-                if asyncio.get_running_loop().time() > end_s:
+                if self.loop.time() > end_s:
                     raise
                 await asyncio.sleep(START_AGAIN_S)
         self.running = asyncio.create_task(self.runner.run(self.stopping, self._has_begun))
 
     def _made(self, config: Config) -> Relay:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.loop.time()
         self.began_s.append(now_s)
         if not self.is_first:  # the one before has failed
             self.unanswered.append((now_s, CONNECTIONS_MAX))
@@ -196,12 +197,16 @@ class Player:
                 await self._end_in_call(action.turns, self._image)
             case "kill in a call":
                 await self._end_in_call(action.turns, self.disk.copy)
+            case "kill a process":
+                found = processes.running(self.loop)
+                if found:
+                    found[action.turns % len(found)].kill()
             case "failing disk":
                 kinds = FAILURES[action.name]
                 number = getattr(errno, action.name)
                 part = 0.2 if action.turns % 3 == 0 else 1.0
                 self.disk.fail(Failing(number, kinds[action.turns % len(kinds)], part))
-                asyncio.get_running_loop().call_later(action.for_s, self.disk.fail, None)
+                self.loop.call_later(action.for_s, self.disk.fail, None)
             case _:
                 relay = self.relay
                 if relay is not None:
@@ -262,7 +267,7 @@ class Player:
 
     async def _end_in_call(self, calls: int, copy: Callable[[Path, Path], None]) -> None:
         """Kill it, or cut the power, in front of a call to the disk."""
-        dead: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
+        dead: asyncio.Future[Path] = self.loop.create_future()
 
         def die() -> None:
             dead.set_result(self._die(copy))
@@ -282,11 +287,11 @@ class Player:
         self.ends += 1
         place = self.place.with_name(f"relay-{self.ends}")
         copy(self.place, place)
-        now_s = asyncio.get_running_loop().time()
-        self.unanswered.append((now_s, self.network.open_to(LIMITED_HOST)))
+        now_s = self.loop.time()
+        self.unanswered.append((now_s, self.loop.network.open_to(LIMITED_HOST)))
         relay = self.runner.relay
-        self.network.cut_off([(each.host, each.port) for each in relay.addresses] if relay else [])
-        self.network.is_down = True
+        self.loop.network.cut_off([(each.host, each.port) for each in relay.addresses] if relay else [])
+        self.loop.network.is_down = True
         return place
 
     async def _follow(self, place: Path) -> None:
@@ -481,7 +486,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     await surroundings.begin()
     disk = Disk(directory / "removed", r)
     simulated_disk.begin(disk)
-    player = Player(scenario, stage, loop.network, disk, directory / "relay-0", r)
+    player = Player(scenario, stage, loop, disk, directory / "relay-0", r)
     await player.begin()
     watch = Watch(player)
     watching = asyncio.create_task(watch.run())

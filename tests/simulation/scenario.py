@@ -64,19 +64,9 @@ RECEIVERS: dict[str, Callable[[Random], list[Rule]]] = {
 # Receivers that answer at once, so that what a limit counts arrives when it is sent.
 PROMPT = ("usual", "greylisting", "deferring", "refusing", "crowded", "refusing at the dot", "blocking")
 OPERATIONS = (
-    "restart",
-    "kill",
-    "kill",
-    "flush",
-    "reload",
-    "suspend",
-    "hold",
-    "delete",
-    "bounce",
-    "power cut",
-    "power cut",
-    "kill in a call",
-)
+    "restart", "kill", "kill", "flush", "reload", "suspend", "hold", "delete", "bounce", "power cut", "power cut", "kill in a call",
+    "kill a process", "kill a process",
+)  # fmt: skip
 DISK_ERRORS = ("ENOSPC", "EIO", "EMFILE", "EROFS")
 
 
@@ -133,6 +123,7 @@ class Scenario:
     failing_names: float
     disk_fails: bool
     store: str
+    processes: int  # receivers, and senders
     actions: Sequence[Action]
 
 
@@ -227,5 +218,6 @@ def make(seed: int) -> Scenario:
         failing_names=r.choice([0.0, 0.1, 0.3]),
         disk_fails=disk_fails,
         store=r.choice(["leveldb", "filesystem"]),
+        processes=r.choice([0, 0, 2]),
         actions=sorted(actions, key=lambda each: each.at_s),
     )

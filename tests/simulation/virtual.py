@@ -17,9 +17,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextvars import ContextVar, copy_context
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from zonemta_py.core import clock, runtime
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
+OWNER: ContextVar[object] = ContextVar(
+    "OWNER", default=None
+)  # the process that is a task, None: that of the queue
 BEGIN_NS = 1_800_000_000 * 10**9
 STEP_S = 1e-6  # the least jump: a timer is due when its time is over
 TURNS_MAX = 2_000_000  # of one simulation; one that does much has 300,000
@@ -59,7 +63,9 @@ class _Selector(selectors.DefaultSelector):
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """Its place in a set of tasks depends on when it was made, not on where in memory it is."""
+    """Its place in a set of tasks depends on when it was made, not on where in memory it is. ``owner``: the process, if it is a task."""
+
+    owner: object = None
 
     def __init__(self, *args: Any, number: int, **others: Any) -> None:
         self._number = number
@@ -77,17 +83,30 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         selector.loop, self.now_s = self, 0.0
         self.turns = 0
-        numbers = count()
-        self.set_task_factory(
-            lambda loop, coro, **others: _NumberedTask(coro, loop=loop, number=next(numbers), **others)
-        )
+        self._task_numbers = count()
+        self.set_task_factory(self._task)
         self.network: Network
+        self.processes: list[Any] = []  # of this relay, that are tasks
+        self.pids = count()
+        self._tasks = WeakSet[_NumberedTask]()  # of all processes
         self._reached: WeakKeyDictionary[socket.socket, tuple[tuple[str, int], Conditions]] = (
             WeakKeyDictionary()
         )
 
     def time(self) -> float:
         return self.now_s
+
+    def _task(self, _: asyncio.AbstractEventLoop, coro: Any, **others: Any) -> _NumberedTask:
+        owner = (others.get("context") or copy_context()).get(OWNER)
+        task = _NumberedTask(coro, loop=self, number=next(self._task_numbers), **others)
+        task.owner = owner
+        if owner is not None:
+            self._tasks.add(task)
+        return task
+
+    def tasks_of(self, process: object) -> list[_NumberedTask]:
+        """The tasks of a process, in the order in which they were made."""
+        return sorted((each for each in self._tasks if each.owner is process), key=hash)
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Arguments]], T], *args: *Arguments
