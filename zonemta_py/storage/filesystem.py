@@ -206,18 +206,18 @@ class FilesystemStore(MemoryStore):
             sync_directory(self._root / RELAY)
 
     def _apply(self, steps: list[FileStep], *, sync: bool) -> None:
-        changed: set[Path] = set()
+        changed: dict[Path, None] = {}  # in their order
         for name, kind, value in steps:
             path = self._root / name
             if kind == "write":
-                changed.update(self._make_directory(path.parent))
+                changed.update(dict.fromkeys(self._make_directory(path.parent)))
                 _write_file(path, value, sync=sync)
             elif kind == "link":
                 _link(path, value.decode())
             else:
                 path.unlink(missing_ok=True)
-                changed.update(self._prune(path.parent))
-            changed.add(path.parent)
+                changed.update(dict.fromkeys(self._prune(path.parent)))
+            changed[path.parent] = None
         if sync:
             for directory in changed:
                 if directory.exists():
