@@ -453,6 +453,9 @@ class Surroundings:
         a relay died, and are not counted later.
         """
         left = [count for _, count in unanswered]
+        # The answer of the first host counts. That of another one, to which it goes after waiting for a session, comes too late
+        # for a period of a second.
+        has_short = self._scenario.two_hosts
         for sink in self._stage.sinks.values():
             for provider in sink.providers.values():
                 periods_s = [each.per_s for each in provider.limits.rate]
@@ -466,6 +469,8 @@ class Surroundings:
                         for n, (died_s, _) in enumerate(unanswered)
                         if left[n] and 0 <= at_s - died_s < max(periods_s, default=0.0)
                     ]
+                    if limit is LimitName.RATE and has_short and min(periods_s) < STORED_S:
+                        continue
                     if limit is LimitName.RATE and uncounted:
                         left[uncounted[0]] -= 1
                     elif not begins_again:
