@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,11 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.dkim import verified, write_key
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from zonemta_py.core.clock import monotonic_s
-from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.errors import ConfigError, QueueUnavailable
 from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key
 from zonemta_py.processes import sender_protocol as protocol
+from zonemta_py.processes.sender_process import LinkContext, SenderProcess
 from zonemta_py.processes.supervisor import ChildProcess
 from zonemta_py.queue.format import keys
 from zonemta_py.relay.relay import Relay
@@ -133,6 +136,28 @@ async def test_a_message_that_kills_its_sender(
             await until(lambda: not facts_in(relay, keys.WAITING), "its end")
         assert [event["recipient"] for event in logged_events(directory, "held")] == ["a@a.example"]
         assert len(logged_events(directory, "uncertain")) == poison_after
+
+
+class CancelledAgent:
+    """An ``SmtpAgent`` whose queue can no longer be written."""
+
+    async def deliver(self, request: object, context: object) -> None:
+        raise QueueUnavailable("the queue cannot be written")
+
+
+async def test_a_request_that_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no defect of the program: the answer says why, and the log has no traceback."""
+    process = SenderProcess()
+    agents: Any = process._agents
+    agents["default"] = CancelledAgent()
+    frame: Any = SimpleNamespace(zone="default", number=3, request=None)
+    context = process._requests[3] = LinkContext(process.link, 3, b"")
+    await process._deliver(frame, context)
+    process.close()
+    assert not process._requests and not caplog.records
+    assert protocol.decode(process.link._out[-1]) == protocol.Done(
+        3, None, "QueueUnavailable('the queue cannot be written')", 0, 0
+    )
 
 
 def facts_in(relay: Relay, space: bytes) -> bool:

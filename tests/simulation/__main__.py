@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 IN_MEMORY = Path("/dev/shm")  # fsync costs nothing there
 FAULTS_SHOWN = 10
-SEEDS_OF_A_PART = 10  # that are played in one process
+SEEDS_OF_A_PART = 20  # that are played in one process
 
 
 # The errors of a disk that fails, and mail that was interrupted by three kills (``judge_held``).

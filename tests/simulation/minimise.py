@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter
 
 from tests.simulation.scenario import Scenario
 
 TRIES_MAX = 200
+TIME_MAX_S = 60.0
 
 
 def minimised(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
@@ -13,10 +15,10 @@ def minimised(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario
 
     What remains is decided anew by the seed.
     """
-    size, tries = len(scenario.actions) // 2, 0
+    size, tries, end_s = len(scenario.actions) // 2, 0, perf_counter() + TIME_MAX_S
     while size and tries < TRIES_MAX:
         at = 0
-        while at < len(scenario.actions) and tries < TRIES_MAX:
+        while at < len(scenario.actions) and tries < TRIES_MAX and perf_counter() < end_s:
             tries += 1
             actions = [*scenario.actions[:at], *scenario.actions[at + size :]]
             shorter = replace(scenario, actions=actions)

@@ -194,7 +194,7 @@ def make(seed: int) -> Scenario:
     span_s = r.choice([10.0, 600.0, 3600.0])
     actions = [
         Action(r.uniform(0, span_s), "mail", _mail(r, n, domains, senders))
-        for n in range(r.randint(5, 60))
+        for n in range(r.randint(5, 40))
     ]
     actions += [_operation(r, span_s, domains) for _ in range(r.randint(0, 10))]
     disk_fails = r.random() < 0.3
@@ -217,7 +217,7 @@ def make(seed: int) -> Scenario:
         failing=r.choice([0.0, 0.0, 0.03, 0.2]),
         failing_names=r.choice([0.0, 0.1, 0.3]),
         disk_fails=disk_fails,
-        store=r.choice(["leveldb", "filesystem"]),
+        store=r.choice(["leveldb", "leveldb", "filesystem"]),
         processes=r.choice([0, 0, 2]),
         actions=sorted(actions, key=lambda each: each.at_s),
     )

@@ -168,6 +168,8 @@ class SenderProcess:
             result = await agent.deliver(frame.request, context)
             idle = agent.pool.count(frame.request.destination)
             there = self._sending.sessions.count(path_of(frame.request.order))
+        except QueueUnavailable as exc:  # it was cancelled
+            problem = repr(exc)
         except Exception as exc:
             log.exception("a request failed by an internal error")
             problem = repr(exc)
