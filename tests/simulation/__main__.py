@@ -22,7 +22,6 @@ from tests.simulation import disk, mutants, virtual
 from tests.simulation.minimise import minimised
 from tests.simulation.mutants import BY_NAME
 from tests.simulation.scenario import DISK_ERRORS, STOPPED, Scenario, make
-from zonemta_py.core.errors import ZonemtaError
 
 if TYPE_CHECKING:
     from tests.simulation.play import Result
@@ -111,7 +110,7 @@ def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
     loop = virtual.begin(seed)
     try:
         result = loop.run_until_complete(play(scenario, directory))
-    except (virtual.NoRest, ZonemtaError, OSError) as exc:
+    except Exception as exc:
         result = Result([repr(exc)], "", 0, (), 0, 0, loop.now_s)
     finally:
         loop.close()

@@ -103,6 +103,10 @@ MUTANTS = (
         "                cleanup.add(active.id)  # the store counts the chunks\n", "                pass\n",
     ),
     Mutant(
+        "warmup-at-restart", "a restart forgets what a new address has sent on its day", "egress/warmup.py",
+        "known or Warming(schedule, self._stored.pop(key, WarmupState()))", "known or Warming(schedule, WarmupState())",
+    ),
+    Mutant(
         "batch-unsynced", "a batch of the queue is not synced", "queue/commit.py",
         "self._store.batch(self._ops(group), sync=self._sync)", "self._store.batch(self._ops(group), sync=False)",
     ),

@@ -24,12 +24,13 @@ from tests.simulation import processes
 from tests.simulation.clients import SmtpClient, Submission
 from tests.simulation.disk import Disk, Failing
 from tests.simulation.judge import Pause, judge_held, judge_keys, judge_pauses, judge_recipients
-from tests.simulation.network import Address, Conditions, Network, drawn
+from tests.simulation.network import Address, Conditions, drawn
 from tests.simulation.scenario import (
     ANSWERING_S,
     CONNECTIONS_MAX,
     PROMPT,
     SENDERS,
+    WARMING,
     Action,
     Receiver,
     Scenario,
@@ -63,6 +64,10 @@ NEVER = ("damaged", "not_running", "queue_not_writable")
 SLACK = "500ms"  # of a limit: by which the delays of two messages differ
 LIMITED_HOST = "127.0.1.1"  # the receiver with limits
 START_AGAIN_S = 5.0
+WARMUP_BEGINS, WARMUP_ENDS_S = (
+    "2027-01-15",
+    16 * 3600.0,
+)  # the day on which a simulation begins, and its rest
 STARTED_WITHIN_S = 3600.0  # a disk fails for a shorter time
 INTERRUPTED_WITHIN_S = 600.0  # a kill in a call, or a power cut; without a call then
 FAILURES: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -130,6 +135,11 @@ class Player:
             provider = {"mx": ["mx.d0.example"], "limits": dict(self.scenario.limits)}
             path.write_text(yaml.safe_dump({"providers": {"big": provider}}))
             changes["providers"] = {"file": str(path), "shipped": False}
+        if self.scenario.warmup:
+            path = self.stage.directory / "warmup.yaml"
+            schedule = {"address": WARMING, "begins": WARMUP_BEGINS, "daily": [self.scenario.warmup]}
+            path.write_text(yaml.safe_dump([schedule | {"provider": "big"}]))
+            changes["warmup"] = {"file": str(path)}
         queue = {
             "directory": str(self.place / "queue"),
             "min_free_disk": "1MiB",
@@ -402,8 +412,9 @@ class Watch:
 class Surroundings:
     """The hosts of ``scenario``, their names, and the network between them and the relay."""
 
-    def __init__(self, scenario: Scenario, stage: Stage, network: Network, r: Random) -> None:
-        self._scenario, self._stage, self._network, self._r = scenario, stage, network, r
+    def __init__(self, scenario: Scenario, stage: Stage, loop: VirtualLoop, r: Random) -> None:
+        self._scenario, self._stage, self._loop, self._r = scenario, stage, loop, r
+        self._network = loop.network
         self._limited: Conditions | None = (
             None  # of all connections to the receiver with limits: its delay
         )
@@ -476,6 +487,19 @@ class Surroundings:
                     elif not begins_again:
                         yield f"{limit} exceeded by {client} at {at_s:.3f}"
 
+    def judge_warmup(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """The number of the first day, which is exact but for recipients whose delivery was interrupted."""
+        domains = {self._scenario.receivers[0].domain, "two.example"}
+        uncounted = sum(
+            each["event"] == "uncertain" and each["recipient"].rpartition("@")[2] in domains
+            for each in records
+        )
+        for sink in self._stage.sinks.values():
+            for provider in sink.providers.values():
+                sent, most = provider.account(WARMING).recipients, self._scenario.warmup
+                if most and sent > most + uncounted and self._loop.time() < WARMUP_ENDS_S:
+                    yield f"{sent} recipients from {WARMING} on a day with {most}, and {uncounted} were not counted"
+
     async def end(self) -> None:
         """Stop the receivers."""
         for sink in self._stage.sinks.values():
@@ -487,7 +511,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     loop = cast(VirtualLoop, asyncio.get_running_loop())
     stage, r = Stage(directory), Random()
     stage.port, stage.dns_port = 25, 53
-    surroundings = Surroundings(scenario, stage, loop.network, r)
+    surroundings = Surroundings(scenario, stage, loop, r)
     await surroundings.begin()
     disk = Disk(directory / "removed", r)
     simulated_disk.begin(disk)
@@ -518,6 +542,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     await surroundings.end()
     faults += player.judge()
     faults += surroundings.judge(player.began_s, player.unanswered)
+    faults += surroundings.judge_warmup(player.records())
     faults += watch.faults
     await asyncio.sleep(ENDING_S)
     records = player.records()

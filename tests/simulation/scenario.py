@@ -20,6 +20,7 @@ ANSWERING_S = (
 
 
 CONNECTIONS_MAX = 8
+WARMING = "127.0.0.1"  # an address of the pool
 STOPPED = (
     "the relay stopped "  # in the reason for which mail is held that was interrupted POISON_AFTER times
 )
@@ -110,6 +111,7 @@ class Action(NamedTuple):
 @dataclass(frozen=True)
 class Scenario:
     """``zone`` and ``changes``: of the configuration. ``limits``: of the provider of the first domain, and its own; none if empty.
+    ``warmup``: recipients of the day there from WARMING, 0: any number.
 
     ``failing``: the part of the connections that fails; ``failing_names``: of the questions about names.
     """
@@ -119,6 +121,7 @@ class Scenario:
     zone: Mapping[str, Any]
     changes: Mapping[str, Any]
     limits: Mapping[str, Any]
+    warmup: int
     failing: float
     failing_names: float
     disk_fails: bool
@@ -214,6 +217,7 @@ def make(seed: int) -> Scenario:
         },
         changes=changes,
         limits=limits,
+        warmup=r.choice([1, 3, 10]) if limits and "pools" in changes else 0,
         failing=r.choice([0.0, 0.0, 0.03, 0.2]),
         failing_names=r.choice([0.0, 0.1, 0.3]),
         disk_fails=disk_fails,
