@@ -179,6 +179,25 @@ def test_damage_between_two_boots(directory: Path) -> None:
     assert len(list(gaps(directory, {}))) == 1
 
 
+@pytest.mark.parametrize(("exported", "is_damaged"), [(4, False), (5, True)])
+def test_a_first_frame_that_is_torn(
+    directory: Path, caplog: pytest.LogCaptureFixture, exported: int, *, is_damaged: bool
+) -> None:
+    """A power cut does that, unless the queue knows that the frame was on disk: what is in front of it is in other segments."""
+    one = Segment(directory, NODE, 1)
+    one.append(lines(1, 4), 4)
+    one.seal(NOW_MS)
+    two = Segment(directory, NODE, 5, 4)
+    two.append(lines(5, 1), 5)
+    two.leave()
+    [path] = open_segments(directory, NODE)
+    os.truncate(path, path.stat().st_size // 2)
+    assert recover(directory, NODE, exported) == set()
+    assert bool(list(directory.glob(".*.damaged"))) == is_damaged
+    assert bool(caplog.records) == is_damaged
+    assert not open_segments(directory, NODE)
+
+
 def test_a_removed_segment_in_front_of_an_unsealed_one(directory: Path) -> None:
     """Its name says what is before it."""
     one = Segment(directory, NODE, first_seq(1))

@@ -111,6 +111,6 @@ def judge_pauses(pauses: Sequence[Pause], records: Records, domains: Container[s
             continue
         at_ms = record["time_ms"]
         for pause in pauses:
-            is_of_it = pause.name in (f"domain:{domain}", "zone:default")
+            is_of_it = pause.name in (f"domain:{domain}", f"zone:{record['zone']}")
             if is_of_it and pause.from_ms + UNDER_WAY_MS < at_ms < pause.until_ms:
                 yield f"{record['recipient']} is delivered at {at_ms}, while {pause.name} is suspended"

@@ -103,6 +103,14 @@ MUTANTS = (
         "                cleanup.add(active.id)  # the store counts the chunks\n", "                pass\n",
     ),
     Mutant(
+        "endpoints-of-a-zone", "hosts of a domain are known without the TLS policy of the zone", "delivery/endpoints.py",
+        'key = (id(zone), "" if zone.smarthost else domain, via)', 'key = (0, "" if zone.smarthost else domain, via)',
+    ),
+    Mutant(
+        "sessions-of-a-zone", "sessions serve mail of any TLS policy", "delivery/endpoints.py",
+        'security=f"{known[1]} {verified}{name}"', 'security=f"{name}"',
+    ),
+    Mutant(
         "warmup-at-restart", "a restart forgets what a new address has sent on its day", "egress/warmup.py",
         "known or Warming(schedule, self._stored.pop(key, WarmupState()))", "known or Warming(schedule, WarmupState())",
     ),
@@ -125,6 +133,10 @@ MUTANTS = (
     Mutant(
         "trailer-from-cache", "a start trusts a trailer that may not be on disk", "events/recovery.py",
         "                add_trailer(path, size_bytes, trailer)  # again", "                pass  # again",
+    ),
+    Mutant(
+        "torn-first-frame", "a start takes a torn first frame for damage", "events/recovery.py",
+        "max(max(found, default=0), read_name(path).previous)", "max(found, default=0)",
     ),
     Mutant(
         "name-from-cache", "a start trusts the name of a directory that may not be on disk", "core/files.py",

@@ -210,6 +210,10 @@ class MemoryTransport(asyncio.Transport):
         self.out.end()
         self.into.drop()
 
+    def _force_close(self, exc: Exception | None) -> None:
+        """As ``fail``: TLS ends a connection so."""
+        self.fail(exc)
+
     def expect_timeout(self) -> None:
         """Bytes have been sent that will not arrive."""
         if not self._awaits_timeout:

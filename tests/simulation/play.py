@@ -19,6 +19,7 @@ import yaml
 
 from tests.kit.queue import everything, problems
 from tests.kit.relay import Stage
+from tests.kit.tls_sink import TlsSink
 from tests.simulation import disk as simulated_disk
 from tests.simulation import processes
 from tests.simulation.clients import SmtpClient, Submission
@@ -30,11 +31,13 @@ from tests.simulation.scenario import (
     CONNECTIONS_MAX,
     PROMPT,
     SENDERS,
+    STRICT_DOMAIN,
     WARMING,
     Action,
     Receiver,
     Scenario,
 )
+from tests.simulation.tls import server_context
 from tests.simulation.virtual import VirtualLoop
 from zonemta_py import Relay
 from zonemta_py.admin.operation import Operations
@@ -68,6 +71,7 @@ WARMUP_BEGINS, WARMUP_ENDS_S = (
     "2027-01-15",
     16 * 3600.0,
 )  # the day on which a simulation begins, and its rest
+HOSTS = [f"mx.d{n}.example" for n in range(6)]
 STARTED_WITHIN_S = 3600.0  # a disk fails for a shorter time
 INTERRUPTED_WITHIN_S = 600.0  # a kill in a call, or a power cut; without a call then
 FAILURES: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -145,8 +149,13 @@ class Player:
             "min_free_disk": "1MiB",
             "store": self.scenario.store,
         }
+        zones = {"default": self.zone}
+        if self.scenario.tls:
+            authority, _ = server_context(self.stage.directory, *HOSTS)
+            zones["strict"] = {**self.zone, "tls": "required", "tls_ca_file": str(authority)}
+            changes["routing"] = [{"sender_domain": STRICT_DOMAIN, "zone": "strict"}]
         return self.stage.config(
-            processes=dict.fromkeys(("receivers", "senders"), self.scenario.processes), zones={"default": self.zone}, queue=queue, shutdown_grace="1s",
+            processes=dict.fromkeys(("receivers", "senders"), self.scenario.processes), zones=zones, queue=queue, shutdown_grace="1s",
             events={"directory": str(self.place / "events")}, resolver=RESOLVER, **changes,
         )  # fmt: skip
 
@@ -443,7 +452,31 @@ class Surroundings:
         def made(script: Script, **options: Any) -> Sink:
             return Sink(Script(each.rules, providers), **options)
 
-        await self._stage.receiver(each.domain, kind=made, extensions=each.extensions)
+        if not each.tls:
+            await self._stage.receiver(each.domain, kind=made, extensions=each.extensions)
+            return
+        hosts = ["mx.other.example"] if each.tls == "other" else HOSTS
+        _, context = server_context(self._stage.directory, *hosts)
+
+        def encrypting(script: Script, **options: Any) -> Sink:
+            return TlsSink(Script(each.rules, providers), **options)
+
+        cuts = self._r.randint(1, 3) if each.tls == "cut" else 0
+        await self._stage.receiver(each.domain, kind=encrypting, context=context, cuts=cuts)
+
+    def judge_tls(self) -> Iterator[str]:
+        """Mail of the zone that requires TLS, which went without, or to a host with the certificate of another."""
+        for each in self._scenario.receivers if self._scenario.tls else ():
+            sink = self._stage.sinks[each.domain]
+            if not isinstance(sink, TlsSink):
+                envelopes = [(message.sender, False) for message in sink.messages]
+            else:
+                envelopes = [
+                    (sender, secure and each.tls != "other") for sender, secure in sink.envelopes
+                ]
+            for sender, is_verified in envelopes:
+                if sender.endswith(f"@{STRICT_DOMAIN}") and not is_verified:
+                    yield f"mail of {sender} went to {each.domain} without TLS, or to another host"
 
     def _conditions(self, to: Address) -> Conditions:
         if self._scenario.limits and to[0] == LIMITED_HOST:
@@ -543,6 +576,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     faults += player.judge()
     faults += surroundings.judge(player.began_s, player.unanswered)
     faults += surroundings.judge_warmup(player.records())
+    faults += surroundings.judge_tls()
     faults += watch.faults
     await asyncio.sleep(ENDING_S)
     records = player.records()

@@ -20,6 +20,7 @@ ANSWERING_S = (
 
 
 CONNECTIONS_MAX = 8
+STRICT_DOMAIN = "acme.example"
 WARMING = "127.0.0.1"  # an address of the pool
 STOPPED = (
     "the relay stopped "  # in the reason for which mail is held that was interrupted POISON_AFTER times
@@ -72,12 +73,13 @@ DISK_ERRORS = ("ENOSPC", "EIO", "EMFILE", "EROFS")
 
 
 class Receiver(NamedTuple):
-    """A host of a domain."""
+    """A host of a domain. ``tls``: whose certificate it has, own or other; cut: its first handshakes fail; empty: it has none."""
 
     domain: str
     kind: str
     rules: Sequence[Rule]
     extensions: tuple[str, ...]
+    tls: str = ""
 
 
 class Mail(NamedTuple):
@@ -111,6 +113,7 @@ class Action(NamedTuple):
 @dataclass(frozen=True)
 class Scenario:
     """``zone`` and ``changes``: of the configuration. ``limits``: of the provider of the first domain, and its own; none if empty.
+    ``tls``: mail from STRICT_DOMAIN has a zone of its own, where TLS is required.
     ``warmup``: recipients of the day there from WARMING, 0: any number.
 
     ``failing``: the part of the connections that fails; ``failing_names``: of the questions about names.
@@ -122,6 +125,7 @@ class Scenario:
     changes: Mapping[str, Any]
     limits: Mapping[str, Any]
     warmup: int
+    tls: bool
     failing: float
     failing_names: float
     disk_fails: bool
@@ -194,6 +198,11 @@ def make(seed: int) -> Scenario:
     limits = {name: value for name, value in choices.items() if r.random() < 0.5}
     if receivers[0].kind not in PROMPT:
         limits = {}
+    tls = r.random() < 0.3
+    if tls:
+        receivers = [
+            each._replace(tls=r.choice(["", "own", "own", "other", "cut"])) for each in receivers
+        ]
     span_s = r.choice([10.0, 600.0, 3600.0])
     actions = [
         Action(r.uniform(0, span_s), "mail", _mail(r, n, domains, senders))
@@ -218,6 +227,7 @@ def make(seed: int) -> Scenario:
         changes=changes,
         limits=limits,
         warmup=r.choice([1, 3, 10]) if limits and "pools" in changes else 0,
+        tls=tls,
         failing=r.choice([0.0, 0.0, 0.03, 0.2]),
         failing_names=r.choice([0.0, 0.1, 0.3]),
         disk_fails=disk_fails,

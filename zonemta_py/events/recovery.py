@@ -77,7 +77,8 @@ def recover(directory: Path, node: str, exported: int = 0) -> set[int]:
             if trailer is not None and trailer == trailer.sealed(digest_of(data, 0, size_bytes)):
                 add_trailer(path, size_bytes, trailer)  # again: its first write may not be on disk
             else:
-                _complete(path, data, path == paths[-1] and max(found, default=0) < exported)
+                last = max(max(found, default=0), read_name(path).previous)
+                _complete(path, data, path == paths[-1] and last < exported)
     return found
 
 
