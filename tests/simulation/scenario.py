@@ -198,7 +198,7 @@ def make(seed: int) -> Scenario:
     limits = {name: value for name, value in choices.items() if r.random() < 0.5}
     if receivers[0].kind not in PROMPT:
         limits = {}
-    tls = r.random() < 0.3
+    tls = r.random() < 0.2
     if tls:
         receivers = [
             each._replace(tls=r.choice(["", "own", "own", "other", "cut"])) for each in receivers
@@ -206,7 +206,7 @@ def make(seed: int) -> Scenario:
     span_s = r.choice([10.0, 600.0, 3600.0])
     actions = [
         Action(r.uniform(0, span_s), "mail", _mail(r, n, domains, senders))
-        for n in range(r.randint(5, 40))
+        for n in range(r.randint(5, 30))
     ]
     actions += [_operation(r, span_s, domains) for _ in range(r.randint(0, 10))]
     disk_fails = r.random() < 0.3
