@@ -125,6 +125,7 @@ class Player:
     )  # what each that died had sent, at most
     is_first: bool = True  # the next relay of ``runner``
     ends: int = 0  # kills and power cuts
+    process_ends: int = 0  # of receivers and senders alone
 
     def __post_init__(self) -> None:
         self.zone = dict(self.scenario.zone)
@@ -219,6 +220,7 @@ class Player:
             case "kill a process":
                 found = processes.running(self.loop)
                 if found:
+                    self.process_ends += 1
                     found[action.turns % len(found)].kill()
             case "failing disk":
                 kinds = FAILURES[action.name]
@@ -315,10 +317,7 @@ class Player:
 
     async def _follow(self, place: Path) -> None:
         """End what is left of a relay that is dead, and start another one in ``place``."""
-        self.running.cancel()
-        await asyncio.wait([self.running])
-        if self.runner.relay is not None:
-            await self.runner.relay.stop(0)
+        await self.stop()
         self.place = place
         await self.begin()
 
@@ -368,7 +367,7 @@ class Player:
         history, records = read_history(self.place / "events"), self.records()
         yield from judge_recipients(self.submissions, records, history, received)
         yield from judge_keys(self.submissions)
-        yield from judge_held(records, self.ends)
+        yield from judge_held(records, self.ends + self.process_ends)
         if not self.scenario.failing:
             prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
             yield from judge_pauses(self.pauses, records, prompt)
