@@ -148,6 +148,10 @@ MUTANTS = (
         "                await relay.start(was_killed=False)\n", "                await relay.start()\n",
     ),
     Mutant(
+        "stop-blames-mail", "mail is held because stops in order came in the middle of it", "queue/queue.py",
+        "counts = was_killed and not self._was_stopped", "counts = was_killed",
+    ),
+    Mutant(
         "failed-write-goes-on", "a filesystem store goes on after a write that failed", "storage/filesystem.py",
         "            self._failure = QueueUnavailable(f\"{self._root}: {exc}\")\n            raise self._failure from exc\n",
         "            log.error(\"%s\", exc)\n",

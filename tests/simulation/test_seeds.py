@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.deadlines import scaled
 
-SEEDS = range(1, 9)
+SEEDS = range(1, 41)
 
 
 def played(seeds: str) -> list[str]:

@@ -12,6 +12,7 @@ the batch is on disk. All that must survive a crash is in the store.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -225,6 +226,8 @@ class Queue:
         self.boot = identity.boot
         self.classifier = NO_RULES
         self.poison_after = options.poison_after
+        self._was_stopped = identity.was_stopped
+        self._is_recovered = self._is_stopping = False
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
@@ -256,11 +259,14 @@ class Queue:
     async def recover(self, *, was_killed: bool = True) -> None:
         """Begin to write, and handle what the previous boot left behind. Before any other verb.
 
-        ``was_killed``: false if the store has failed while this process used it, for which no message is to blame.
+        ``was_killed``: false if the store has failed while this process used it. For that no message is to blame, nor for
+        what a stop in order has interrupted.
         """
         self.commits.start()
-        interrupted = InterruptedDeliveries(self.store, self.poison_after, self.now(), counts=was_killed)
+        counts = was_killed and not self._was_stopped
+        interrupted = InterruptedDeliveries(self.store, self.poison_after, self.now(), counts=counts)
         await recover(self.store, self.commits, self.cleanup, interrupted)
+        self._is_recovered = True
 
     async def begin(self) -> None:
         """Start the background tasks: timers, removal, sweep, start-up scan."""
@@ -490,7 +496,8 @@ class Queue:
         inflight = Inflight(
             version=FORMAT, boot=self.boot, zone=lease.zone, indexes=indexes, attempt=attempt, since_ms=now_ms,
         )  # fmt: skip
-        interrupted = InterruptedDeliveries(self.store, self.poison_after, now_ms)
+        counts = not self._is_stopping
+        interrupted = InterruptedDeliveries(self.store, self.poison_after, now_ms, counts=counts)
         remaining = interrupted.add(batch, message, inflight)
         batch.delete(keys.inflight_key(message, lease.number))
         due_keys = {keys.due_key(r.due_ms, lease.zone, message) for r in remaining.values() if r.due_ms}
@@ -541,9 +548,18 @@ class Queue:
             size_bytes = mark.size if mark.chunks == 1 else 0
             cleanup.removed(size_bytes + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
 
+    def begin_stop(self) -> None:
+        """This process ends in order: what it interrupts from now on does not count, nor what ``close`` leaves."""
+        self._is_stopping = True
+
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""
         await self.background.stop()
+        if self._is_stopping and self._is_recovered and self.failure is None:
+            batch = WriteBatch()
+            batch.put(keys.META_STOPPED, str(self.boot).encode())
+            with suppress(QueueUnavailable):
+                await self.commits.submit(batch)
         self.unusable_fields.close()
         await self.commits.close()
         await self.cleanup.close()

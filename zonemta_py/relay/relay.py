@@ -399,6 +399,7 @@ class Relay:
         if self._stopped:
             return
         self._stopped = True
+        self._queue.begin_stop()
         try:
             await self._parts.stop(self._config.shutdown_grace if grace_s is None else grace_s)
         finally:

@@ -58,6 +58,7 @@ def test_keys_are_frozen() -> None:
         keys.bounce_key(ID, 3), keys.submitted_key("ab" * 16),
         keys.submitted_key("ab" * 16, "cd" * 16), keys.submitted_key("ab" * 16, "cd" * 16, "ef" * 16),
         keys.META_FORMAT, keys.META_NODE, keys.META_BOOT, keys.META_IDS,
+        keys.META_STOPPED,
     ]  # fmt: skip
     assert b"\n".join(made) + b"\n" == (GOLDEN / "keys.txt").read_bytes()
 

@@ -82,6 +82,31 @@ async def test_a_store_that_fails_blames_no_message(directory: Path) -> None:
         assert found.count("uncertain") == 4 and "held" not in found
 
 
+async def test_a_stop_in_order_blames_no_message(directory: Path) -> None:
+    """Its grace was too short for a slow receiver: neither the start that follows counts that, nor the end of a sender meanwhile."""
+    clock = Clock()
+    for life in range(4):
+        queue = make_queue(directory, clock)
+        await begin(queue)
+        if life == 0:
+            await accept(queue, "a@x.example", "b@y.example")
+        await queue.start(lease(queue, "x.example"))
+        held = lease(queue, "y.example")
+        await queue.start(held)
+        queue.begin_stop()
+        await queue.interrupt(held)
+        await queue.close()
+    queue = make_queue(directory, clock)
+    await begin(queue)
+    found = [lease(queue, domain) for domain in ("x.example", "y.example")]
+    assert [each.recipients[0].record.uncertain for each in found] == [0, 0]
+    assert [event["event"] for event in events(queue.store)].count("uncertain") == 8
+    await queue.start(found[0])
+    await _die(queue)  # the stop before was that of an earlier boot
+    async with opened(directory, clock) as again:
+        assert lease(again, "x.example").recipients[0].record.uncertain == 1
+
+
 async def test_a_message_that_kills_the_relay_is_held(directory: Path) -> None:
     """Twice cut off, it waits alone; three times, it is held until an operator releases it."""
     clock = Clock()

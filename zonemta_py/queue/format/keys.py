@@ -57,6 +57,7 @@ META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
 META_DAMAGED = b"meta/damaged/"
 META_IDS = b"meta/ids"
+META_STOPPED = b"meta/stopped"
 META_EXPORTED = b"meta/exported"
 META_LOG_BEGINS = b"meta/log-begins"  # of an imported queue: ``meta/exported`` at that time
 META_HELD = b"meta/held/"

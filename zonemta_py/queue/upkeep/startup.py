@@ -198,11 +198,15 @@ FORMATS = (None, b"1", b"2", b"3", b"4", b"5", FORMAT_VERSION)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The queue's node (6 hex digits), how often it was opened, and the last message id issued."""
+    """The queue's node (6 hex digits), how often it was opened, and the last message id issued.
+
+    ``was_stopped``: the process before has ended in order.
+    """
 
     node: str
     boot: int
     last_id: str
+    was_stopped: bool
 
 
 EndOfLog = Callable[[str], int]  # the highest sequence number of a node in the event log, or 0
@@ -247,7 +251,11 @@ def begin_boot(
             f"the queue has format {found.decode(errors='replace')}; this version reads formats up to {FORMAT_VERSION.decode()}"
         )
     node = (store.get(keys.META_NODE) or new_node()).decode()
-    boot = int(store.get(keys.META_BOOT) or b"0")
+    booted = store.get(keys.META_BOOT)
+    was_stopped, boot = (
+        booted is not None and store.get(keys.META_STOPPED) == booted,
+        int(booted or b"0"),
+    )
     log_seq = 0 if access is Access.READ else end_of_log(node)
     if access not in (Access.READ, Access.OLDER, Access.REPAIR) and log_seq > known_seq(store):
         raise LocalError(
@@ -268,7 +276,7 @@ def begin_boot(
         ops += [(keys.META_EXPORTED, b"%x" % exported), (keys.META_IDS, last_id.encode())]
     if access is not Access.READ:
         store.write(store.batch(ops, sync=True))
-    return Identity(node, boot, last_id)
+    return Identity(node, boot, last_id, was_stopped)
 
 
 def new_node() -> bytes:
