@@ -12,7 +12,7 @@ SEEDS = range(1, 41)
 
 def played(seeds: str) -> list[str]:
     """The lines of the seeds: number, result, digest."""
-    command = [sys.executable, "-m", "tests.simulation", "--seeds", seeds]
+    command = [sys.executable, "-m", "tests.simulation", "--at-once", "1", "--seeds", seeds]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=scaled(400))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return [line.partition(" messages=")[0] for line in done.stdout.splitlines()]
