@@ -54,12 +54,12 @@ def private_directory(path: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Put the names of a directory and of those above it on disk, as far as this user may have made them. Raises OSError.
+    """Put the names of a directory and of those above it on disk, as far as this user may have made them, in one file system.
 
-    Also of those that were there: a process may have been killed between making one and syncing its name.
+    Also of those that were there: a process may have been killed between making one and syncing its name. Raises OSError.
     """
     for each in (path.absolute(), *path.absolute().parents):
-        if each.stat().st_uid != os.geteuid():
+        if each.stat().st_uid != os.geteuid() or each.is_mount():
             return
         with suppress(PermissionError):  # a directory that cannot be read was not made by this user
             sync_directory(each.parent)

@@ -251,11 +251,8 @@ def begin_boot(
             f"the queue has format {found.decode(errors='replace')}; this version reads formats up to {FORMAT_VERSION.decode()}"
         )
     node = (store.get(keys.META_NODE) or new_node()).decode()
-    booted = store.get(keys.META_BOOT)
-    was_stopped, boot = (
-        booted is not None and store.get(keys.META_STOPPED) == booted,
-        int(booted or b"0"),
-    )
+    booted = store.get(keys.META_BOOT) or b"0"
+    boot, was_stopped = int(booted), store.get(keys.META_STOPPED) == booted
     log_seq = 0 if access is Access.READ else end_of_log(node)
     if access not in (Access.READ, Access.OLDER, Access.REPAIR) and log_seq > known_seq(store):
         raise LocalError(
@@ -355,10 +352,8 @@ class InterruptedDeliveries:
         zone, message, address = keys.parse_recipient(key)
         fields = event_fields(meta, key, record, self._now_ms)
         batch.record(Uncertain(**{**fields, "attempt": attempt}))
-        before, record = (
-            record,
-            record._replace(version=FORMAT, uncertain=record.uncertain + self._counts),
-        )
+        before, uncertain = record, record.uncertain + self._counts
+        record = before._replace(version=FORMAT, uncertain=uncertain)
         if self._counts and record.uncertain >= self._poison_after:
             reason = f"the relay stopped {record.uncertain} times in the middle of this delivery"
             log.critical("%s to %s is held: %s", message, address, reason)
