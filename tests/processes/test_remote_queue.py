@@ -27,6 +27,24 @@ def test_a_queue_that_has_failed_stays_so() -> None:
     assert str(queue.failure) == "the disk failed"
 
 
+class _RecordedLink:
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def send(self, frame: object) -> None:
+        self.calls.append(frame)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+
+def test_a_key_is_free_before_its_client_has_a_reply() -> None:
+    """The reply follows in the same turn of the loop, and the client may use the key again with another receiver."""
+    link = _RecordedLink()
+    RemoteQueue(cast(Link, link), protocol.Welcome("000001", 1, "", 1)).release("digest")
+    assert link.calls == [protocol.ReleaseKey("digest"), "flush"]
+
+
 def test_a_limit_that_is_reached_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is refused for as long as the queue's process said, not until the clock has that time again."""
     queue = RemoteQueue(cast(Link, _NoLink()), protocol.Welcome("000001", 1, "", 1))

@@ -208,8 +208,9 @@ class RemoteQueue:
         return lookup
 
     def release(self, digest: str) -> None:
-        """A key that was acquired is free again."""
+        """A key that was acquired is free again, for the queue's process before the client has its reply."""
         self._link.send(protocol.ReleaseKey(digest))
+        self._link.flush()
 
 
 class _ChunkCommits:
