@@ -10,7 +10,7 @@ A power cut happens in front of a call. ``image`` makes the directory that a mac
   it is one change. So a name that was removed may be there again (``_removed`` keeps its file meanwhile);
 - of LevelDB's newest log the end that the batch under way has written is any part of it; everything else is there.
 
-The process that had the disk goes on in its old directory until the player ends it; nothing of that reaches anyone.
+The killed process continues in its old directory until the player stops it; what it does there is discarded.
 
 Invariants:
 

@@ -152,7 +152,7 @@ MUTANTS = (
         "counts = was_killed and not self._was_stopped", "counts = was_killed",
     ),
     Mutant(
-        "failed-write-goes-on", "a filesystem store goes on after a write that failed", "storage/filesystem.py",
+        "failed-write-ignored", "a filesystem store continues after a failed write", "storage/filesystem.py",
         "            self._failure = QueueUnavailable(f\"{self._root}: {exc}\")\n            raise self._failure from exc\n",
         "            log.error(\"%s\", exc)\n",
     ),

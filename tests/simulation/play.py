@@ -67,10 +67,8 @@ NEVER = ("damaged", "not_running", "queue_not_writable")
 SLACK = "500ms"  # of a limit: by which the delays of two messages differ
 LIMITED_HOST = "127.0.1.1"  # the receiver with limits
 START_AGAIN_S = 5.0
-WARMUP_BEGINS, WARMUP_ENDS_S = (
-    "2027-01-15",
-    16 * 3600.0,
-)  # the day on which a simulation begins, and its rest
+WARMUP_BEGINS = "2027-01-15"  # the day on which a simulation begins
+WARMUP_ENDS_S = 16 * 3600.0  # the rest of that day
 HOSTS = [f"mx.d{n}.example" for n in range(6)]
 STARTED_WITHIN_S = 3600.0  # a disk fails for a shorter time
 INTERRUPTED_WITHIN_S = 600.0  # a kill in a call, or a power cut; without a call then
@@ -120,9 +118,8 @@ class Player:
     suspended: list[tuple[float, str]] = field(default_factory=list)  # until when
     pauses: list[Pause] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)  # each relay
-    unanswered: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # what each that died had sent, at most
+    # What each relay that died had sent without an answer, at most.
+    unanswered: list[tuple[float, int]] = field(default_factory=list)
     is_first: bool = True  # the next relay of ``runner``
     ends: int = 0  # kills and power cuts
     process_ends: int = 0  # of receivers and senders alone
@@ -169,7 +166,7 @@ class Player:
     async def present_relay(self) -> Relay:
         """The relay, when it runs."""
         while (relay := self.relay) is None:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # in virtual time
         return relay
 
     async def begin(self) -> None:
@@ -253,7 +250,7 @@ class Player:
             case "flush":
                 await relay.flush()
             case "reload":
-                self.zone["connections"] = 1 + action.turns % 8
+                self.zone["connections"] = 1 + action.turns % CONNECTIONS_MAX
                 await relay.reload(self._config())
             case "hold" | "delete" | "bounce":
                 messages = self._messages(relay)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -85,11 +86,14 @@ async def test_a_new_maildir_after_a_power_cut(tmp_path: Path) -> None:
     disk.settle(place)
     with in_use(disk):
         transport = MaildirTransport(str(place / "{domain}" / "{user}"), create=True, hostname="h")
-        assert (await delivered(transport, b"x\r\n")).code == 250
-        for seed in range(10):
-            disk.image(place, tmp_path / f"image-{seed}", Random(seed))
-    for seed in range(10):
-        assert len(list((tmp_path / f"image-{seed}").glob("*/*/new/*"))) == 1
+        for life in range(2):  # the second time it was removed meanwhile
+            assert (await delivered(transport, b"x\r\n")).code == 250
+            for seed in range(10):
+                image = tmp_path / f"image-{life}-{seed}"
+                disk.image(place, image, Random(seed))
+                assert len(list(image.glob("*/*/new/*"))) == 1
+            for directory in list(place.iterdir()):
+                shutil.rmtree(directory)
 
 
 async def test_a_maildir_that_is_not_there(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def parts(address: str) -> dict[str, str]:
 
 
 DIRECTORIES = ("tmp", "new", "cur")
+SYNCED_MAX = 10_000  # maildirs that are remembered
 
 
 class MaildirTransport:
@@ -124,6 +125,7 @@ class MaildirTransport:
     def __init__(self, pattern: str, *, create: bool, hostname: str) -> None:
         self._pattern = pattern
         self._create = create
+        self._synced: set[Path] = set()  # maildirs whose names are on disk
         self._hostname = hostname.replace("/", "_").replace(":", "_")
 
     def close(self) -> None:
@@ -146,9 +148,14 @@ class MaildirTransport:
 
     def _prepare(self, maildir: Path) -> None:
         if self._create:
+            is_synced = maildir in self._synced and (maildir / "new").is_dir()
             for directory in DIRECTORIES:
                 (maildir / directory).mkdir(parents=True, exist_ok=True, mode=0o700)
-            sync_name(maildir / "new")
+            if not is_synced:
+                sync_name(maildir / "new")
+                if len(self._synced) >= SYNCED_MAX:
+                    self._synced.clear()
+                self._synced.add(maildir)
 
     async def _write(self, message: LocalMessage, maildir: Path, name: str) -> Reply:
         temporary = maildir / "tmp" / name
