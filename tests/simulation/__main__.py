@@ -31,21 +31,24 @@ FAULTS_SHOWN = 10
 SEEDS_OF_A_PART = 20  # that are played in one process
 
 
-# The errors of a disk that fails, and mail that was interrupted by three kills (``judge_held``).
-EXPECTED = (*(os.strerror(getattr(errno, name)) for name in DISK_ERRORS), STOPPED)
+DISK_FAILS = tuple(os.strerror(getattr(errno, name)) for name in DISK_ERRORS)
 
 
 class Logged(logging.Handler):
-    """What is in the log and should not be: damage, and exceptions that are not ``EXPECTED``."""
+    """What is in the log and should not be: damage, and exceptions.
+
+    ``expected``: texts that may be there. STOPPED is: ``judge_held`` decides about that.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.faults: list[str] = []
+        self.expected: tuple[str, ...] = ()
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.CRITICAL or record.exc_info:
             text = self.format(record)
-            if not any(each in text for each in EXPECTED):
+            if not any(each in text for each in (STOPPED, *self.expected)):
                 self.faults.append(f"logged: {text}")
 
 
@@ -105,6 +108,7 @@ def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
 
     place = IN_MEMORY if IN_MEMORY.exists() else None
     LOGGED.faults.clear()
+    LOGGED.expected = DISK_FAILS if scenario.disk_fails else ()
     directory = Path(tempfile.mkdtemp(prefix=f"simulation-{seed}-", dir=place))
     (directory / "removed").mkdir()
     loop = virtual.begin(seed)

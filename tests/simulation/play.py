@@ -493,28 +493,26 @@ class Surroundings:
         a relay died, and are not counted later.
         """
         left = [count for _, count in unanswered]
-        # The answer of the first host counts. That of another one, to which it goes after waiting for a session, comes too late
-        # for a period of a second.
-        has_short = self._scenario.two_hosts
         for sink in self._stage.sinks.values():
             for provider in sink.providers.values():
                 periods_s = [each.per_s for each in provider.limits.rate]
-                rate_s = max((each for each in periods_s if each < STORED_S), default=0.0)
+                short_s = max((each for each in periods_s if each < STORED_S), default=0.0)
+                # A message that the first host refused goes to the second one after a wait, too late for a period of a second.
+                if short_s and self._scenario.two_hosts:
+                    periods_s = []
                 for at_s, limit, client in provider.violations:
-                    begins_again = limit is LimitName.RATE and any(
-                        0 <= at_s - each < rate_s for each in began_s
-                    )
-                    uncounted = [
-                        n
-                        for n, (died_s, _) in enumerate(unanswered)
-                        if left[n] and 0 <= at_s - died_s < max(periods_s, default=0.0)
-                    ]
-                    if limit is LimitName.RATE and has_short and min(periods_s) < STORED_S:
-                        continue
-                    if limit is LimitName.RATE and uncounted:
-                        left[uncounted[0]] -= 1
-                    elif not begins_again:
-                        yield f"{limit} exceeded by {client} at {at_s:.3f}"
+                    if limit is LimitName.RATE:
+                        uncounted = [
+                            n
+                            for n, (died_s, _) in enumerate(unanswered)
+                            if left[n] and 0 <= at_s - died_s < max(periods_s, default=0.0)
+                        ]
+                        if uncounted:
+                            left[uncounted[0]] -= 1
+                            continue
+                        if not periods_s or any(0 <= at_s - each < short_s for each in began_s):
+                            continue
+                    yield f"{limit} exceeded by {client} at {at_s:.3f}"
 
     def judge_warmup(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """The number of the first day, which is exact but for recipients whose delivery was interrupted."""
