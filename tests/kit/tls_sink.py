@@ -15,6 +15,7 @@ class TlsSink(Sink):
 
     ``context``: its certificate. ``cuts``: how many handshakes it ends before they begin. ``requires``: its reply to MAIL
     outside of TLS, if it takes none there. ``login``: AUTH, by LOGIN without an initial response only. ``envelopes`` and ``passwords`` have whether they came by TLS.
+    ``logins``: each recipient, with the password of its session.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TlsSink(Sink):
         self.login = login
         self.envelopes: list[tuple[str, bool]] = []
         self.passwords: list[tuple[str, bool]] = []
+        self.logins: list[tuple[str, str]] = []
         self.handshakes: list[str] = []  # versions
 
     def session(self) -> SinkSession:
@@ -47,6 +49,7 @@ class TlsSession(SinkSession):
     _sink: TlsSink
     _asked = ""  # for the name, or the password, by AUTH LOGIN
     _secure = False
+    _password = ""
 
     def _command(self, line: str) -> None:
         sink, verb = self._sink, line.partition(" ")[0].upper()
@@ -73,6 +76,8 @@ class TlsSession(SinkSession):
             else:
                 super()._command(line)
         else:
+            if verb == "RCPT":
+                sink.logins.append((line.partition(">")[0].partition("<")[2], self._password))
             super()._command(line)
 
     def _login(self, line: str) -> None:
@@ -80,7 +85,8 @@ class TlsSession(SinkSession):
             self._asked = "password"
             self._reply("334 UGFzc3dvcmQ6")
         else:
-            self._sink.passwords.append((b64decode(line).decode(), self._secure))
+            self._password = b64decode(line).decode()
+            self._sink.passwords.append((self._password, self._secure))
             self._asked = ""
             self._reply("235 2.7.0 Accepted")
 

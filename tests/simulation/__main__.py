@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,9 +115,10 @@ def play_once(seed: int, scenario: Scenario, *, keep: bool = False) -> "Result":
     loop = virtual.begin(seed)
     try:
         result = loop.run_until_complete(play(scenario, directory))
-    except Exception as exc:
-        result = Result([repr(exc)], "", 0, (), 0, 0, loop.now_s)
+    except Exception:
+        result = Result([traceback.format_exc()], "", 0, (), 0, 0, loop.now_s)
     finally:
+        disk.begin(None)
         loop.close()
     result.faults += LOGGED.faults
     if keep and result.faults:

@@ -22,6 +22,7 @@ Caller: ``play.Player``. Example: ``disk.interrupt(3, die)`` calls ``die`` in fr
 """
 
 import errno
+import io
 import os
 import shutil
 import stat
@@ -44,7 +45,7 @@ Change = Mapping[
 
 
 class Failing(NamedTuple):
-    """The part of the calls of these kinds that fails with ``number``: open (for writing), read (an opening for it), write, sync, name."""
+    """The part of the calls of these kinds that fails with ``number``: open (for writing), read (also an opening for it), write, sync, name."""
 
     number: int
     kinds: Collection[str]
@@ -161,19 +162,28 @@ class Disk:
 
     def image(self, source: Path, target: Path, r: Random) -> None:
         """Make ``target``: what is in ``source`` after a power cut now."""
-        _Copy(self, r).directory(source, target)
+        with self._spared():
+            _Copy(self, r).directory(source, target)
         self.settle(target)
 
     def copy(self, source: Path, target: Path) -> None:
         """Make ``target``: what is in ``source``, of which the same is on disk."""
         copying = _Copy(self, None)
-        copying.directory(source, target)
+        with self._spared():
+            copying.directory(source, target)
         for old, new in list(copying.inodes.items()):
             if old in self._synced_bytes:
                 self._synced_bytes[new] = self._synced_bytes[old]
             if old in self._names:
                 self._names[new] = copying.translated(self._names[old])
                 self._changes[new] = [copying.translated(each) for each in self._changes.get(old, ())]
+
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        """Calls of the simulation itself do not fail."""
+        failing, self._failing = self._failing, None
+        yield
+        self._failing = failing
 
     def unsynced(self, directory: int) -> Sequence[Change] | None:
         """The changes of the names in a directory since its last fsync; None if it is not known."""
@@ -300,10 +310,11 @@ def _state(directory: Path) -> list[tuple[str, int]]:
 _REAL: dict[str, Any] = {
     name: getattr(os, name)
     for name in (
-        "open", "write", "pwrite", "pwritev", "fsync", "fdatasync", "ftruncate", "link", "symlink", "rename", "replace",
+        "open", "write", "pread", "pwrite", "pwritev", "fsync", "fdatasync", "ftruncate", "link", "symlink", "rename", "replace",
         "unlink", "mkdir", "rmdir", "statvfs",
     )
 }  # fmt: skip
+_REAL_OPEN: Any = io.open
 _disk: Disk | None = None
 
 
@@ -419,6 +430,18 @@ def _statvfs(path: Any) -> os.statvfs_result:
     return os.statvfs_result(values)
 
 
+def _open_file(file: Any, mode: str = "r", *args: Any, **others: Any) -> Any:
+    """A file that ``pathlib`` opens."""
+    opened = _REAL_OPEN(file, mode, *args, **others)
+    if _disk is not None and mode[0] == "r" and _disk.knows(os.fstat(opened.fileno()).st_ino):
+        try:
+            _disk.call("read")
+        except OSError:
+            opened.close()
+            raise
+    return opened
+
+
 class _File(FileIO):
     """A file of the event log."""
 
@@ -433,7 +456,37 @@ class _File(FileIO):
         return super().truncate(size)
 
 
-class _Database:
+class _Keys:
+    """The keys of a database of LevelDB, or of a snapshot."""
+
+    def __init__(self, directory: Path, real: Any) -> None:
+        self._directory, self._real = directory, real
+
+    def get(self, *args: Any, **options: Any) -> Any:
+        self._read()
+        return self._real.get(*args, **options)
+
+    def iterator(self, **options: Any) -> Any:
+        self._read()
+        return self._real.iterator(**options)
+
+    def raw_iterator(self, **options: Any) -> Any:
+        self._read()
+        return self._real.raw_iterator(**options)
+
+    def _read(self) -> None:
+        if _disk is not None:
+            try:
+                _disk.call("read")
+            except OSError as exc:
+                text = f"IO error: {self._directory}/000005.ldb: {exc.strerror}"
+                raise _leveldb.IOError(text.encode()) from exc
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class _Database(_Keys):
     """A database of LevelDB."""
 
     def __init__(self, directory: str, **options: Any) -> None:
@@ -444,9 +497,11 @@ class _Database:
                 raise _leveldb.IOError(
                     f"IO error: {directory}/MANIFEST: {exc.strerror}".encode()
                 ) from exc
-        self._directory = Path(directory)
-        self._real = _leveldb.DB(directory, **options)
+        super().__init__(Path(directory), _leveldb.DB(directory, **options))
         self._failure = b""
+
+    def snapshot(self) -> "_Keys":
+        return _Keys(self._directory, self._real.snapshot())
 
     def write_batch(self, *, sync: bool) -> Any:
         return _Batch(self, self._real.write_batch(sync=sync), sync=sync)
@@ -464,9 +519,6 @@ class _Database:
         except OSError as exc:
             self._failure = f"IO error: {self._directory}/000003.log: {exc.strerror}".encode()
             raise _leveldb.IOError(self._failure) from exc
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
 
 
 class _Batch:
@@ -499,9 +551,11 @@ def _replacements() -> dict[tuple[Any, str], Any]:
         "mkdir": _new_name("mkdir", 0), "link": _new_name("link", 1), "symlink": _new_name("symlink", 1),
         "unlink": _without_name("unlink"), "rmdir": _without_name("rmdir"),
         **{name: _of_file("write", name) for name in ("write", "pwrite", "pwritev", "ftruncate")},
+        "pread": _of_file("read", "pread"),
     }  # fmt: skip
     return {
         **{(os, name): function for name, function in functions.items()},
+        (io, "open"): _open_file,
         (segments, "FileIO"): _File,
         (leveldb, "_leveldb"): _Plyvel(),
     }

@@ -22,13 +22,16 @@ from tests.kit.relay import Stage
 from tests.kit.tls_sink import TlsSink
 from tests.simulation import disk as simulated_disk
 from tests.simulation import processes
-from tests.simulation.clients import SmtpClient, Submission
+from tests.simulation.clients import HttpClient, SmtpClient, Submission
 from tests.simulation.disk import Disk, Failing
 from tests.simulation.judge import Pause, judge_held, judge_keys, judge_pauses, judge_recipients
 from tests.simulation.network import Address, Conditions, drawn
 from tests.simulation.scenario import (
     ANSWERING_S,
     CONNECTIONS_MAX,
+    HUB,
+    NETWORKS,
+    PASSWORDS,
     PROMPT,
     SENDERS,
     STRICT_DOMAIN,
@@ -44,6 +47,7 @@ from zonemta_py.admin.operation import Operations
 from zonemta_py.admin.registry import run_operation
 from zonemta_py.admin.relay_port import RunningRelay
 from zonemta_py.admin.requests import ListRequest
+from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
@@ -69,7 +73,7 @@ LIMITED_HOST = "127.0.1.1"  # the receiver with limits
 START_AGAIN_S = 5.0
 WARMUP_BEGINS = "2027-01-15"  # the day on which a simulation begins
 WARMUP_ENDS_S = 16 * 3600.0  # the rest of that day
-HOSTS = [f"mx.d{n}.example" for n in range(6)]
+HOSTS = [*(f"mx.d{n}.example" for n in range(6)), f"mx.{HUB}"]
 STARTED_WITHIN_S = 3600.0  # a disk fails for a shorter time
 INTERRUPTED_WITHIN_S = 600.0  # a kill in a call, or a power cut; without a call then
 FAILURES: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -112,6 +116,7 @@ class Player:
     running: asyncio.Task[None] = field(init=False)
     stopping: asyncio.Event = field(init=False)
     client: SmtpClient = field(init=False)
+    http: HttpClient = field(init=False)
     submissions: list[Submission] = field(default_factory=list)
     submitting: list[asyncio.Task[None]] = field(default_factory=list)
     zone: dict[str, Any] = field(init=False)  # its settings, which a reload changes
@@ -126,7 +131,13 @@ class Player:
 
     def __post_init__(self) -> None:
         self.zone = dict(self.scenario.zone)
-        self.client = SmtpClient(0, self.r, self.scenario.disk_fails)
+        disk_fails = self.scenario.disk_fails
+        self.client = SmtpClient(self.r, disk_fails)
+        file = self.stage.directory / "tokens"
+        tenants = NETWORKS if "tenants" in self.scenario.changes else ()
+        owners = {name: name if name in tenants else "" for name in ("", *NETWORKS)}
+        tokens = {name: add_token(file, name or "others", Role.SEND, of) for name, of in owners.items()}
+        self.http = HttpClient(self.r, disk_fails, tokens)
         self.place.mkdir()
         self.disk.settle(self.place)
 
@@ -148,6 +159,8 @@ class Player:
             "store": self.scenario.store,
         }
         zones = {"default": self.zone}
+        if self.scenario.hub:
+            zones["default"] = {**self.zone, "destinations": self._by_smarthost()}
         if self.scenario.tls:
             authority, _ = server_context(self.stage.directory, *HOSTS)
             zones["strict"] = {**self.zone, "tls": "required", "tls_ca_file": str(authority)}
@@ -155,7 +168,26 @@ class Player:
         return self.stage.config(
             processes=dict.fromkeys(("receivers", "senders"), self.scenario.processes), zones=zones, queue=queue, shutdown_grace="1s",
             events={"directory": str(self.place / "events")}, resolver=RESOLVER, **changes,
+            admin={"address": f"unix:{self._http_path}", "mail": True, "tokens_file": str(self.stage.directory / "tokens")},
         )  # fmt: skip
+
+    @property
+    def _http_path(self) -> Path:
+        return self.place.with_suffix(".sock")
+
+    def _by_smarthost(self) -> Sequence[Mapping[str, Any]]:
+        """Domains that have the same smarthost, each with its password."""
+        authority, _ = server_context(self.stage.directory, *HOSTS)
+        found = []
+        for domain, password in PASSWORDS.items():
+            path = self.stage.directory / f"{domain}.password"
+            path.write_text(f"{password}\n")
+            auth = {"username": domain, "password_file": str(path)}
+            found.append({
+                "domains": [domain], "smarthost": f"mx.{HUB}:25", "smarthost_auth": auth, "tls": "required",
+                "tls_ca_file": str(authority),
+            })  # fmt: skip
+        return found
 
     @property
     def relay(self) -> Relay | None:
@@ -196,6 +228,7 @@ class Player:
     def _has_begun(self) -> None:
         assert self.runner.relay is not None
         self.client.port = self.runner.relay.addresses[0].port
+        self.http.path = str(self._http_path)
 
     async def stop(self) -> None:
         """End the relay in order."""
@@ -219,6 +252,12 @@ class Player:
                 if found:
                     self.process_ends += 1
                     found[action.turns % len(found)].kill()
+            case "wrong clock":
+                self.loop.wrong_s += action.by_s
+                self.loop.call_later(action.for_s, self._correct_clock, action.by_s)
+            case "failing reads":
+                self.disk.fail(Failing(errno.EIO, ["read"], 0.2 if action.turns % 3 == 0 else 1.0))
+                self.loop.call_later(action.for_s, self.disk.fail, None)
             case "failing disk":
                 kinds = FAILURES[action.name]
                 number = getattr(errno, action.name)
@@ -234,6 +273,9 @@ class Player:
                         if not self.scenario.disk_fails:
                             raise
 
+    def _correct_clock(self, by_s: float) -> None:
+        self.loop.wrong_s -= by_s
+
     async def _act(self, action: Action, relay: Relay) -> None:
         """What clients and operators do with a relay that runs."""
         match action.what:
@@ -242,11 +284,11 @@ class Player:
                 submission = Submission(action.mail)
                 self.submissions.append(submission)
                 for _ in range(1 + action.mail.again):
-                    if action.mail.by_smtp:
-                        work = self.client.submit(submission)
-                        self.submitting.append(asyncio.create_task(work))
-                    else:
+                    if action.mail.by == "program":
                         await self._enqueue(submission, relay)
+                        continue
+                    client = self.http if action.mail.by == "http" else self.client
+                    self.submitting.append(asyncio.create_task(client.submit(submission)))
             case "flush":
                 await relay.flush()
             case "reload":
@@ -310,6 +352,7 @@ class Player:
         relay = self.runner.relay
         self.loop.network.cut_off([(each.host, each.port) for each in relay.addresses] if relay else [])
         self.loop.network.is_down = True
+        self.http.path = ""
         return place
 
     async def _follow(self, place: Path) -> None:
@@ -365,7 +408,7 @@ class Player:
         yield from judge_recipients(self.submissions, records, history, received)
         yield from judge_keys(self.submissions)
         yield from judge_held(records, self.ends + self.process_ends)
-        if not self.scenario.failing:
+        if not (self.scenario.failing or self.scenario.clock_is_wrong):
             prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
             yield from judge_pauses(self.pauses, records, prompt)
 
@@ -430,6 +473,8 @@ class Surroundings:
             await self._receiver(each, self._scenario.limits if n == 0 else {})
         for domain in dict.fromkeys(each.rpartition("@")[2] for each in SENDERS if each):
             await self._stage.receiver(domain)
+        if self._scenario.hub:
+            await self._receiver(Receiver(HUB, "usual", (), (), self._scenario.hub), {})
         records = dict(self._stage.names.records) | {"none.example": {}}
         if self._scenario.two_hosts:
             records["two.example"] = {"MX": ["10 mx.d0.example.", "20 mx.d1.example."]}
@@ -458,7 +503,9 @@ class Surroundings:
             return TlsSink(Script(each.rules, providers), **options)
 
         cuts = self._r.randint(1, 3) if each.tls == "cut" else 0
-        await self._stage.receiver(each.domain, kind=encrypting, context=context, cuts=cuts)
+        await self._stage.receiver(
+            each.domain, kind=encrypting, context=context, cuts=cuts, login=each.domain == HUB
+        )
 
     def judge_tls(self) -> Iterator[str]:
         """Mail of the zone that requires TLS, which went without, or to a host with the certificate of another."""
@@ -473,6 +520,18 @@ class Surroundings:
             for sender, is_verified in envelopes:
                 if sender.endswith(f"@{STRICT_DOMAIN}") and not is_verified:
                     yield f"mail of {sender} went to {each.domain} without TLS, or to another host"
+
+    def judge_passwords(self) -> Iterator[str]:
+        """A password that went without TLS, or to another host, and mail in a session of another domain."""
+        hub = self._stage.sinks.get(HUB)
+        if not isinstance(hub, TlsSink):
+            return
+        for password, secure in hub.passwords:
+            if not secure or self._scenario.hub == "other":
+                yield f"'{password}' went without TLS, or to another host"
+        for recipient, password in hub.logins:
+            if password != PASSWORDS.get(recipient.rpartition("@")[2]):
+                yield f"mail to {recipient} went by the session of '{password}'"
 
     def _conditions(self, to: Address) -> Conditions:
         if self._scenario.limits and to[0] == LIMITED_HOST:
@@ -568,9 +627,11 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     simulated_disk.begin(None)
     await surroundings.end()
     faults += player.judge()
-    faults += surroundings.judge(player.began_s, player.unanswered)
-    faults += surroundings.judge_warmup(player.records())
+    if not scenario.clock_is_wrong:
+        faults += surroundings.judge(player.began_s, player.unanswered)
+        faults += surroundings.judge_warmup(player.records())
     faults += surroundings.judge_tls()
+    faults += surroundings.judge_passwords()
     faults += watch.faults
     await asyncio.sleep(ENDING_S)
     records = player.records()

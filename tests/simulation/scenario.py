@@ -1,7 +1,7 @@
 """What a seed decides: receivers, limits and retries of the relay, clients, operators, restarts and kills."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -69,6 +69,9 @@ OPERATIONS = (
     "restart", "kill", "kill", "flush", "reload", "suspend", "hold", "delete", "bounce", "power cut", "power cut", "kill in a call",
     "kill a process", "kill a process",
 )  # fmt: skip
+CLOCK_ERRORS_S = (-108_000.0, -3600.0, -30.0, 30.0, 3600.0, 108_000.0)
+HUB = "hub.example"  # the domain of the smarthost
+PASSWORDS = {"d0.example": "secret of the first", "d1.example": "secret of the second"}
 DISK_ERRORS = ("ENOSPC", "EIO", "EMFILE", "EROFS")
 
 
@@ -83,7 +86,7 @@ class Receiver(NamedTuple):
 
 
 class Mail(NamedTuple):
-    """A message of a client. ``key``: its submission key; ``again``: it is submitted twice; ``by_smtp``: not by this program."""
+    """A message of a client. ``key``: its submission key; ``again``: it is submitted twice; ``by``: smtp, http, or this program."""
 
     number: int
     sender: str
@@ -91,7 +94,7 @@ class Mail(NamedTuple):
     data: bytes
     key: str  # that of the message, or one that others use too
     again: bool
-    by_smtp: bool
+    by: str
 
     @property
     def owner(self) -> str:
@@ -108,12 +111,14 @@ class Action(NamedTuple):
     name: str = ""
     for_s: float = 0.0
     turns: int = 0  # of the loop before a kill, calls to the disk before a power cut; which calls of a failing disk fail
+    by_s: float = 0.0  # of a clock
 
 
 @dataclass(frozen=True)
 class Scenario:
     """``zone`` and ``changes``: of the configuration. ``limits``: of the provider of the first domain, and its own; none if empty.
     ``tls``: mail from STRICT_DOMAIN has a zone of its own, where TLS is required.
+    ``hub``: two domains have one smarthost, with a password each; whose certificate it has, as with a receiver.
     ``warmup``: recipients of the day there from WARMING, 0: any number.
 
     ``failing``: the part of the connections that fails; ``failing_names``: of the questions about names.
@@ -129,6 +134,8 @@ class Scenario:
     failing: float
     failing_names: float
     disk_fails: bool
+    clock_is_wrong: bool
+    hub: str
     store: str
     processes: int  # receivers, and senders
     actions: Sequence[Action]
@@ -146,8 +153,8 @@ def _mail(r: Random, number: int, domains: Sequence[str], senders: Sequence[str]
     if r.random() < 0.1:
         text += b"".join(b"%d\r\n" % n for n in range(r.choice([10_000, 40_000])))
     key = r.choice([f"key-{number}", f"key-{number}", "common"]) if r.random() < 0.3 else ""
-    again, by_smtp = bool(key) and r.random() < 0.5, r.random() < 0.6
-    return Mail(number, sender, recipients, text, key, again, by_smtp)
+    again, by = bool(key) and r.random() < 0.5, "smtp" if r.random() < 0.6 else "program"
+    return Mail(number, sender, recipients, text, key, again, by)
 
 
 def _operation(r: Random, span_s: float, domains: Sequence[str]) -> Action:
@@ -212,7 +219,7 @@ def make(seed: int) -> Scenario:
     disk_fails = r.random() < 0.3
     if disk_fails:
         actions += [_failing_disk(r, span_s) for _ in range(r.randint(1, 4))]
-    return Scenario(
+    scenario = Scenario(
         receivers,
         two_hosts,
         zone={
@@ -231,7 +238,74 @@ def make(seed: int) -> Scenario:
         failing=r.choice([0.0, 0.0, 0.03, 0.2]),
         failing_names=r.choice([0.0, 0.1, 0.3]),
         disk_fails=disk_fails,
+        clock_is_wrong=False,
+        hub="",
         store=r.choice(["leveldb", "leveldb", "filesystem"]),
         processes=r.choice([0, 0, 2]),
         actions=sorted(actions, key=lambda each: each.at_s),
     )
+    for name, change in LATER.items():
+        scenario = change(Random(f"{seed} {name}"), scenario, span_s)
+    return scenario
+
+
+# ---- What was added later draws from generators of its own, so that the rest of a seed stays what it was.
+
+
+def _by_http(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """Half of what this program submits comes by HTTP."""
+    actions = [
+        each._replace(mail=each.mail._replace(by="http"))
+        if each.mail is not None and each.mail.by == "program" and r.random() < 0.5
+        else each
+        for each in scenario.actions
+    ]
+    return replace(scenario, actions=actions)
+
+
+def _wrong_clock(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    if r.random() >= 0.15:
+        return scenario
+    actions = [
+        Action(
+            r.uniform(0, span_s * 1.5 + 60),
+            "wrong clock",
+            for_s=r.choice([5.0, 300.0, 5000.0]),
+            by_s=r.choice(CLOCK_ERRORS_S),
+        )
+        for _ in range(r.randint(1, 3))
+    ]
+    return _with(replace(scenario, clock_is_wrong=True), actions)
+
+
+def _failing_reads(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    if r.random() >= 0.15:
+        return scenario
+    actions = [
+        Action(
+            r.uniform(0, span_s * 1.5 + 60),
+            "failing reads",
+            for_s=r.choice([0.1, 5.0, 60.0, 900.0]),
+            turns=r.randint(0, 60),
+        )
+        for _ in range(r.randint(1, 3))
+    ]
+    return _with(replace(scenario, disk_fails=True), actions)
+
+
+def _smarthost(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    if r.random() >= 0.15:
+        return scenario
+    return replace(scenario, hub=r.choice(["own", "own", "other", "cut"]))
+
+
+def _with(scenario: Scenario, actions: Sequence[Action]) -> Scenario:
+    return replace(scenario, actions=sorted([*scenario.actions, *actions], key=lambda each: each.at_s))
+
+
+LATER: Mapping[str, Callable[[Random, Scenario, float], Scenario]] = {
+    "http": _by_http,
+    "clock": _wrong_clock,
+    "reads": _failing_reads,
+    "smarthost": _smarthost,
+}

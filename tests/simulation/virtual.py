@@ -76,12 +76,12 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """``now_s``: since the begin of the simulation. What would run in a thread runs at once."""
+    """``now_s``: since the begin of the simulation. ``wrong_s``: of the clock of the machine. What would run in a thread runs at once."""
 
     def __init__(self) -> None:
         selector = _Selector()
         super().__init__(selector)
-        selector.loop, self.now_s = self, 0.0
+        selector.loop, self.now_s, self.wrong_s = self, 0.0, 0.0
         self.turns = 0
         self._task_numbers = count()
         self.set_task_factory(self._task)
@@ -191,7 +191,7 @@ class _Time:
 
     @staticmethod
     def time_ns() -> int:
-        return BEGIN_NS + int(_loop.now_s * 10**9)
+        return BEGIN_NS + int((_loop.now_s + _loop.wrong_s) * 10**9)
 
 
 _loop = VirtualLoop()

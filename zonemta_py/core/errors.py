@@ -50,6 +50,10 @@ class QueueCorrupt(LocalError):
     """A stored value is missing, damaged or of an unknown version."""
 
 
+class QueueUnreadable(QueueCorrupt):
+    """The disk has refused to read a stored value; it may give it later."""
+
+
 class SegmentDamaged(LocalError):
     """A segment of the event log cannot be read as a whole; ``at`` is the offset of the damage."""
 

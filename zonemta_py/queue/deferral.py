@@ -118,6 +118,11 @@ class Deferral:
                 wait_s = min(wait_s, max(0.0, (self._next_due_ms - self._now()) / 1000))
             await wait_event(self._changed, wait_s)
 
+    def look_again(self) -> None:
+        """Look at all ``due/`` keys again: some could not be read."""
+        self._cursor = keys.DUE
+        self._changed.set()
+
     def next_due_ms(self) -> dict[str, int]:
         """When deferred recipients of each zone are due next (unix ms), among the next DUE_LOOKED_AT messages."""
         found: dict[str, int] = {}

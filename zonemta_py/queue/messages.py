@@ -32,7 +32,7 @@ from typing import Protocol
 
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import crc32, pack
-from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable, QueueUnreadable
 from zonemta_py.queue.commit import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
@@ -194,13 +194,15 @@ def notes_of(view: View, message: str) -> Iterator[Note]:
 
 
 def count_remaining(view: View, message: str, zones: Sequence[str]) -> tuple[int, list[Note]]:
-    """How many recipients a message still has, and the failures noted; UNCOUNTED when damaged.
+    """How many recipients a message still has, and the failures noted; UNCOUNTED when damaged. Raises QueueUnreadable.
 
-    Then the readable recipients are delivered, and only a repair ends the message.
+    Of a damaged one the readable recipients are delivered, and only a repair ends it.
     """
     try:
         notes = list(notes_of(view, message))
         return sum(1 for _ in recipients_of(view, message, zones)), notes
+    except QueueUnreadable:
+        raise
     except QueueCorrupt as exc:
         log.critical("%s will not be removed at its end, repair the queue: %s", message, exc)
         return UNCOUNTED, []

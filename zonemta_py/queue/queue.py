@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
-from zonemta_py.core.errors import LocalError, QueueUnavailable
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
 from zonemta_py.core.logs import RepeatedLines
 from zonemta_py.core.model import OutcomeKind, PoolKey
 from zonemta_py.core.runtime import BackgroundTasks
@@ -53,6 +53,7 @@ from zonemta_py.queue.upkeep.startup import (
     Identity,
     InterruptedDeliveries,
     recover,
+    scan_again,
     scan_zone,
 )
 from zonemta_py.smtp.reply_class import NO_RULES
@@ -278,6 +279,8 @@ class Queue:
         self.background.start(self.limits.run(), "limits")
         self.background.start(CensusScan(self.store, self.commits, self.census).run(), "census")
         self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")
+        again = scan_again(self.store, self.commits, self.windows, self.deferral, self.ids)
+        self.background.start(again, "rereading")
         for zone in zones_to_scan(self.store):
             self.background.start(
                 scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
@@ -381,8 +384,8 @@ class Queue:
     ) -> Lease | None:
         """Up to ``limit`` recipients of the oldest message at ``destination`` that leaves from ``pool_key`` (None: any), or None.
 
-        Raises QueueCorrupt for a message that cannot be read; its recipients stay on disk and are not
-        offered again before the next start.
+        Raises QueueCorrupt for a message that cannot be read; its recipients stay on disk, and are offered again by the next
+        start, or by ``scan_again``.
         """
         window = self.windows.zone(zone)
         self.windows.refill(zone, destination)
@@ -394,7 +397,12 @@ class Queue:
         self.windows.feed(zone)
         if not recipients:
             return None
-        return Lease(self.acquire_message(recipients[0].message), zone, destination, recipients)
+        try:
+            active = self.acquire_message(recipients[0].message)
+        except QueueCorrupt:
+            window.forget([each.key for each in recipients])
+            raise
+        return Lease(active, zone, destination, recipients)
 
     def acquire_message(self, message: str) -> ActiveMessage:
         """The entry of ``message`` with one lease more. Raises QueueCorrupt."""

@@ -35,7 +35,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from zonemta_py.core.codec import crc32, pack, unpacker
-from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.core.errors import (
+    LocalError,
+    QueueCorrupt,
+    QueueLocked,
+    QueueUnavailable,
+    QueueUnreadable,
+)
 from zonemta_py.core.files import KnownFile, no_link, private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import pack_record
@@ -143,7 +149,7 @@ class FilesystemStore(MemoryStore):
             with path.open("rb") as file:
                 return os.pread(file.fileno(), keys.CHUNK_BYTES, at)
         except OSError as exc:
-            raise QueueCorrupt(f"{path}: {exc.strerror}") from exc
+            raise QueueUnreadable(f"{path}: {exc.strerror}") from exc
 
     def _chunk(self, key: bytes) -> tuple[Path, int]:
         number = int(key.rpartition(b"/")[2])

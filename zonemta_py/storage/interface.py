@@ -38,7 +38,7 @@ class View(Protocol):
     """Read access. Keys are ordered by their bytes."""
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """Return the value of ``key``, or None. Raises QueueCorrupt when it cannot be read.
+        """Return the value of ``key``, or None. Raises QueueCorrupt when it cannot be read, QueueUnreadable if that may change.
 
         With ``checked`` false the store skips its own checksum: the caller compares another one.
         Blocks for a chunk of a remote store; see ``Store.fetch_chunk``.
@@ -62,7 +62,13 @@ class Space(NamedTuple):
 
 
 class Store(View, Protocol):
-    """An open store. Opening raises QueueLocked when another process has it open."""
+    """An open store. Opening raises QueueLocked when another process has it open.
+
+    ``failed_reads``: how many looks at keys the disk has refused; those of bodies do not count.
+    """
+
+    @property
+    def failed_reads(self) -> int: ...
 
     def frozen(self) -> AbstractContextManager[View]:
         """A consistent view, for reads that must agree. Writes may wait until it is closed."""

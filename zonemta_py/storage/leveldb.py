@@ -40,7 +40,13 @@ from weakref import WeakValueDictionary
 
 import plyvel
 
-from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.core.errors import (
+    LocalError,
+    QueueCorrupt,
+    QueueLocked,
+    QueueUnavailable,
+    QueueUnreadable,
+)
 from zonemta_py.core.files import KnownFile, private_directory, sync_directory
 from zonemta_py.storage.interface import GONE, Access, Op
 from zonemta_py.storage.leveldb_recovery import WRITTEN, check_logs, cut_torn_end, note_written
@@ -56,17 +62,19 @@ _open_here: "WeakValueDictionary[Path, LevelDB]" = WeakValueDictionary()  # by t
 
 
 class LevelDBView:
-    """Read access to the database, or to a snapshot of it."""
+    """Read access to the database, or to a snapshot of that of ``owner``, which counts what fails."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, owner: "LevelDBView | None" = None) -> None:
         self._source = source
+        self._owner = self if owner is None else owner
+        self.failed_reads = 0
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
         """Return the value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it."""
         try:
             value: bytes | None = self._source.get(key, verify_checksums=checked)
         except (_leveldb.Error, OSError) as exc:
-            raise QueueCorrupt(f"{key!r} cannot be read: {exc}") from exc
+            raise self._unread(f"{key!r}", exc) from exc
         return value
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -83,7 +91,14 @@ class LevelDBView:
                 start=start, stop=stop, include_value=include_value, verify_checksums=True
             )
         except (_leveldb.Error, OSError) as exc:
-            raise QueueCorrupt(f"the range from {start!r} cannot be read: {exc}") from exc
+            raise self._unread(f"the range from {start!r}", exc) from exc
+
+    def _unread(self, what: str, exc: Exception) -> QueueCorrupt:
+        text = f"{what} cannot be read: {exc}"
+        if isinstance(exc, _leveldb.CorruptionError):
+            return QueueCorrupt(text)
+        self._owner.failed_reads += 1
+        return QueueUnreadable(text)
 
 
 class LevelDB(LevelDBView):
@@ -140,7 +155,7 @@ class LevelDB(LevelDBView):
         """A snapshot, for reads that must agree with each other. Keep it short: it delays compaction."""
         snapshot = self._db.snapshot()
         try:
-            yield LevelDBView(snapshot)
+            yield LevelDBView(snapshot, self)
         finally:
             snapshot.close()
 

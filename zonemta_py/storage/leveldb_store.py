@@ -120,6 +120,11 @@ class LevelDBStore(SegmentedView):
 
     # ---- reading
 
+    @property
+    def failed_reads(self) -> int:
+        """How many looks at keys the disk has refused."""
+        return self._database.failed_reads
+
     @contextmanager
     def frozen(self) -> Iterator[SegmentedView]:
         """A snapshot; no segment is removed before its end. Keep it short: it delays compaction."""
@@ -205,7 +210,7 @@ class LevelDBStore(SegmentedView):
             try:
                 value = self._database.get(key, checked=False) or b""
             except QueueCorrupt as exc:
-                log.warning("what a damaged chunk may have in a segment is kept: %s", exc)
+                log.warning("what a chunk may have in a segment is kept until that is emptied: %s", exc)
                 return
             reference = decode_reference(value)
             if reference is None:
@@ -262,9 +267,8 @@ class LevelDBStore(SegmentedView):
                 if key in removed or key in self._unwritten:
                     continue
                 chunk = self.get(key)
-                if chunk is None:
-                    raise QueueCorrupt(f"{segment_key!r}: the chunk is not there")
-                self._place(key, chunk)
+                if chunk is not None:  # else it was removed, and its segment could not be looked up then
+                    self._place(key, chunk)
                 others.append((segment_key, None))
                 self._use.release(number, key)
         except QueueCorrupt as exc:

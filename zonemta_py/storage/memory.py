@@ -21,6 +21,8 @@ PAGE_KEYS = 256  # read under one lock, which limits how long a writer waits
 class MemoryStore:
     """Ordered keys in this process. ``close`` keeps them: the object can be used again."""
 
+    failed_reads = 0  # keys are not read from a disk
+
     def __init__(self) -> None:
         self._values = _sorted.SortedDict()
         self._size_bytes = 0

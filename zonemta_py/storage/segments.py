@@ -33,7 +33,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from zonemta_py.core.codec import crc32
-from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.errors import QueueCorrupt, QueueUnreadable
 from zonemta_py.core.files import private_directory, sync_directory, write_at
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import GONE, View
@@ -127,7 +127,7 @@ class SegmentFiles:
             with self._lock:
                 chunk = os.pread(self._opened(reference.segment), reference.size, reference.offset)
         except OSError as exc:
-            raise QueueCorrupt(f"{key!r} cannot be read: {path}: {exc.strerror}") from exc
+            raise QueueUnreadable(f"{key!r} cannot be read: {path}: {exc.strerror}") from exc
         if len(chunk) != reference.size:
             raise QueueCorrupt(
                 f"{key!r} cannot be read: {path} ends before byte {reference.offset + reference.size}"
@@ -258,14 +258,19 @@ def _covers_own(start: bytes, stop: bytes) -> bool:
 
 
 def check_segments(database: LevelDB, files: SegmentFiles) -> Iterator[str]:
-    """Yield files that are not segments, and SEGMENT keys without their chunk; "" where other tasks may run."""
+    """Yield files that are not segments, and SEGMENT keys of messages without their chunk; "" where other tasks may run.
+
+    A key of a message that has ended is none that mail needs: ``LevelDBStore`` removes it when it empties the segment.
+    """
     for name in files.strangers():
         yield f"{files.directory / name}: not a segment"
     for count, key in enumerate(database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))):
         number, chunk = keys.parse_segment(key)
         with database.frozen() as view:
             reference = decode_reference(view.get(chunk) or b"")
-            if view.get(key) is not None and (reference is None or reference.segment != number):
+            is_there = reference is not None and reference.segment == number
+            is_needed = view.get(keys.mark_key(keys.owner_of(chunk))) is not None
+            if is_needed and not is_there and view.get(key) is not None:
                 yield f"{key.decode()}: the chunk is not in this segment"
         if count % CHECKED_AT_ONCE == 0:
             yield ""

@@ -5,8 +5,9 @@
 2. ``recover``, before mail is accepted or sent: transactions that were interrupted make their recipients uncertain
    (``InterruptedDeliveries``), bodies without a marker are removed, removals are finished.
 3. ``scan_zone``, while intake and delivery run, in slices of a few milliseconds: every waiting recipient of a zone, oldest first,
-   into the ready window. It ends at the newest message id of the previous boot, and does not run again: newer mail is offered
-   to the window when it is committed.
+   into the ready window. It ends at the newest message id of the previous boot: newer mail is offered to the window when it is
+   committed. It runs again, over all mail, when the disk has refused reads (``scan_again``): what was to be read then is on disk,
+   and no window knows it.
 
     queue = Queue(store, begin_boot(store), options, destination_of)
     await queue.recover()
@@ -25,7 +26,9 @@ from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.events.schema import Uncertain, boot_of
 from zonemta_py.queue import transitions
+from zonemta_py.queue.census import zones_to_scan
 from zonemta_py.queue.commit import GroupCommit, WriteBatch
+from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
@@ -86,6 +89,30 @@ async def scan_zone(
         # A quarter of the time while other batches are written, else all of it.
         busy = commits.batches - written > 1
         await asyncio.sleep(3 * (monotonic_s() - began_s) if busy else 0)
+
+
+AGAIN_S = 60.0  # after the first reads that failed
+AGAIN_MAX_S = 3600.0  # while reads fail
+
+
+async def scan_again(
+    store: Store, commits: GroupCommit, windows: ReadyWindows, deferral: Deferral, ids: keys.MessageIds
+) -> None:
+    """Offer all mail again, some time after the disk has refused reads, forever."""
+    wait_s, seen = AGAIN_S, store.failed_reads
+    while True:
+        await asyncio.sleep(wait_s)
+        if store.failed_reads == seen:
+            wait_s = AGAIN_S
+            continue
+        log.warning(
+            "%d reads of the queue have failed: all mail is looked at again", store.failed_reads - seen
+        )
+        seen, wait_s = store.failed_reads, min(2 * wait_s, AGAIN_MAX_S)
+        with suppress(QueueCorrupt):  # it has been counted
+            for zone in sorted(zones_to_scan(store)):
+                await scan_zone(store, commits, windows, zone, ids.last)
+        deferral.look_again()
 
 
 async def _delete_stale_spills(
