@@ -11,12 +11,14 @@ import pytest
 
 
 @cache
-def _library(directory: str) -> Path:
-    library = Path(directory) / "disk.so"
-    source = Path(__file__).with_name("disk.c")
+def library(name: str, directory: str) -> Path:
+    """The library of the C file ``name``, made in ``directory``."""
+    made = Path(directory) / f"{name}.so"
+    source = Path(__file__).with_name(f"{name}.c")
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return library
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
+    return made
 
 
 def needs_compiler() -> None:
@@ -35,7 +37,7 @@ class Disk:
         self._diary = scratch / "diary"
         self._trouble = scratch / "trouble"
         self.environment = {
-            "LD_PRELOAD": str(_library(str(scratch))),
+            "LD_PRELOAD": str(library("disk", str(scratch))),
             "DISK_FOLDER": str(directory),
             "DISK_DIARY": str(self._diary),
             "DISK_TROUBLE": str(self._trouble),

@@ -125,6 +125,21 @@ async def test_a_clock_that_is_set_back_while_the_relay_runs(
         await until(lambda: left(queue) == ["b"], "the recipient")
 
 
+async def test_a_clock_that_is_ahead_between_two_looks(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noticed where it matters: when the time at which mail is due is written."""
+    monkeypatch.setattr(deferral, "RESCUE_EVERY_S", 0.2)
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        queue.deferral._longest_delay_ms = 1000
+        await accept(queue, "b@x.example")  # meanwhile the first look has been
+        clock.ms += 86_400_000
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, clock.ms + 900)
+        clock.ms -= 86_400_000
+        await until(lambda: left(queue) == ["b"], "the recipient")
+
+
 async def test_the_age_counts_from_the_time_when_it_may_be_sent(directory: Path) -> None:
     clock = Clock()
     async with opened(directory, clock) as queue:

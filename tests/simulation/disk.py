@@ -138,7 +138,7 @@ class Disk:
             self._synced_bytes[found.st_ino] = found.st_size
             return
         changes = self._changes.pop(found.st_ino, ())
-        self._names[found.st_ino] = _after(self._names[found.st_ino], changes)
+        self._names[found.st_ino] = names_after(self._names[found.st_ino], changes)
 
     def truncated(self, handle: int, size: int) -> None:
         """A file is shorter."""
@@ -191,15 +191,15 @@ class Disk:
 
     def names(self, directory: int, changes: Sequence[Change]) -> dict[str, int]:
         """The names in a known directory, after ``changes`` since its last fsync."""
-        return _after(self._names[directory], changes)
+        return names_after(self._names[directory], changes)
 
     def left(self, inode: int, data: bytes, r: Random) -> bytes:
         """What is left of ``data`` in a file after a power cut."""
-        return _torn(data, self._synced_bytes.get(inode, 0), r)
+        return torn(data, self._synced_bytes.get(inode, 0), r)
 
     def left_of_log(self, data: bytes, r: Random) -> bytes:
         """What is left of ``data`` in LevelDB's newest log."""
-        return _torn(data, self._log_bytes, r)
+        return torn(data, self._log_bytes, r)
 
     def removed(self, inode: int) -> Path:
         """The file, if it has lost its name."""
@@ -272,7 +272,8 @@ class _Copy:
         return {name: self.inodes.get(inode, inode) for name, inode in change.items()}
 
 
-def _after(names: Mapping[str, int], changes: Sequence[Change]) -> dict[str, int]:
+def names_after(names: Mapping[str, int], changes: Sequence[Change]) -> dict[str, int]:
+    """The names of a directory after ``changes``."""
     found = dict(names)
     for change in changes:
         for name, inode in change.items():
@@ -283,13 +284,13 @@ def _after(names: Mapping[str, int], changes: Sequence[Change]) -> dict[str, int
     return found
 
 
-def _torn(data: bytes, synced: int, r: Random) -> bytes:
+def torn(data: bytes, synced: int, r: Random, *, with_holes: bool = True) -> bytes:
     """``data``, with any part of what is behind ``synced``, and holes in it."""
     if len(data) <= synced:
         return data
     size = r.choice([synced, len(data), r.randint(synced, len(data))])
     left = bytearray(data[:size])
-    if r.random() < 0.5:
+    if r.random() < 0.5 and with_holes:
         for begin in range(synced - synced % PAGE_BYTES, size, PAGE_BYTES):
             if r.random() < 0.3:
                 first, end = max(begin, synced), min(begin + PAGE_BYTES, size)

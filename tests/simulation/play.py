@@ -28,6 +28,7 @@ from tests.simulation.judge import Pause, judge_held, judge_keys, judge_pauses, 
 from tests.simulation.network import Address, Conditions, drawn
 from tests.simulation.scenario import (
     ANSWERING_S,
+    CLOCK_ERRORS_S,
     CONNECTIONS_MAX,
     HUB,
     NETWORKS,
@@ -617,7 +618,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     await asyncio.gather(*player.submitting)
     relay = await player.present_relay()
     store = relay.queue.store
-    end_s = loop.time() + ANSWERING_S
+    end_s = loop.time() + ANSWERING_S + (max(CLOCK_ERRORS_S) if scenario.clock_is_wrong else 0.0)
     while everything(store) and loop.time() < end_s:
         await asyncio.sleep(LOOK_EVERY_S)
     faults = [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]

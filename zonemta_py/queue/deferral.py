@@ -73,6 +73,7 @@ class Deferral:
         self._cursor = keys.DUE
         self._changed = asyncio.Event()
         self._next_due_ms: int | None = None
+        self._most_ahead_ms = self._ahead_ms()  # when a ``due/`` key was written since the last rescue
         self.moving: set[bytes] = set()
         self._expected: Counter[bytes] = Counter()  # due/ keys that commits under way write
         self._doubtful: set[bytes] = (
@@ -95,6 +96,7 @@ class Deferral:
             self._next_due_ms = due_ms
             self._changed.set()
         self._cursor = min(self._cursor, keys.due_key(due_ms, "", ""))
+        self._most_ahead_ms = max(self._most_ahead_ms, self._ahead_ms())
 
     def _delete_doubtful(self, due: bytes) -> None:
         """A recipient was removed while the key was being written: no timer deletes a key of held mail."""
@@ -254,15 +256,16 @@ class Deferral:
             reservation.rollback()
 
     async def keep_rescuing(self) -> None:
-        """Wake what is due later than any delay allows, now and after the clock was set back: it was wrong.
+        """Wake what is due later than any delay allows, now, and within an hour after the clock was set back: it was wrong.
 
-        Not every hour: mail for later may be a million keys.
+        Only if a ``due/`` key was written while it was: mail for later may be a million keys.
         """
         try:
             await self._delete_unused_held()
         except QueueCorrupt as exc:
             log.critical("due keys of held recipients are not looked at, repair the queue: %s", exc)
         while True:
+            self._most_ahead_ms = self._ahead_ms()
             try:
                 count = await self._rescue(self._now() + self._longest_delay_ms)
             except QueueCorrupt as exc:
@@ -272,10 +275,10 @@ class Deferral:
                     log.warning(
                         "%d recipients were due after any possible delay, and are tried now", count
                     )
-            ahead_ms = self._ahead_ms()
-            while self._ahead_ms() > ahead_ms - SET_BACK_MS:
-                ahead_ms = max(ahead_ms, self._ahead_ms())
+            is_set_back = False
+            while not is_set_back:
                 await asyncio.sleep(RESCUE_EVERY_S)
+                is_set_back = self._ahead_ms() <= self._most_ahead_ms - SET_BACK_MS
 
     def _ahead_ms(self) -> float:
         """How far the system clock is ahead of one that is never set."""
