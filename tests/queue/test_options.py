@@ -130,6 +130,7 @@ async def test_a_clock_that_is_ahead_between_two_looks(
 ) -> None:
     """It is noticed where it matters: when the time at which mail is due is written."""
     monkeypatch.setattr(deferral, "RESCUE_EVERY_S", 0.2)
+    monkeypatch.setattr(deferral, "SET_BACK_MS", 3600_000)  # the clock of the test stands still
     clock = Clock()
     async with opened(directory, clock) as queue:
         queue.deferral._longest_delay_ms = 1000
