@@ -14,17 +14,17 @@ from zonemta_py.bench.process import CommandProcess, process_tree
 
 DONE_S = 180.0
 COMPLETE = "exists; choose another directory, or replace it with --overwrite"  # of an output
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.stream.error.file=/dev/null"
-FAST = ("--master", "local[2]", "--heap", "512m", "--conf", f"spark.driver.extraJavaOptions={JAVA}")
+FAST = ("--master", "local[2]", "--heap", "512m")
 
 
 class Job:
-    """``zonemta pipeline`` in a process of its own."""
+    """``zonemta pipeline`` in a process of its own. ``module``: that which runs the command."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, module: str = "zonemta_py") -> None:
         self.child = CommandProcess(
             ["pipeline", *arguments, *FAST, "--json"],
             directory / "job.log",
+            module,
             environment={"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         )
 

@@ -33,8 +33,13 @@ def judge_recipients(
     records: Records,
     history: RecipientHistory,
     received: MutableMapping[str, list[bytes]],
+    *,
+    keys_count: bool,
 ) -> Iterator[str]:
-    """Each recipient that was acknowledged has one outcome, and got what that says. ``received``: by recipient; it is used up."""
+    """Each recipient that was acknowledged has one outcome, and got what that says. ``received``: by recipient; it is used up.
+
+    ``keys_count``: a message is accepted once under a submission key. Not after a clock that was ahead: keys are kept for a time.
+    """
     outcomes, accepted = defaultdict[str, list[str]](list), Counter[str]()
     for record in records:
         if record["event"] in OUTCOMES:
@@ -46,7 +51,7 @@ def judge_recipients(
         mail, least = submission.mail, submission.accepted
         most = least + submission.unknown
         if mail.key:
-            least, most = min(least, 1), min(most, 1)
+            least, most = min(least, 1), min(most, 1) if keys_count else most
         body = mail.data.partition(b"\r\n\r\n")[2]
         for name in mail.recipients:
             ends, copies = outcomes[name], received.pop(name, [])

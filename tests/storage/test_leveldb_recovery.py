@@ -14,6 +14,7 @@ from zonemta_py.storage.interface import Access
 from zonemta_py.storage.leveldb import LevelDB
 from zonemta_py.storage.leveldb_log import Group, read_groups
 from zonemta_py.storage.leveldb_recovery import (
+    FIRST_MANIFEST,
     WRITTEN,
     NamedRecipient,
     clean_logs,
@@ -175,6 +176,57 @@ def test_names_are_on_disk_before_a_write_is_answered(
         assert {newest.name, "CURRENT"} <= synced
     assert len(logs) > 3
     opened.close()
+
+
+# ---- an opening that a power cut interrupts: see ``finish_opening``; other states: ``tests/crash/states``
+
+
+@pytest.mark.parametrize("kept", ["nothing", "manifest"])
+def test_the_rename_of_current_is_lost(directory: Path, kept: str) -> None:
+    """And what LevelDB has removed after it is gone; of the old MANIFEST nothing, or not the log that it needs."""
+    path = directory / "db"
+    opened = LevelDB(path)
+    put(opened, (b"k", b"v"))
+    opened.close()
+    current = (path / "CURRENT").read_text()
+    manifest = (path / current.strip()).read_bytes()
+    again = LevelDB(path)
+    put(again, (b"k2", b"v2"))
+    again.close()
+    assert (path / "CURRENT").read_text() != current
+    (path / "CURRENT").write_text(current)
+    if kept == "manifest":
+        (path / current.strip()).write_bytes(manifest)
+    with pytest.raises(LocalError):
+        LevelDB(path, Access.READ)  # changes nothing
+    found = LevelDB(path, Access.EXISTING)
+    assert (found.get(b"k"), found.get(b"k2")) == (b"v", b"v2")
+    found.close()
+
+
+@pytest.mark.parametrize("current", ["", FIRST_MANIFEST])
+@pytest.mark.parametrize("left", [b"", bytes(41)], ids=["empty", "zeros"])
+def test_a_database_that_was_being_made(directory: Path, current: str, left: bytes) -> None:
+    path = directory / "db"
+    path.mkdir(mode=0o700)
+    (path / FIRST_MANIFEST).write_bytes(left)
+    if current:
+        (path / "CURRENT").write_text(f"{current}\n")
+        (path / "000003.log").touch()
+    opened = LevelDB(path)
+    put(opened, (b"k", b"v"))
+    opened.close()
+
+
+@pytest.mark.parametrize("other", ["000003.log", "000005.ldb", "MANIFEST-000004"])
+def test_a_database_that_has_had_something_is_not_made_anew(directory: Path, other: str) -> None:
+    path = directory / "db"
+    path.mkdir(mode=0o700)
+    (path / FIRST_MANIFEST).write_bytes(b"")
+    (path / other).write_bytes(b"x")
+    with pytest.raises(LocalError, match="CURRENT is missing"):
+        LevelDB(path)
+    assert (path / other).read_bytes() == b"x"
 
 
 def test_damage_is_left_out_and_named(database: Path) -> None:

@@ -49,13 +49,20 @@ from zonemta_py.core.errors import (
 )
 from zonemta_py.core.files import KnownFile, private_directory, sync_directory
 from zonemta_py.storage.interface import GONE, Access, Op
-from zonemta_py.storage.leveldb_recovery import WRITTEN, check_logs, cut_torn_end, note_written
+from zonemta_py.storage.leveldb_recovery import (
+    DATABASE_FILES,
+    WRITTEN,
+    check_logs,
+    cut_torn_end,
+    finish_opening,
+    is_unfinished,
+    note_written,
+)
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
 TABLES_OPEN_MAX = 256  # of 2 MiB; the others are opened when they are read
 LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
-DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # those with contents
 
 _leveldb: Any = plyvel  # it has no type annotations
 _open_here: "WeakValueDictionary[Path, LevelDB]" = WeakValueDictionary()  # by this process
@@ -235,6 +242,9 @@ def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
 def _open_whole(directory: Path, access: Access) -> Any:
     """The database, without a torn end of its log. Raises QueueCorrupt for other damage, QueueLocked, and what ``_open`` raises."""
     create, is_link = access is Access.CREATE, access is Access.READ
+    if not is_link:
+        with locked(directory):
+            finish_opening(directory)
     if (directory / "CURRENT").exists():
         with nullcontext() if is_link else locked(directory):
             check_logs(directory, keep=not is_link)
@@ -265,7 +275,7 @@ def _check_presence(directory: Path, access: Access) -> None:
     if (directory / "CURRENT").exists():
         return
     found = sorted(path.name for pattern in DATABASE_FILES for path in directory.glob(pattern))
-    if found:
+    if found and not is_unfinished(directory):
         raise LocalError(
             f"{directory}/CURRENT is missing, and {len(found)} files of a database are there ({found[0]} …): "
             "run zonemta queue repair, or restore the whole directory"

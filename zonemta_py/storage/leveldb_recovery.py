@@ -5,6 +5,8 @@ a start continues without it. Where whole groups follow, or where one bit is wro
 the database is not opened, and a repair writes a log of the whole groups. The original log is kept in ``lost``, as LevelDB's
 repair keeps its own files.
 
+An opening that was interrupted is finished first (``finish_opening``).
+
 Life of a log: LevelDB writes it (``note_written`` stores its number in WRITTEN once it has contents), a crash may tear its end,
 the next opening checks it (``check_logs``), and LevelDB turns it into a table. Invariants:
 
@@ -13,7 +15,7 @@ the next opening checks it (``check_logs``), and LevelDB turns it into a table. 
   an acknowledged last write looks the same as a crash during it; so the log as it was is kept.
 - ``clean_logs`` runs before LevelDB's repair, which would take damaged groups for whole ones.
 
-``storage.leveldb`` calls ``check_logs``, ``cut_torn_end`` and ``note_written``; ``relay.runner`` calls ``clean_logs`` for a repair.
+``storage.leveldb`` calls ``finish_opening``, ``check_logs``, ``cut_torn_end`` and ``note_written``; ``relay.runner`` calls ``clean_logs`` for a repair.
 Source: doc/log_format.md and db/version_edit.cc of LevelDB.
 
 Example: after a power cut the last write of ``000007.log`` ends in 4 KiB of zeros. The next opening cuts it off, keeps the log as it was
@@ -45,6 +47,8 @@ from zonemta_py.storage.leveldb_log import (
 )
 
 ASIDE = "lost"
+DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # of LevelDB: those with contents
+FIRST_MANIFEST = "MANIFEST-000001"
 WRITTEN = "WRITTEN"  # has the number of the newest log that a write has reached
 SHOWN = 20  # recipients in a line of the log
 SHOWN_BYTES = 4096  # that are kept of an ``outbox/`` record whose length is damaged
@@ -92,13 +96,68 @@ def check_logs(directory: Path, *, keep: bool) -> None:
             return
 
 
+def finish_opening(directory: Path) -> None:
+    """Undo what an opening has left that a power cut has interrupted, before CURRENT is read. Raises OSError.
+
+    LevelDB renames CURRENT when it has synced a new MANIFEST, and removes the old one and the logs that it needed; it syncs no
+    name after that. So the rename may be lost, and what came behind it not: then CURRENT is made to name the newest MANIFEST. The
+    first MANIFEST of a database is not synced at all: without CURRENT, or torn, it stands for a database that has had nothing.
+    """
+    if is_unfinished(directory):
+        (directory / FIRST_MANIFEST).unlink()
+        (directory / "CURRENT").unlink(missing_ok=True)
+        return
+    if not (directory / "CURRENT").exists():
+        return
+    current = _current(directory)
+    number = _manifest_number(current)
+    newer = [path.name for path in directory.glob("MANIFEST-*") if _manifest_number(path.name) > number]
+    if number < 0 or not newer or _is_whole(directory, current):
+        return
+    newest = max(newer, key=_manifest_number)
+    if _is_whole(directory, newest):
+        replace_text(directory / "CURRENT", f"{newest}\n", 0o600)
+        log.warning(
+            "%s: a power cut has taken the end of an opening: CURRENT names %s now", directory, newest
+        )
+
+
+def is_unfinished(directory: Path) -> bool:
+    """True if LevelDB was making the database, which has had nothing yet: the first opening replaces its MANIFEST."""
+    first, current = directory / FIRST_MANIFEST, directory / "CURRENT"
+    if not first.exists() or (current.exists() and _current(directory) != FIRST_MANIFEST):
+        return False
+    others = [path for pattern in DATABASE_FILES for path in directory.glob(pattern) if path != first]
+    return not any(path.stat().st_size or path.suffix != ".log" for path in others)
+
+
+def _is_whole(directory: Path, manifest: str) -> bool:
+    """True if a MANIFEST and the logs that it needs are there."""
+    try:
+        _check_logs_there(directory, _oldest_log(directory, manifest))
+        return any(records((directory / manifest).read_bytes()))
+    except (OSError, QueueCorrupt):
+        return False
+
+
+def _current(directory: Path) -> str:
+    """The MANIFEST that CURRENT names. Raises OSError."""
+    return (directory / "CURRENT").read_bytes().decode(errors="replace").strip().replace("\0", "")
+
+
+def _manifest_number(name: str) -> int:
+    """That in the name of a MANIFEST; -1 for another name."""
+    digits = name.removeprefix("MANIFEST-")
+    return int(digits) if name != digits and digits.isascii() and digits.isdigit() else -1
+
+
 def live_logs(directory: Path) -> list[Path]:
     """The logs that the next opening reads, oldest first. Raises QueueCorrupt when one is missing, or the MANIFEST is damaged.
 
     None without a MANIFEST that can be opened: LevelDB says what is wrong.
     """
     try:
-        oldest = _oldest_log(directory)
+        oldest = _oldest_log(directory, _current(directory))
     except OSError:
         return []
     _check_logs_there(directory, oldest)
@@ -146,16 +205,15 @@ def _logs(directory: Path) -> list[Path]:
     )
 
 
-def _oldest_log(directory: Path) -> int:
-    """The number of the oldest log that is needed, 0 for none in particular. Raises QueueCorrupt for a damaged MANIFEST, OSError.
+def _oldest_log(directory: Path, manifest: str) -> int:
+    """The number of the oldest log that ``manifest`` needs, 0 for none in particular. Raises QueueCorrupt for a damaged MANIFEST, OSError.
 
     LevelDB passes over a head of zeros there in silence, and then deletes all tables that the rest does not name.
     Source: VersionEdit::DecodeFrom in db/version_edit.cc of LevelDB.
     """
-    name = (directory / "CURRENT").read_bytes().decode(errors="replace").strip().replace("\0", "")
     found = 0
     try:
-        for edit in records((directory / name).read_bytes()):
+        for edit in records((directory / manifest).read_bytes()):
             position = 0
             while position < len(edit):
                 tag, position = varint(edit, position)
@@ -172,7 +230,7 @@ def _oldest_log(directory: Path) -> int:
                 else:
                     raise ValueError(f"unknown tag {tag}")
     except ValueError as exc:
-        raise QueueCorrupt(f"{directory}: {name}: {exc}") from exc
+        raise QueueCorrupt(f"{directory}: {manifest}: {exc}") from exc
     return found
 
 
@@ -224,7 +282,7 @@ def clean_logs(directory: Path) -> list[LogDamage]:
     """Before LevelDB's repair: leave only whole groups in every log, keep what was damaged in ``lost``. Raises OSError."""
     found: list[LogDamage] = []
     try:
-        oldest = _oldest_log(directory)
+        oldest = _oldest_log(directory, _current(directory))
     except (OSError, QueueCorrupt) as exc:
         found.append(LogDamage(f"{exc}: made anew from all tables and logs", is_lost=False))
         oldest = max((int(path.stem) for path in _logs(directory)), default=0)
