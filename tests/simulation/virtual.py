@@ -36,6 +36,7 @@ OWNER: ContextVar[object] = ContextVar(
 BEGIN_NS = 1_800_000_000 * 10**9
 STEP_S = 1e-6  # the least jump: a timer is due when its time is over
 TURNS_MAX = 2_000_000  # of one simulation; one that does much has 300,000
+TICK_S = 60.0  # between two looks at how late the loop is: never
 WITHOUT_TIMER_S = 0.01  # nothing but a socket can wake the loop
 
 
@@ -248,6 +249,7 @@ def install() -> None:
 def begin(seed: int) -> VirtualLoop:
     """The loop of the simulation ``seed``, at its begin."""
     from tests.simulation.network import MemoryNames, Network  # these need what is replaced
+    from zonemta_py.admin import metrics
     from zonemta_py.delivery import dns
 
     global _loop, _seed
@@ -256,6 +258,7 @@ def begin(seed: int) -> VirtualLoop:
     _made.clear()
     _loop = VirtualLoop()
     _loop.network = Network(_loop)
+    metrics.TICK_S = TICK_S
     dns.DnsChannel = MemoryNames  # type: ignore[assignment]  # it has its methods
     asyncio.set_event_loop(_loop)
     return _loop

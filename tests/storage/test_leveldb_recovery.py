@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from zonemta_py.storage.interface import Access
 from zonemta_py.storage.leveldb import LevelDB
 from zonemta_py.storage.leveldb_log import Group, read_groups
 from zonemta_py.storage.leveldb_recovery import (
-    FIRST_MANIFEST,
+    MANIFESTS,
     WRITTEN,
     NamedRecipient,
     clean_logs,
@@ -204,12 +205,16 @@ def test_the_rename_of_current_is_lost(directory: Path, kept: str) -> None:
     found.close()
 
 
-@pytest.mark.parametrize("current", ["", FIRST_MANIFEST])
+@pytest.mark.parametrize("current", ["", MANIFESTS[0]])
+@pytest.mark.parametrize("manifests", [MANIFESTS[:1], MANIFESTS[1:], MANIFESTS])
 @pytest.mark.parametrize("left", [b"", bytes(41)], ids=["empty", "zeros"])
-def test_a_database_that_was_being_made(directory: Path, current: str, left: bytes) -> None:
+def test_a_database_that_was_being_made(
+    directory: Path, current: str, manifests: Sequence[str], left: bytes
+) -> None:
     path = directory / "db"
     path.mkdir(mode=0o700)
-    (path / FIRST_MANIFEST).write_bytes(left)
+    for name in manifests:
+        (path / name).write_bytes(left)
     if current:
         (path / "CURRENT").write_text(f"{current}\n")
         (path / "000003.log").touch()
@@ -218,11 +223,11 @@ def test_a_database_that_was_being_made(directory: Path, current: str, left: byt
     opened.close()
 
 
-@pytest.mark.parametrize("other", ["000003.log", "000005.ldb", "MANIFEST-000004"])
+@pytest.mark.parametrize("other", ["000003.log", "000005.ldb", "MANIFEST-000003", WRITTEN])
 def test_a_database_that_has_had_something_is_not_made_anew(directory: Path, other: str) -> None:
     path = directory / "db"
     path.mkdir(mode=0o700)
-    (path / FIRST_MANIFEST).write_bytes(b"")
+    (path / MANIFESTS[0]).write_bytes(b"")
     (path / other).write_bytes(b"x")
     with pytest.raises(LocalError, match="CURRENT is missing"):
         LevelDB(path)

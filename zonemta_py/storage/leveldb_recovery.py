@@ -48,7 +48,7 @@ from zonemta_py.storage.leveldb_log import (
 
 ASIDE = "lost"
 DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # of LevelDB: those with contents
-FIRST_MANIFEST = "MANIFEST-000001"
+MANIFESTS = ("MANIFEST-000001", "MANIFEST-000002")  # of a new database, and of its first opening
 WRITTEN = "WRITTEN"  # has the number of the newest log that a write has reached
 SHOWN = 20  # recipients in a line of the log
 SHOWN_BYTES = 4096  # that are kept of an ``outbox/`` record whose length is damaged
@@ -104,8 +104,8 @@ def finish_opening(directory: Path) -> None:
     first MANIFEST of a database is not synced at all: without CURRENT, or torn, it stands for a database that has had nothing.
     """
     if is_unfinished(directory):
-        (directory / FIRST_MANIFEST).unlink()
-        (directory / "CURRENT").unlink(missing_ok=True)
+        for name in (*MANIFESTS, "CURRENT"):
+            (directory / name).unlink(missing_ok=True)
         return
     if not (directory / "CURRENT").exists():
         return
@@ -123,12 +123,14 @@ def finish_opening(directory: Path) -> None:
 
 
 def is_unfinished(directory: Path) -> bool:
-    """True if LevelDB was making the database, which has had nothing yet: the first opening replaces its MANIFEST."""
-    first, current = directory / FIRST_MANIFEST, directory / "CURRENT"
-    if not first.exists() or (current.exists() and _current(directory) != FIRST_MANIFEST):
+    """True if LevelDB was making the database: it has had nothing, and its first opening has not renamed CURRENT."""
+    current = directory / "CURRENT"
+    if (directory / WRITTEN).exists() or (current.exists() and _current(directory) != MANIFESTS[0]):
         return False
-    others = [path for pattern in DATABASE_FILES for path in directory.glob(pattern) if path != first]
-    return not any(path.stat().st_size or path.suffix != ".log" for path in others)
+    found = [path for pattern in DATABASE_FILES for path in directory.glob(pattern)]
+    return bool(found) and all(
+        path.name in MANIFESTS or (path.suffix == ".log" and not path.stat().st_size) for path in found
+    )
 
 
 def _is_whole(directory: Path, manifest: str) -> bool:
