@@ -25,16 +25,17 @@ from tests.kit.servers import redis_program
 from zonemta_py.core.clock import monotonic_s
 
 KILLS_A_ROUND = 25
+NO_KILLS = 2  # of these: a queue is moved, and a backup is restored
 
 
-async def _round(number: int, points: list[str], rng: random.Random) -> tuple[str, Verdict]:
+async def _round(number: int, points: list[str], rng: random.Random, kills: int) -> tuple[str, Verdict]:
     directory = Path(tempfile.mkdtemp(prefix="zonemta-crash-"))
     redis = number % 7 == 6 and redis_program() is not None
     store = "redis" if redis else "filesystem" if number % 5 == 4 else "leveldb"
     cuts = number % 3 == 2 and not redis and shutil.which("cc") is not None
     disk = Disk(directory / "relay", directory / "scratch") if cuts else None
     async with Rounds(directory / "relay", rng, store=store, disk=disk, power_cuts=cuts) as rounds:
-        for i in range(KILLS_A_ROUND):
+        for i in range(min(KILLS_A_ROUND, kills + NO_KILLS)):
             if i % 4 == 1:
                 await (rounds.hung() if redis and i % 8 == 1 else rounds.at_random())
             elif i % 4 == 3:
@@ -76,7 +77,7 @@ def main() -> int:
     total, kills, began_s = Counter[str](), Counter[str](), monotonic_s()
     number = 0
     while kills.total() < options.kills:
-        how, verdict = asyncio.run(_round(number, points, rng))
+        how, verdict = asyncio.run(_round(number, points, rng, options.kills))
         number += 1
         kills += verdict.kills
         row = _row(verdict)

@@ -17,17 +17,20 @@ from zonemta_py.sink.server import Received
 
 @pytest.mark.crash
 @pytest.mark.timeout(300)
-async def test_killed_at_every_point(directory: Path) -> None:
+async def test_killed_at_points(directory: Path) -> None:
+    """Some of them; ``make crash`` has all, and seeds kill in front of any call (``tests/simulation``)."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    async with Rounds(directory, random.Random(seed)) as rounds:
-        for point in POINTS:
+    rng = random.Random(seed)
+    points = rng.sample(sorted(POINTS), 10)
+    async with Rounds(directory, rng) as rounds:
+        for point in points:
             await rounds.at_point(point)
-        for _ in range(5):
+        for _ in range(3):
             await rounds.at_random()
         verdict = await rounds.finish()
     assert_nothing_lost(verdict)
-    assert set(verdict.kills) == {*POINTS, "random"}
+    assert set(verdict.kills) == {*points, "random"}
 
 
 @pytest.mark.crash

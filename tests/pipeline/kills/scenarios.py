@@ -41,9 +41,9 @@ def rows_in(directory: Path) -> list[dict[str, Any]]:
 class Plan:
     """Each plan has another output, since one that is complete is not replaced."""
 
-    def __init__(self, directory: Path, letter: bytes = LETTER) -> None:
+    def __init__(self, directory: Path, letter: bytes = LETTER, recipients: int = RECIPIENTS) -> None:
         self.directory, self.number = directory, 0
-        self.addresses = [f"u{n:05d}@d{n % 3}.example" for n in range(RECIPIENTS)]
+        self.addresses = [f"u{n:05d}@d{n % 3}.example" for n in range(recipients)]
         # A list that is so long that tasks write the plan, or one whose fields go into messages.
         name = "x" * (BY_TASKS_BYTES_MIN // RECIPIENTS if letter == LETTER else 1)
         write_list(directory / "list.csv", [[address, name] for address in self.addresses])
@@ -59,8 +59,8 @@ class Plan:
 
     async def check(self, printed: dict[str, Any] | None) -> None:
         [manifest] = rows_in(self.output / "manifest")
-        printed = printed or manifest
-        assert (printed["planned"], printed["input"]) == (RECIPIENTS, RECIPIENTS)
+        printed, count = printed or manifest, len(self.addresses)
+        assert (printed["planned"], printed["input"]) == (count, count)
         envelopes = rows_in(self.output / "envelopes")
         found = sorted(each["address"] for row in envelopes for each in row["recipients"])
         assert found == self.addresses
@@ -70,8 +70,8 @@ class Plan:
 class Send:
     """Plans of messages to one recipient each, and a relay that is not killed."""
 
-    def __init__(self, directory: Path, here: RelayAndSinks) -> None:
-        self.plan, self.here = Plan(directory, PERSONAL), here
+    def __init__(self, directory: Path, here: RelayAndSinks, recipients: int) -> None:
+        self.plan, self.here = Plan(directory, PERSONAL, recipients), here
 
     async def add_work(self) -> None:
         await self.plan.add_work()
@@ -84,8 +84,8 @@ class Send:
         counts = tuple(
             printed[name] for name in ("accepted", "refused", "deferred", "unsent", "earlier")
         )
-        assert counts == (RECIPIENTS, 0, 0, 0, 0)
-        expected = RECIPIENTS * self.plan.number
+        assert counts == (len(self.plan.addresses), 0, 0, 0, 0)
+        expected = len(self.plan.addresses) * self.plan.number
         await until(lambda: len(self.here.delivered()) >= expected, "every delivery", DONE_S)
         times = Counter(self.here.delivered())
         assert times == dict.fromkeys(self.plan.addresses, self.plan.number)

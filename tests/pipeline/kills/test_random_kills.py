@@ -7,6 +7,8 @@ import pytest
 
 from tests.pipeline.kills.jobs import kill_job
 
+SENT = 2000  # messages: one round
+
 
 @pytest.mark.crash
 @pytest.mark.timeout(400)
@@ -14,4 +16,5 @@ from tests.pipeline.kills.jobs import kill_job
 async def test_killed_at_a_random_moment(spark: object, directory: Path, job: str) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    assert (await kill_job(job, directory, random.Random(f"{seed} {job}"), 1)).kills == 1
+    found = await kill_job(job, directory, random.Random(f"{seed} {job}"), 1, SENT)
+    assert found.kills == 1

@@ -1,4 +1,4 @@
-"""A driver is killed at a named moment; the same command, run again, completes the work."""
+"""A driver is killed at a named moment; the same command, run again in this process, completes the work."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.pipeline.campaigns import LETTER, PERSONAL, relay_and_sinks, write_list
-from tests.pipeline.drivers import DONE_S, Job
+from tests.pipeline.drivers import DONE_S, Job, run
 from tests.pipeline.rounds import FIRST_ROUND
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
 from zonemta_py.bench.process import process_tree
@@ -24,8 +24,10 @@ SMALL_ROUNDS = "tests.pipeline.rounds"
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("kept_session")
 COUNT = 12_000
 SENT = FIRST_ROUND + 200
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.stream.error.file=/dev/null"
 
 
 def plan_arguments(directory: Path, letter: bytes, count: int = COUNT) -> list[str]:
@@ -42,7 +44,7 @@ async def test_a_plan(spark: "SparkSession", directory: Path) -> None:
     """Other moments: ``tests/pipeline/kills``."""
     arguments = plan_arguments(directory, LETTER)
     await Job(directory, *arguments).kill_when((directory / "plan" / "message").exists, "a message")
-    found = await Job(directory, *arguments).result()
+    found = await run(*arguments)
     assert (found["planned"], found["input"]) == (COUNT, COUNT)
     assert spark.read.parquet(f"{directory}/plan/envelopes").count() == found["envelopes"]
 
@@ -58,7 +60,7 @@ async def test_ctrl_c(directory: Path) -> None:
     lines = [line for line in job.said().splitlines() if "incubator modules" not in line]
     assert lines == [MESSAGE.decode().strip()]
     await job.kill()
-    assert (await Job(directory, *arguments).result())["planned"] == COUNT
+    assert (await run(*arguments))["planned"] == COUNT
 
 
 async def test_java_ends(directory: Path) -> None:
@@ -76,20 +78,20 @@ async def test_java_ends(directory: Path) -> None:
     assert job.said().splitlines()[-1].startswith("error: ")
     assert "Java has ended" in job.said()
     await job.kill()
-    assert (await Job(directory, *arguments).result())["planned"] == COUNT
+    assert (await run(*arguments))["planned"] == COUNT
 
 
 @pytest.mark.parametrize("moment", [0, FIRST_ROUND + 100])
 async def test_a_run(spark: "SparkSession", directory: Path, moment: int) -> None:
     """Killed before there is a ledger, and in the second round; at other moments by ``tests/pipeline/kills``."""
-    await Job(directory, *plan_arguments(directory, PERSONAL, SENT)).result()
+    await run(*plan_arguments(directory, PERSONAL, SENT))
     async with relay_and_sinks(directory) as here:
         arguments = [str(directory / "plan"), "--relay", here.target]
         await Job(directory, "send", *arguments, module=SMALL_ROUNDS).kill_when(
             lambda: len(here.delivered()) >= moment, "deliveries"
         )
         assert (directory / "plan" / "ledger").exists() == (moment > 0)
-        found = await Job(directory, "send", *arguments, module=SMALL_ROUNDS).result()
+        found = await run("send", *arguments)
         assert (found["accepted"], found["unsent"], found["earlier"]) == (SENT, 0, 0)
         await until(lambda: len(here.delivered()) >= SENT, "every delivery", DONE_S)
         delivered = here.delivered()
@@ -112,9 +114,9 @@ async def test_compact(spark: "SparkSession", directory: Path, moment: str) -> N
     output = directory / "lake"
     arguments = ["compact", str(directory / "log"), "--output", str(output)]
     await Job(directory, *arguments).kill_when((output / moment).exists, moment)
-    await Job(directory, *arguments).result()
+    await run(*arguments)
     write_events(directory / "log", 20_001, 100)
-    assert (await Job(directory, *arguments).result())["records"] == 100
+    assert (await run(*arguments))["records"] == 100
     table = spark.read.parquet(str(output / "events"))
     assert table.count() == table.select("seq").distinct().count() == 20_100
     assert not (output / "staging").exists()
@@ -129,7 +131,7 @@ def hive_settings(directory: Path) -> list[str]:
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",
         "spark.sql.files.minPartitionNum": "1",
-        "spark.driver.extraJavaOptions": "-Dderby.stream.error.file=/dev/null",
+        "spark.driver.extraJavaOptions": JAVA,
     }
     return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
 
@@ -157,9 +159,9 @@ async def test_a_report_that_is_kept_up_to_date(directory: Path, moment: str) ->
     output = directory / "report"
     arguments = ["report", str(directory / "log"), "--output", str(output), "--update"]
     await Job(directory, *arguments).kill_when((output / moment).exists, moment)
-    assert (await Job(directory, *arguments).result())["delivered"] == 20_000
+    assert (await run(*arguments))["delivered"] == 20_000
     write_events(directory / "log", 20_001, 100)
-    assert (await Job(directory, *arguments).result())["delivered"] == 20_100
+    assert (await run(*arguments))["delivered"] == 20_100
     assert not (output / "_next").exists()
 
 
