@@ -19,7 +19,9 @@ from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.sender_process import LinkContext, SenderProcess
+from zonemta_py.processes.senders import SenderChild
 from zonemta_py.processes.supervisor import ChildProcess
+from zonemta_py.queue.commit import CommitFuture
 from zonemta_py.queue.format import keys
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
@@ -158,6 +160,24 @@ async def test_a_request_that_is_cancelled(caplog: pytest.LogCaptureFixture) -> 
     assert protocol.decode(process.link._out[-1]) == protocol.Done(
         3, None, "QueueUnavailable('the queue cannot be written')", 0, 0
     )
+
+
+async def test_a_request_whose_start_could_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process was told so, and its answer is no internal error: the queue's process has the failure of the queue."""
+    ignore: Any = lambda *_: None  # noqa: E731 - of three types
+    child = SenderChild(0, ignore, ignore, ignore)
+    request: Any = SimpleNamespace(order=None, destination="x")
+    sent: list[object] = []
+    monkeypatch.setattr(child, "send", sent.append)
+    context: Any = SimpleNamespace(body=lambda: b"", session_opened=ignore, started=CommitFuture())
+    delivering = asyncio.create_task(child.deliver(3, "default", request, context))
+    await asyncio.sleep(0)
+    child._session_opened(protocol.SessionOpened(3, 1))
+    context.started.set_exception(QueueUnavailable("full"))
+    child._done(protocol.Done(3, None, "QueueUnavailable('the queue cannot be written')", 0, 0))
+    with pytest.raises(QueueUnavailable, match="full"):
+        await delivering
+    assert sent[-1] == protocol.Cancel(3)
 
 
 def facts_in(relay: Relay, space: bytes) -> bool:

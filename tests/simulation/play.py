@@ -426,6 +426,8 @@ class Watch:
     def __init__(self, player: Player) -> None:
         self._player = player
         self._moving: dict[str, str] = {}  # recipient: what moves it
+        self._failed = 0  # calls to the disk, at the last look
+        self._sound_looks = 0  # since then: what could not be read is read again within AGAIN_MAX_S
         self.faults: list[str] = []
 
     async def run(self) -> None:
@@ -453,6 +455,10 @@ class Watch:
             if self._moving.get(recipient) == name and relay is self._player.relay:
                 self.faults.append(f"{recipient} waits for {ASKED_EVERY_S:.0f} s, the reason is: {name}")
         self._moving = moving
+        failed, self._failed = self._failed, self._player.disk.failed
+        self._sound_looks = self._sound_looks + 1 if failed == self._failed else 0
+        if self._sound_looks < 2:
+            self._moving = {}
         if relay is self._player.relay:
             self.faults += [
                 f"{row['recipient']}: {row['why']}" for row in rows if row["why"]["name"] in NEVER

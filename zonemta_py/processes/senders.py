@@ -4,8 +4,8 @@ Limits and leases stay in the queue's process. States of a request (``_PendingRe
 
 Invariants:
 
-- Each request ends with a result, a RuntimeError for an internal error of the process, or AgentLost. AgentLost is ``uncertain`` if the
-  request was durable: the process may have sent the final dot.
+- Each request ends with a result, a RuntimeError for an internal error of the process, QueueUnavailable if its start could not be
+  written, or AgentLost. AgentLost is ``uncertain`` if the request was durable: the process may have sent the final dot.
 - A session is counted where it is: in use, by the worker; idle, by the process that holds it (``idle``, ``idle_on_path``). So the
   connections of a zone are exact over all processes.
 - Before a request is sent, idle sessions of the other processes are closed as far as they exceed its limits, and its limits are lowered
@@ -81,7 +81,7 @@ class SenderChild(ChildProcess):
     async def deliver(
         self, number: int, zone: str, request: DeliveryRequest, context: RequestContext
     ) -> DeliveryResult:
-        """Execute a request. Raises AgentLost, RuntimeError for an internal error in the process."""
+        """Execute a request. Raises AgentLost, QueueUnavailable, RuntimeError for an internal error in the process."""
         if self.gone:
             raise AgentLost(f"sender {self.slot} ended", uncertain=False)
         pending = self._pending[number] = _PendingRequest(zone, request, context)
@@ -188,7 +188,7 @@ class SenderChild(ChildProcess):
         assert isinstance(started, CommitFuture)
 
         def written(failure: QueueUnavailable | None) -> None:
-            pending.durable = failure is None
+            pending.durable, pending.failure = failure is None, failure
             self.send(protocol.Cancel(number) if failure else protocol.Durable(number))
 
         started.add_done_callback(written)
@@ -220,7 +220,8 @@ class SenderChild(ChildProcess):
         if frame.result is not None:
             pending.result.set_result(frame.result)
         else:
-            pending.result.set_exception(RuntimeError(f"sender {self.slot}: {frame.problem}"))
+            error = RuntimeError(f"sender {self.slot}: {frame.problem}")
+            pending.result.set_exception(pending.failure or error)
 
     def _abandon_work(self) -> None:
         for pending in self._pending.values():
@@ -247,9 +248,11 @@ class SenderChild(ChildProcess):
 
 
 class _PendingRequest:
-    """A request that a process executes. ``durable``: the process may have sent the final dot."""
+    """A request that a process executes. ``durable``: the process may have sent the final dot. ``failure``: of the write of its start."""
 
-    __slots__ = ("_chunks", "_reading", "context", "destination", "durable", "path", "result", "zone")
+    __slots__ = (
+        "_chunks", "_reading", "context", "destination", "durable", "failure", "path", "result", "zone",
+    )  # fmt: skip
 
     def __init__(self, zone: str, request: DeliveryRequest, context: RequestContext) -> None:
         self.zone = zone
@@ -258,6 +261,7 @@ class _PendingRequest:
         self.context = context
         self.result: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
         self.durable = False
+        self.failure: QueueUnavailable | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._reading = 0  # of the body, that ``_chunks`` belongs to
 

@@ -92,7 +92,7 @@ async def scan_zone(
 
 
 AGAIN_S = 60.0  # after the first reads that failed
-AGAIN_MAX_S = 3600.0  # while reads fail
+AGAIN_MAX_S = 600.0  # while reads fail
 
 
 async def scan_again(
