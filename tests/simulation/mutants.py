@@ -107,7 +107,7 @@ MUTANTS = (
         'key = (id(zone), "" if zone.smarthost else domain, via)', 'key = (0, "" if zone.smarthost else domain, via)',
     ),
     Mutant(
-        "sessions-of-a-zone", "sessions serve mail of any TLS policy", "delivery/endpoints.py",
+        "sessions-of-a-zone", "sessions serve mail of any TLS policy and password", "delivery/endpoints.py",
         'security=f"{known[1]} {verified}{name}"', 'security=f"{name}"',
     ),
     Mutant(
@@ -150,6 +150,18 @@ MUTANTS = (
     Mutant(
         "stop-blames-mail", "mail is held because stops in order came in the middle of it", "queue/queue.py",
         "counts = was_killed and not self._was_stopped", "counts = was_killed",
+    ),
+    Mutant(
+        "reads-not-again", "what could not be read is not looked at again", "queue/upkeep/startup.py",
+        "        if store.failed_reads == seen:\n", "        if True:\n",
+    ),
+    Mutant(
+        "count-unread", "a message whose recipients could not be counted is never removed", "queue/messages.py",
+        "    except QueueUnreadable:\n        raise\n", "",
+    ),
+    Mutant(
+        "clock-set-back", "mail that was deferred while the clock was ahead stays deferred", "queue/deferral.py",
+        "                is_set_back = self._ahead_ms() <= self._most_ahead_ms - SET_BACK_MS\n", "                pass\n",
     ),
     Mutant(
         "failed-write-ignored", "a filesystem store continues after a failed write", "storage/filesystem.py",
