@@ -163,7 +163,7 @@ async def test_a_request_that_is_cancelled(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_a_request_whose_start_could_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process was told so, and its answer is no internal error: the queue's process has the failure of the queue."""
+    """Its answer is no internal error: the worker gets the failure of the queue."""
     ignore: Any = lambda *_: None  # noqa: E731 - of three types
     child = SenderChild(0, ignore, ignore, ignore)
     request: Any = SimpleNamespace(order=None, destination="x")

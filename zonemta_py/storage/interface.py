@@ -62,13 +62,11 @@ class Space(NamedTuple):
 
 
 class Store(View, Protocol):
-    """An open store. Opening raises QueueLocked when another process has it open.
-
-    ``failed_reads``: how many looks at keys the disk has refused; those of bodies do not count.
-    """
+    """An open store. Opening raises QueueLocked when another process has it open."""
 
     @property
-    def failed_reads(self) -> int: ...
+    def failed_reads(self) -> int:
+        """How many looks at keys the disk has refused since the opening; those at bodies do not count."""
 
     def frozen(self) -> AbstractContextManager[View]:
         """A consistent view, for reads that must agree. Writes may wait until it is closed."""
