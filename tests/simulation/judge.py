@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, MutableMapping, Sequence
+from collections.abc import Container, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ FAILURES = ("bounced", "expired", "lapsed")
 OUTCOMES = ("delivered", *FAILURES, "deleted")
 UNDER_WAY_MS = 60_000  # for an attempt
 _REPORT = re.compile(rb"^Message-ID: <([0-9a-f]{24})@", re.MULTILINE)
+_SIGNED_BY = re.compile(r"^DKIM-Signature:[^:]*?\bd=([a-z.]+);", re.MULTILINE)
+_NUMBER = re.compile(r"^Subject: message (\d+)", re.MULTILINE)
 _REPORTED = re.compile(r"^Final-Recipient: rfc822;\s*(\S+)", re.MULTILINE)
 
 
@@ -91,6 +93,28 @@ def _judge_reports(sender: str, records: Records, received: Sequence[bytes]) -> 
             found_in = sorted(name for report in reports[message] for name in named[report])
             if found_in != sorted(recipients):
                 yield f"message {message}: {recipients} failed, the reports are on {found_in}"
+
+
+def judge_signatures(
+    submissions: Sequence[Submission],
+    copies: Iterable[bytes],
+    signed: Container[str],
+    *,
+    has_tenants: bool,
+) -> Iterator[str]:
+    """Mail that is not signed by its author's domain, if that is in ``signed``, and by no other.
+
+    ``has_tenants``: the domains are theirs. Then mail of this program, which is of none, is not signed.
+    """
+    by = {each.mail.number: each.mail.by for each in submissions}
+    for data in copies:
+        header = data.partition(b"\r\n\r\n")[0].decode()
+        number, author = _NUMBER.search(header), header.rpartition("\r\nFrom: ")[2].partition("\r\n")[0]
+        domain = author.rpartition("@")[2]
+        is_own = number is not None and not (has_tenants and by[int(number[1])] == "program")
+        found = _SIGNED_BY.findall(header)
+        if found != [domain] * (domain in signed and is_own):
+            yield f"mail of {author} is signed by {found}"
 
 
 def judge_keys(submissions: Sequence[Submission]) -> Iterator[str]:

@@ -111,6 +111,10 @@ MUTANTS = (
         'security=f"{known[1]} {verified}{name}"', 'security=f"{name}"',
     ),
     Mutant(
+        "signed-for-others", "mail of no tenant is signed with a tenant's key", "delivery/dkim.py",
+        "if not keys or (self._tenants and not self._tenants.signs_for(tenant, keys[0].domain)):", "if not keys:",
+    ),
+    Mutant(
         "warmup-at-restart", "a restart forgets what a new address has sent on its day", "egress/warmup.py",
         "known or Warming(schedule, self._stored.pop(key, WarmupState()))", "known or Warming(schedule, WarmupState())",
     ),

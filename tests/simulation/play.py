@@ -19,13 +19,18 @@ import yaml
 
 from tests.kit.queue import everything, problems
 from tests.kit.relay import Stage
-from tests.kit.tls_sink import TlsSink
 from tests.simulation import disk as simulated_disk
 from tests.simulation import processes
 from tests.simulation.clients import HttpClient, SmtpClient, Submission
 from tests.simulation.disk import Disk, Failing
-from tests.simulation.judge import Pause, judge_held, judge_keys, judge_pauses, judge_recipients
-from tests.simulation.network import Address, Conditions, drawn
+from tests.simulation.judge import (
+    Pause,
+    judge_held,
+    judge_keys,
+    judge_pauses,
+    judge_recipients,
+    judge_signatures,
+)
 from tests.simulation.scenario import (
     ANSWERING_S,
     CLOCK_ERRORS_S,
@@ -34,14 +39,13 @@ from tests.simulation.scenario import (
     NETWORKS,
     PASSWORDS,
     PROMPT,
-    SENDERS,
     STRICT_DOMAIN,
     WARMING,
     Action,
-    Receiver,
     Scenario,
 )
-from tests.simulation.tls import server_context
+from tests.simulation.surroundings import HOSTS, LIMITED_HOST, Surroundings
+from tests.simulation.tls import key_file, server_context
 from tests.simulation.virtual import VirtualLoop
 from zonemta_py import Relay
 from zonemta_py.admin.operation import Operations
@@ -52,16 +56,12 @@ from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
-from zonemta_py.egress.paths import STORED_S
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
 from zonemta_py.queue.format.keys import MESSAGE, end_of, mark_key, owner_of
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.relay.runner import RelayRunner
-from zonemta_py.sink.script import Script, load_script
-from zonemta_py.sink.server import Sink
-from zonemta_py.sink.sink_limits import LimitName, SinkLimits
 
 LOOK_EVERY_S = 30.0
 RESOLVER = {"nameservers": ["127.0.0.1:53"], "timeout": "5s"}
@@ -69,12 +69,8 @@ ENDING_S = 60.0  # for the QUIT of sessions
 ASKED_EVERY_S = 600.0
 MOVING = ("turn", "waking", "ready_window", "start_up_scan")  # reasons that are over in a moment
 NEVER = ("damaged", "not_running", "queue_not_writable")
-SLACK = "500ms"  # of a limit: by which the delays of two messages differ
-LIMITED_HOST = "127.0.1.1"  # the receiver with limits
 START_AGAIN_S = 5.0
 WARMUP_BEGINS = "2027-01-15"  # the day on which a simulation begins
-WARMUP_ENDS_S = 16 * 3600.0  # the rest of that day
-HOSTS = [*(f"mx.d{n}.example" for n in range(6)), f"mx.{HUB}"]
 STARTED_WITHIN_S = 3600.0  # a disk fails for a shorter time
 INTERRUPTED_WITHIN_S = 600.0  # a kill in a call, or a power cut; without a call then
 FAILURES: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -154,6 +150,17 @@ class Player:
             schedule = {"address": WARMING, "begins": WARMUP_BEGINS, "daily": [self.scenario.warmup]}
             path.write_text(yaml.safe_dump([schedule | {"provider": "big"}]))
             changes["warmup"] = {"file": str(path)}
+        if self.scenario.signed:
+            changes["dkim"] = {
+                "keys": [
+                    {
+                        "domain": each,
+                        "selector": "s",
+                        "key_file": str(key_file(self.stage.directory, each)),
+                    }
+                    for each in self.scenario.signed
+                ]
+            }
         queue = {
             "directory": str(self.place / "queue"),
             "min_free_disk": "1MiB",
@@ -408,6 +415,12 @@ class Player:
         history, records = read_history(self.place / "events"), self.records()
         keys_count = not self.scenario.clock_is_wrong
         yield from judge_recipients(self.submissions, records, history, received, keys_count=keys_count)
+        if self.scenario.signed:
+            copies = [each.data for sink in self.stage.sinks.values() for each in sink.messages]
+            has_tenants = "tenants" in self.scenario.changes
+            yield from judge_signatures(
+                self.submissions, copies, self.scenario.signed, has_tenants=has_tenants
+            )
         yield from judge_keys(self.submissions)
         yield from judge_held(records, self.ends + self.process_ends)
         if not (self.scenario.failing or self.scenario.clock_is_wrong):
@@ -463,141 +476,6 @@ class Watch:
             self.faults += [
                 f"{row['recipient']}: {row['why']}" for row in rows if row["why"]["name"] in NEVER
             ]
-
-
-class Surroundings:
-    """The hosts of ``scenario``, their names, and the network between them and the relay."""
-
-    def __init__(self, scenario: Scenario, stage: Stage, loop: VirtualLoop, r: Random) -> None:
-        self._scenario, self._stage, self._loop, self._r = scenario, stage, loop, r
-        self._network = loop.network
-        self._limited: Conditions | None = (
-            None  # of all connections to the receiver with limits: its delay
-        )
-
-    async def begin(self) -> None:
-        """Start the receivers."""
-        for n, each in enumerate(self._scenario.receivers):
-            await self._receiver(each, self._scenario.limits if n == 0 else {})
-        for domain in dict.fromkeys(each.rpartition("@")[2] for each in SENDERS if each):
-            await self._stage.receiver(domain)
-        if self._scenario.hub:
-            await self._receiver(Receiver(HUB, "usual", (), (), self._scenario.hub), {})
-        records = dict(self._stage.names.records) | {"none.example": {}}
-        if self._scenario.two_hosts:
-            records["two.example"] = {"MX": ["10 mx.d0.example.", "20 mx.d1.example."]}
-        self._network.names = lambda: records
-        self._network.conditions = self._conditions
-        self._network.name_delay_s = self._name_delay_s
-
-    async def _receiver(self, each: Receiver, limits: Mapping[str, Any]) -> None:
-        providers: Sequence[SinkLimits] = ()
-        if limits:
-            path = self._stage.directory / "sink.yaml"
-            limits = {"name": "big", "slack": SLACK, **limits}
-            path.write_text(yaml.safe_dump({"rules": [], "providers": [limits]}))
-            providers = load_script(path).providers
-
-        def made(script: Script, **options: Any) -> Sink:
-            return Sink(Script(each.rules, providers), **options)
-
-        if not each.tls:
-            await self._stage.receiver(each.domain, kind=made, extensions=each.extensions)
-            return
-        hosts = ["mx.other.example"] if each.tls == "other" else HOSTS
-        _, context = server_context(self._stage.directory, *hosts)
-
-        def encrypting(script: Script, **options: Any) -> Sink:
-            return TlsSink(Script(each.rules, providers), **options)
-
-        cuts = self._r.randint(1, 3) if each.tls == "cut" else 0
-        await self._stage.receiver(
-            each.domain, kind=encrypting, context=context, cuts=cuts, login=each.domain == HUB
-        )
-
-    def judge_tls(self) -> Iterator[str]:
-        """Mail of the zone that requires TLS, which went without, or to a host with the certificate of another."""
-        for each in self._scenario.receivers if self._scenario.tls else ():
-            sink = self._stage.sinks[each.domain]
-            if not isinstance(sink, TlsSink):
-                envelopes = [(message.sender, False) for message in sink.messages]
-            else:
-                envelopes = [
-                    (sender, secure and each.tls != "other") for sender, secure in sink.envelopes
-                ]
-            for sender, is_verified in envelopes:
-                if sender.endswith(f"@{STRICT_DOMAIN}") and not is_verified:
-                    yield f"mail of {sender} went to {each.domain} without TLS, or to another host"
-
-    def judge_passwords(self) -> Iterator[str]:
-        """A password that went without TLS, or to another host, and mail in a session of another domain."""
-        hub = self._stage.sinks.get(HUB)
-        if not isinstance(hub, TlsSink):
-            return
-        for password, secure in hub.passwords:
-            if not secure or self._scenario.hub == "other":
-                yield f"'{password}' went without TLS, or to another host"
-        for recipient, password in hub.logins:
-            if password != PASSWORDS.get(recipient.rpartition("@")[2]):
-                yield f"mail to {recipient} went by the session of '{password}'"
-
-    def _conditions(self, to: Address) -> Conditions:
-        if self._scenario.limits and to[0] == LIMITED_HOST:
-            if self._limited is None:
-                self._limited = Conditions(self._r.choice([0.0, 0.001, 0.02]))
-            return self._limited
-        return drawn(self._r, self._scenario.failing)
-
-    def _name_delay_s(self, name: str) -> float | None:
-        if self._r.random() < self._scenario.failing_names:
-            return None
-        return self._r.choice([0.0, 0.002, 0.1])
-
-    def judge(self, began_s: Sequence[float], unanswered: Sequence[tuple[float, int]]) -> Iterator[str]:
-        """The limits that were exceeded.
-
-        ``began_s``: of the relays. A rate of less than STORED_S begins again with each. ``unanswered``: messages that were sent when
-        a relay died, and are not counted later.
-        """
-        left = [count for _, count in unanswered]
-        for sink in self._stage.sinks.values():
-            for provider in sink.providers.values():
-                periods_s = [each.per_s for each in provider.limits.rate]
-                short_s = max((each for each in periods_s if each < STORED_S), default=0.0)
-                # A message that the first host refused goes to the second one after a wait, too late for a period of a second.
-                if short_s and self._scenario.two_hosts:
-                    periods_s = []
-                for at_s, limit, client in provider.violations:
-                    if limit is LimitName.RATE:
-                        uncounted = [
-                            n
-                            for n, (died_s, _) in enumerate(unanswered)
-                            if left[n] and 0 <= at_s - died_s < max(periods_s, default=0.0)
-                        ]
-                        if uncounted:
-                            left[uncounted[0]] -= 1
-                            continue
-                        if not periods_s or any(0 <= at_s - each < short_s for each in began_s):
-                            continue
-                    yield f"{limit} exceeded by {client} at {at_s:.3f}"
-
-    def judge_warmup(self, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        """The number of the first day, which is exact but for recipients whose delivery was interrupted."""
-        domains = {self._scenario.receivers[0].domain, "two.example"}
-        uncounted = sum(
-            each["event"] == "uncertain" and each["recipient"].rpartition("@")[2] in domains
-            for each in records
-        )
-        for sink in self._stage.sinks.values():
-            for provider in sink.providers.values():
-                sent, most = provider.account(WARMING).recipients, self._scenario.warmup
-                if most and sent > most + uncounted and self._loop.time() < WARMUP_ENDS_S:
-                    yield f"{sent} recipients from {WARMING} on a day with {most}, and {uncounted} were not counted"
-
-    async def end(self) -> None:
-        """Stop the receivers."""
-        for sink in self._stage.sinks.values():
-            await sink.close()
 
 
 async def play(scenario: Scenario, directory: Path) -> Result:

@@ -119,6 +119,7 @@ class Scenario:
     """``zone`` and ``changes``: of the configuration. ``limits``: of the provider of the first domain, and its own; none if empty.
     ``tls``: mail from STRICT_DOMAIN has a zone of its own, where TLS is required.
     ``hub``: two domains have one smarthost, with a password each; whose certificate it has, as with a receiver.
+    ``signed``: the domains of authors whose mail is signed, each with its key.
     ``warmup``: recipients of the day there from WARMING, 0: any number.
 
     ``failing``: the part of the connections that fails; ``failing_names``: of the questions about names.
@@ -136,6 +137,7 @@ class Scenario:
     disk_fails: bool
     clock_is_wrong: bool
     hub: str
+    signed: Sequence[str]
     store: str
     processes: int  # receivers, and senders
     actions: Sequence[Action]
@@ -240,6 +242,7 @@ def make(seed: int) -> Scenario:
         disk_fails=disk_fails,
         clock_is_wrong=False,
         hub="",
+        signed=(),
         store=r.choice(["leveldb", "leveldb", "filesystem"]),
         processes=r.choice([0, 0, 2]),
         actions=sorted(actions, key=lambda each: each.at_s),
@@ -299,6 +302,11 @@ def _smarthost(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     return replace(scenario, hub=r.choice(["own", "own", "other", "cut"]))
 
 
+def _signed(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    domains = [f"{name}.example" for name in NETWORKS]
+    return replace(scenario, signed=domains if r.random() < 0.15 else ())
+
+
 def _with(scenario: Scenario, actions: Sequence[Action]) -> Scenario:
     return replace(scenario, actions=sorted([*scenario.actions, *actions], key=lambda each: each.at_s))
 
@@ -308,4 +316,5 @@ LATER: Mapping[str, Callable[[Random, Scenario, float], Scenario]] = {
     "clock": _wrong_clock,
     "reads": _failing_reads,
     "smarthost": _smarthost,
+    "signatures": _signed,
 }

@@ -1,4 +1,4 @@
-"""Certificates of receivers, whose sizes are the same in each process: bytes on a connection decide when they arrive."""
+"""Keys, and certificates of receivers, whose sizes are the same in each process: bytes on a connection decide when they arrive."""
 
 import ssl
 from datetime import UTC, datetime
@@ -31,6 +31,13 @@ def _made(hosts: tuple[str, ...]) -> tuple[bytes, bytes]:
     return certificate.public_bytes(pem), key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, plain
     )
+
+
+def key_file(directory: Path, name: str) -> Path:
+    """A key of that name, in PEM."""
+    path = directory / f"{name}.key"
+    path.write_bytes(_made((name,))[1])
+    return path
 
 
 def server_context(directory: Path, *hosts: str) -> tuple[Path, ssl.SSLContext]:
