@@ -58,13 +58,16 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segment_reading import read_segment, sealed_segments
-from zonemta_py.queue.format.keys import MESSAGE, end_of, mark_key, owner_of
+from zonemta_py.queue.format.keys import DEFERRED, MESSAGE, end_of, mark_key, owner_of
+from zonemta_py.queue.format.records import read_recipient_record
 from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.relay.runner import RelayRunner
+from zonemta_py.storage.interface import Store
 
 LOOK_EVERY_S = 30.0
 RESOLVER = {"nameservers": ["127.0.0.1:53"], "timeout": "5s"}
+DELAY_MAX_S = 3600.0  # greater than that of any scenario
 ENDING_S = 60.0  # for the QUIT of sessions
 ASKED_EVERY_S = 600.0
 MOVING = ("turn", "waking", "ready_window", "start_up_scan")  # reasons that are over in a moment
@@ -478,6 +481,21 @@ class Watch:
             ]
 
 
+async def _emptied(store: Store, within_s: float) -> None:
+    """Return when the queue is empty, or the time is over."""
+    end_s = asyncio.get_running_loop().time() + within_s
+    while everything(store) and asyncio.get_running_loop().time() < end_s:
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _due_late(store: Store) -> Iterator[str]:
+    """Recipients that are due after any possible delay."""
+    for key, value in store.scan(DEFERRED, end_of(DEFERRED)):
+        wait_s = (read_recipient_record(value).due_ms - clock.now_ms()) / 1000
+        if wait_s > DELAY_MAX_S:
+            yield f"{key!r} is due in {wait_s:.0f} s"
+
+
 async def play(scenario: Scenario, directory: Path) -> Result:
     """The result of ``scenario`` in the empty ``directory``."""
     loop = cast(VirtualLoop, asyncio.get_running_loop())
@@ -503,10 +521,11 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     await asyncio.gather(*player.submitting)
     relay = await player.present_relay()
     store = relay.queue.store
-    end_s = loop.time() + ANSWERING_S + (max(CLOCK_ERRORS_S) if scenario.clock_is_wrong else 0.0)
-    while everything(store) and loop.time() < end_s:
-        await asyncio.sleep(LOOK_EVERY_S)
-    faults = [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]
+    await _emptied(store, ANSWERING_S)
+    faults = list(_due_late(store))
+    if scenario.clock_is_wrong:  # what was accepted while it was ahead is given up so much later
+        await _emptied(store, max(CLOCK_ERRORS_S))
+    faults += [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]
     faults += problems(store)
     watching.cancel()
     await player.stop()

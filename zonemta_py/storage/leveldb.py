@@ -2,7 +2,7 @@
 
 Life of a database::
 
-    files checked ─▶ torn end of the log cut off ─▶ open ─▶ failed, after an error of a write ─▶ closed
+    interrupted opening finished ─▶ files checked ─▶ torn end of the log cut off ─▶ open ─▶ failed, after an error of a write ─▶ closed
 
 Invariants:
 
