@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.crash.disk import library
+from tests.kit.deadlines import eventually
 from tests.kit.queue import everything, problems
 from tests.simulation.disk import Change, names_after, torn
 from zonemta_py import LocalMessage, Relay, Reply, parse_config
@@ -315,11 +316,13 @@ async def audit(directory: Path, store: str, journal: bytes) -> list[str]:
             await relay.flush()
             return [key for key in everything(relay.queue.store) if not key.startswith(keys.DUE)]
 
-        for _ in range(200):
-            if not await left():
-                break
+        async def is_empty() -> bool:
             await asyncio.sleep(0.02)
-        else:
+            return not await left()
+
+        try:
+            await eventually(is_empty, "an empty queue")
+        except AssertionError:
             return [f"the queue is not empty: {(await left())[:3]}"]
         found = list(problems(relay.queue.store))
     paths = sealed_segments(directory / "events")
