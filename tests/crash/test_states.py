@@ -1,7 +1,9 @@
 """States that a kill or a power cut leaves, rebuilt from recorded calls; ``python -m tests.crash.states`` plays more."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -9,6 +11,7 @@ from tests.crash.disk import needs_compiler
 from tests.crash.states import MODELS, STORES, Recorded, play, play_calls, record_in
 from tests.kit.deadlines import scaled
 
+IN_MEMORY = Path("/dev/shm")
 STATES = 25  # of each store
 UNRECORDED = ("LOG", "LOG.old", "LOCK", "lock")  # LevelDB's messages, and files without contents
 
@@ -18,6 +21,16 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(scaled(120))]
 @pytest.fixture(autouse=True)
 def compiler() -> None:
     needs_compiler()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """In memory, if there is a place: an fsync costs nothing there."""
+    if not IN_MEMORY.is_dir():
+        yield tmp_path
+        return
+    with TemporaryDirectory(prefix="zonemta-states-", dir=IN_MEMORY) as name:
+        yield Path(name)
 
 
 @pytest.mark.parametrize("store", STORES)
