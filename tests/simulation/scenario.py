@@ -307,6 +307,29 @@ def _signed(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     return replace(scenario, signed=domains if r.random() < 0.15 else ())
 
 
+def _deployments(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """Some restarts, one soon after the other, while a receiver is slow."""
+    if r.random() >= 0.1:
+        return scenario
+    slow = Rule(Step.DOT, stall_s=700.0, times=8)
+    last = scenario.receivers[-1]._replace(kind="silent", rules=[slow])
+    at_s = r.uniform(0, span_s)
+    restarts = [Action(at_s + n * r.uniform(5, 90), "restart") for n in range(1, 6)]
+    return _with(replace(scenario, receivers=[*scenario.receivers[:-1], last]), restarts)
+
+
+def _many_ends(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """Kills and power cuts in front of one of the next calls, some soon after another."""
+    if r.random() >= 0.15:
+        return scenario
+    ends, at_s = [], 0.0
+    for _ in range(8):
+        at_s += r.choice([0.5, 5.0, span_s / 8])
+        what = r.choice(["kill in a call", "power cut", "power cut"])
+        ends.append(Action(at_s, what, turns=r.randint(1, 20)))
+    return _with(scenario, ends)
+
+
 def _with(scenario: Scenario, actions: Sequence[Action]) -> Scenario:
     return replace(scenario, actions=sorted([*scenario.actions, *actions], key=lambda each: each.at_s))
 
@@ -317,4 +340,6 @@ LATER: Mapping[str, Callable[[Random, Scenario, float], Scenario]] = {
     "reads": _failing_reads,
     "smarthost": _smarthost,
     "signatures": _signed,
+    "deployments": _deployments,
+    "ends": _many_ends,
 }
