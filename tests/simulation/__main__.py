@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation import disk, mutants, virtual
 from tests.simulation.minimise import minimised
 from tests.simulation.mutants import BY_NAME
-from tests.simulation.scenario import DISK_ERRORS, STOPPED, Scenario, make
+from tests.simulation.scenario import DISK_ERRORS, STOPPED, Scenario, idle, make
 
 if TYPE_CHECKING:
     from tests.simulation.play import Result
@@ -169,6 +169,7 @@ def arguments_of() -> Any:
     parser.add_argument("--trace", action="store_true", help="print actions and events of each seed")
     parser.add_argument("--mutant", choices=BY_NAME, help="with this defect, until a seed fails")
     parser.add_argument("--mutants", action="store_true", help="with each defect, until a seed fails")
+    parser.add_argument("--idle", type=float, metavar="HOURS", help="a relay without mail instead")
     parser.add_argument(
         "--at-once",
         type=int,
@@ -187,7 +188,8 @@ def main() -> int:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     if arguments.mutants:
         return find_all(arguments.seeds, arguments.at_once)
-    if arguments.at_once > 1 and last and not (arguments.mutant or arguments.trace or arguments.keep):
+    alone = arguments.mutant or arguments.trace or arguments.keep or arguments.idle
+    if arguments.at_once > 1 and last and not alone:
         return play_at_once(int(first), int(last), arguments.at_once)
     if arguments.mutant:
         mutants.install(arguments.mutant)
@@ -198,6 +200,10 @@ def main() -> int:
     processes.install()
     logging.disable(logging.WARNING)
     logging.basicConfig(handlers=[LOGGED], force=True)
+    if arguments.idle:
+        result = play_once(1, idle(arguments.idle))
+        print(f"{result.turns / arguments.idle:.0f} turns of the loop an hour, {result.faults}")
+        return int(bool(result.faults))
     failed = 0
     for seed in range(int(first), int(last or first) + 1):
         scenario, began_s = make(seed), perf_counter()

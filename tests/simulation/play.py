@@ -95,6 +95,7 @@ class Result:
     connections: int
     failed_connections: int
     virtual_s: float
+    turns: int = 0  # of the loop
 
     @property
     def events(self) -> Counter[str]:
@@ -549,4 +550,5 @@ async def play(scenario: Scenario, directory: Path) -> Result:
         loop.network.connections,
         loop.network.faults,
         loop.time(),
+        loop.turns,
     )

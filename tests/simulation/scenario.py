@@ -252,6 +252,13 @@ def make(seed: int) -> Scenario:
     return scenario
 
 
+def idle(hours: float) -> Scenario:
+    """A relay without mail, for so long; an operator who flushes its empty queue is the last to do something."""
+    actions = [Action(hours * 3600, "flush")]
+    nothing = replace(make(1), limits={}, changes={}, warmup=0, failing=0.0, failing_names=0.0)
+    return replace(nothing, actions=actions, processes=0, store="leveldb")
+
+
 # ---- What was added later draws from generators of its own, so that the rest of a seed stays what it was.
 
 
@@ -330,6 +337,21 @@ def _many_ends(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     return _with(scenario, ends)
 
 
+def _syncs_that_fail(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """Syncs fail for some seconds, in which a relay is killed; soon after the next start the power is cut."""
+    if r.random() >= 0.1:
+        return scenario
+    found = []
+    for _ in range(3):
+        at_s, for_s = r.uniform(0, span_s + 60), r.uniform(1, 70)
+        found.append(
+            Action(at_s, "failing disk", name="EIO", for_s=for_s, turns=3 * r.randint(0, 20) + 1)
+        )
+        found.append(Action(at_s + for_s * r.random(), "kill", turns=r.randint(0, 60)))
+        found.append(Action(at_s + for_s + r.uniform(0, 20), "power cut", turns=r.randint(1, 30)))
+    return _with(replace(scenario, disk_fails=True), found)
+
+
 def _with(scenario: Scenario, actions: Sequence[Action]) -> Scenario:
     return replace(scenario, actions=sorted([*scenario.actions, *actions], key=lambda each: each.at_s))
 
@@ -342,4 +364,5 @@ LATER: Mapping[str, Callable[[Random, Scenario, float], Scenario]] = {
     "signatures": _signed,
     "deployments": _deployments,
     "ends": _many_ends,
+    "syncs": _syncs_that_fail,
 }

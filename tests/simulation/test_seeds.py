@@ -33,6 +33,19 @@ def test_the_same_seed_on_another_machine() -> None:
     assert played("1-2") == KNOWN
 
 
+IDLE_H = 48
+TURNS_MAX = 1500  # an hour; what looks whether the loop is late does so four times a second, beside them
+
+
+@pytest.mark.timeout(scaled(100))
+def test_an_idle_relay() -> None:
+    """It wakes up seldom, however long it is idle."""
+    command = [sys.executable, "-m", "tests.simulation", "--idle", str(IDLE_H)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=scaled(90))
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert 0 < int(done.stdout.split()[0]) < TURNS_MAX
+
+
 @pytest.mark.timeout(scaled(450))
 def test_the_same_seed_gives_the_same_events() -> None:
     """With the same times, in two processes."""
