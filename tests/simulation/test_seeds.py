@@ -9,7 +9,7 @@ from tests.kit.deadlines import scaled
 
 SEEDS = range(1, 41)
 # Of Python 3.11, on any machine; another version may make its tasks in another order.
-KNOWN = ["seed 1 passed 08761d8d823c5ae5", "seed 2 passed b89bc90fc4bba0be"]
+KNOWN = ["seed 1 passed 20def83a6e0739cd", "seed 2 passed 698f4f473944f589"]
 
 
 def played(seeds: str) -> list[str]:

@@ -36,6 +36,7 @@ OWNER: ContextVar[object] = ContextVar(
 BEGIN_NS = 1_800_000_000 * 10**9
 STEP_S = 1e-6  # the least jump: a timer is due when its time is over
 TURNS_MAX = 2_000_000  # of one simulation; one that does much has 300,000
+WORK_S = (0.0, 0.0, 0.001, 0.02)  # of a thread
 TICK_S = 60.0  # between two looks at how late the loop is: never
 WITHOUT_TIMER_S = 0.01  # nothing but a socket can wake the loop
 
@@ -77,7 +78,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """``now_s``: since the begin of the simulation. ``wrong_s``: of the clock of the machine. What would run in a thread runs at once."""
+    """``now_s``: since the begin of the simulation. ``wrong_s``: of the clock of the machine. What would run in a thread is done at once."""
 
     def __init__(self) -> None:
         selector = _Selector()
@@ -167,10 +168,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _InlineThreads:
-    """``core.runtime.Threads`` without threads: the work is done by ``put``, what follows in the next turn of the loop."""
+    """``core.runtime.Threads`` without threads: the work is done by ``put``, what follows some time later, by the seed.
+
+    One thread ends its work in its order, several in any.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, count: int = 1) -> None:
         self._loop = loop
+        self._is_one = count == 1
+        self._ends_s = 0.0  # the work that was put last
+        self._r = random.Random()
 
     def put(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
         result, failure = None, None
@@ -178,7 +185,10 @@ class _InlineThreads:
             result = work()
         except Exception as exc:
             failure = exc
-        self._loop.call_soon(done, result, failure)
+        at_s = self._loop.time() + self._r.choice(WORK_S)
+        if self._is_one:
+            at_s = self._ends_s = max(self._ends_s, at_s)
+        self._loop.call_at(at_s, done, result, failure)
 
     def end(self) -> None:
         pass
