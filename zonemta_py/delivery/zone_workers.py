@@ -47,7 +47,6 @@ from zonemta_py.delivery.report_composer import DeliveryContext
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next, next_token_in_s
 from zonemta_py.egress.admission import Destination, WorkerSlot
-from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.message import MessageEgress
 from zonemta_py.egress.paths import Constraint, constraint_of
 from zonemta_py.egress.zone import ZoneEgress
@@ -400,10 +399,8 @@ class ZoneWorkers:
             log.exception("a worker of %s failed; another follows", self.name)
             await asyncio.sleep(DEFECT_PAUSE_S)
         finally:
-            had_permit = slot.permit is not FREE
-            self.scheduler.ended(slot, clock.monotonic_s(), has_mail=has_mail)
-            if had_permit:
-                self._loop.call_soon(self.start_workers)  # after other zones, which this has woken
+            if self.scheduler.ended(slot, clock.monotonic_s(), has_mail=has_mail):
+                self._loop.call_soon(self.start_workers)
             else:
                 self.start_workers()
 

@@ -40,6 +40,7 @@ from zonemta_py.egress.admission import (
     Unlimited,
     WorkerSlot,
 )
+from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.paths import Binding, Limit
 
 # ---- the rate of a zone
@@ -438,9 +439,12 @@ class Scheduler:
             self._known.popitem(last=False)
         self._turn_queues.answered(name, now_s)
 
-    def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
-        """A worker ended; the destination has another turn if it has mail."""
-        destination = slot.destination
+    def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> bool:
+        """A worker ended; the destination has another turn if it has mail.
+
+        Returns whether the next worker starts later, after those of other zones, which the permit that is free now has woken.
+        """
+        destination, has_woken = slot.destination, slot.permit is not FREE
         self.active -= 1
         self.needs_token -= slot.needs_token
         self._admission.ended(slot)  # which gives turns to what can be served now
@@ -459,6 +463,7 @@ class Scheduler:
             self.ready(destination.name, now_s)
         elif destination.active == 0:
             self._destinations.pop(destination.name, None)  # nothing to remember
+        return has_woken
 
     def should_yield(self, slot: WorkerSlot, served: int) -> bool:
         """True if a worker should end after ``served`` leases: no connection is free and others have mail.

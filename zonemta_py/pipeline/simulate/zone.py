@@ -18,7 +18,6 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core.model import Attempt, PathKey
 from zonemta_py.egress.admission import Destination, WorkerSlot
 from zonemta_py.egress.controller import OF_SENDER
-from zonemta_py.egress.limits import FREE
 from zonemta_py.egress.message import Decision, LeasedMail, MessageEgress
 from zonemta_py.egress.paths import Limit
 from zonemta_py.egress.rules import USUAL, RecipientAction
@@ -117,7 +116,7 @@ class SimulatedZone:
         return wait_s, "rate"
 
     def _start_workers(self) -> None:
-        """Start workers while limits allow it; follows ``ZoneWorkers.start_workers``."""
+        """Start workers while limits allow it."""
         self._limited_by = None
         while True:
             wait_s, limit = self._wait_s()
@@ -161,7 +160,7 @@ class SimulatedZone:
         self._start_workers()
 
     def _serve(self, worker: _Worker) -> None:
-        """Begin a transaction of a worker, or end the worker; follows ``ZoneWorkers._serve``."""
+        """Begin a transaction of a worker, or end the worker."""
         scheduler, slot, now_s, world = self._scheduler, worker.slot, self._clock.now_s, self._world
         name = slot.destination.name
         if self._wait_s()[0] > 0 or not scheduler.next_lease(slot, now_s):
@@ -266,11 +265,9 @@ class SimulatedZone:
         clock.at(clock.now_s + time_s, partial(self._answered, worker, waiting, (decision, key)))
 
     def _leave(self, slot: WorkerSlot, *, has_mail: bool) -> None:
-        had_permit = slot.permit is not FREE
         self._world.egress.sessions.leave(slot, self._zone.timeouts.idle)
-        self._scheduler.ended(slot, self._clock.now_s, has_mail=has_mail)
-        if had_permit:
-            self._clock.soon(self._start_workers)  # after other zones, which this has woken
+        if self._scheduler.ended(slot, self._clock.now_s, has_mail=has_mail):
+            self._clock.soon(self._start_workers)
         else:
             self._start_workers()
 
