@@ -223,6 +223,16 @@ def test_a_database_that_was_being_made(
     opened.close()
 
 
+def test_a_repair_that_has_found_nothing(directory: Path) -> None:
+    """It leaves an empty database, which is there."""
+    path = directory / "db"
+    LevelDB(path).close()
+    for log in path.glob("*.log"):
+        log.unlink()
+    leveldb.repair_database(path)
+    LevelDB(path, Access.EXISTING).close()
+
+
 @pytest.mark.parametrize("other", ["000003.log", "000005.ldb", "MANIFEST-000003", WRITTEN])
 def test_a_database_that_has_had_something_is_not_made_anew(directory: Path, other: str) -> None:
     path = directory / "db"

@@ -123,10 +123,16 @@ def finish_opening(directory: Path) -> None:
 
 
 def is_unfinished(directory: Path) -> bool:
-    """True if LevelDB was making the database: it has had nothing, and its first opening has not renamed CURRENT."""
-    current = directory / "CURRENT"
-    if (directory / WRITTEN).exists() or (current.exists() and _current(directory) != MANIFESTS[0]):
+    """True if LevelDB was making the database: it has had nothing, and CURRENT names no MANIFEST that is whole.
+
+    A repair makes such a MANIFEST, also of a database of which nothing is left.
+    """
+    if (directory / WRITTEN).exists():
         return False
+    if (directory / "CURRENT").exists():
+        current = _current(directory)
+        if current != MANIFESTS[0] or _is_whole(directory, current):
+            return False
     found = [path for pattern in DATABASE_FILES for path in directory.glob(pattern)]
     return bool(found) and all(
         path.name in MANIFESTS or (path.suffix == ".log" and not path.stat().st_size) for path in found
