@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.crash.disk import library
-from tests.kit.deadlines import eventually
+from tests.kit.deadlines import until
 from tests.kit.queue import everything, problems
 from tests.simulation.disk import Change, names_after, torn
 from zonemta_py import LocalMessage, Relay, Reply, parse_config
@@ -113,7 +113,10 @@ async def run_recorded(directory: Path, store: str) -> None:
                 text = b"From: s@x.example\r\nSubject: message %d\r\n\r\n" % number + body_of(number)
                 made = await relay.enqueue("s@x.example", recipients, text)
                 os.write(journal, f"accepted {made} {' '.join(recipients)}\n".encode())
-            await asyncio.sleep(0.1 * start)  # for deliveries, of which the last are interrupted
+            wanted = (
+                start * MESSAGES
+            )  # of the deliveries so far; the others are interrupted, or come later
+            await until(lambda: len(_deliveries.made) >= wanted, "deliveries")  # noqa: B023 - called now
             if start % 2:
                 await relay.flush()
 
@@ -311,19 +314,15 @@ async def audit(directory: Path, store: str, journal: bytes) -> list[str]:
     _deliveries = Deliveries()
     async with Relay(config_of(directory, store)) as relay:
 
-        async def left() -> list[bytes]:
+        def left() -> list[bytes]:
             """What is in the queue; a key that would wake what has been sent is deleted at its time."""
-            await relay.flush()
             return [key for key in everything(relay.queue.store) if not key.startswith(keys.DUE)]
 
-        async def is_empty() -> bool:
-            await asyncio.sleep(0.02)
-            return not await left()
-
+        await relay.flush()
         try:
-            await eventually(is_empty, "an empty queue")
+            await until(lambda: not left(), "an empty queue")
         except AssertionError:
-            return [f"the queue is not empty: {(await left())[:3]}"]
+            return [f"the queue is not empty: {left()[:3]}"]
         found = list(problems(relay.queue.store))
     paths = sealed_segments(directory / "events")
     records = (record for path in paths for record in read_segment(path))

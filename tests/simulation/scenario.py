@@ -1,6 +1,6 @@
 """What a seed decides: receivers, limits and retries of the relay, clients, operators, restarts and kills."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
@@ -277,13 +277,8 @@ def _wrong_clock(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     if r.random() >= 0.15:
         return scenario
     actions = [
-        Action(
-            r.uniform(0, span_s * 1.5 + 60),
-            "wrong clock",
-            for_s=r.choice([5.0, 300.0, 5000.0]),
-            by_s=r.choice(CLOCK_ERRORS_S),
-        )
-        for _ in range(r.randint(1, 3))
+        each._replace(for_s=r.choice([5.0, 300.0, 5000.0]), by_s=r.choice(CLOCK_ERRORS_S))
+        for each in _some(r, span_s, "wrong clock")
     ]
     return _with(replace(scenario, clock_is_wrong=True), actions)
 
@@ -292,13 +287,8 @@ def _failing_reads(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     if r.random() >= 0.15:
         return scenario
     actions = [
-        Action(
-            r.uniform(0, span_s * 1.5 + 60),
-            "failing reads",
-            for_s=r.choice([0.1, 5.0, 60.0, 900.0]),
-            turns=r.randint(0, 60),
-        )
-        for _ in range(r.randint(1, 3))
+        each._replace(for_s=r.choice([0.1, 5.0, 60.0, 900.0]), turns=r.randint(0, 60))
+        for each in _some(r, span_s, "failing reads")
     ]
     return _with(replace(scenario, disk_fails=True), actions)
 
@@ -350,6 +340,12 @@ def _syncs_that_fail(r: Random, scenario: Scenario, span_s: float) -> Scenario:
         found.append(Action(at_s + for_s * r.random(), "kill", turns=r.randint(0, 60)))
         found.append(Action(at_s + for_s + r.uniform(0, 20), "power cut", turns=r.randint(1, 30)))
     return _with(replace(scenario, disk_fails=True), found)
+
+
+def _some(r: Random, span_s: float, what: str) -> Iterator[Action]:
+    """One to three operations, at any time."""
+    for _ in range(r.randint(1, 3)):
+        yield Action(r.uniform(0, span_s * 1.5 + 60), what)
 
 
 def _with(scenario: Scenario, actions: Sequence[Action]) -> Scenario:

@@ -242,11 +242,10 @@ def _opening_error(exc: Exception, directory: Path, opened: Path) -> LocalError:
 def _open_whole(directory: Path, access: Access) -> Any:
     """The database, without a torn end of its log. Raises QueueCorrupt for other damage, QueueLocked, and what ``_open`` raises."""
     create, is_link = access is Access.CREATE, access is Access.READ
-    if not is_link:
-        with locked(directory):
+    with nullcontext() if is_link else locked(directory):
+        if not is_link:
             finish_opening(directory)
-    if (directory / "CURRENT").exists():
-        with nullcontext() if is_link else locked(directory):
+        if (directory / "CURRENT").exists():
             check_logs(directory, keep=not is_link)
     try:
         return _open(directory, create=create)
