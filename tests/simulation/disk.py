@@ -83,6 +83,11 @@ class Disk:
         self._failing = failing
 
     @property
+    def is_failing(self) -> bool:
+        """True while some calls fail."""
+        return self._failing is not None
+
+    @property
     def is_full(self) -> bool:
         """True while calls fail for a lack of space."""
         return self._failing is not None and self._failing.number == errno.ENOSPC

@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "stop-blames-mail", "mail is held because stops in order came in the middle of it", "queue/queue.py",
-        "counts = was_killed and not self._was_stopped", "counts = was_killed",
+        "excused = self._stopped if was_killed else self.boot", "excused = 0 if was_killed else self.boot",
     ),
     Mutant(
         "reads-not-again", "what could not be read is not looked at again", "queue/upkeep/startup.py",

@@ -227,7 +227,7 @@ class Queue:
         self.boot = identity.boot
         self.classifier = NO_RULES
         self.poison_after = options.poison_after
-        self._was_stopped = identity.was_stopped
+        self._stopped = identity.stopped
         self._is_recovered = self._is_stopping = False
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
@@ -264,8 +264,8 @@ class Queue:
         what a stop in order has interrupted.
         """
         self.commits.start()
-        counts = was_killed and not self._was_stopped
-        interrupted = InterruptedDeliveries(self.store, self.poison_after, self.now(), counts=counts)
+        excused = self._stopped if was_killed else self.boot
+        interrupted = InterruptedDeliveries(self.store, self.poison_after, self.now(), excused)
         await recover(self.store, self.commits, self.cleanup, interrupted)
         self._is_recovered = True
 
@@ -504,8 +504,8 @@ class Queue:
         inflight = Inflight(
             version=FORMAT, boot=self.boot, zone=lease.zone, indexes=indexes, attempt=attempt, since_ms=now_ms,
         )  # fmt: skip
-        counts = not self._is_stopping
-        interrupted = InterruptedDeliveries(self.store, self.poison_after, now_ms, counts=counts)
+        excused = self.boot if self._is_stopping else self._stopped
+        interrupted = InterruptedDeliveries(self.store, self.poison_after, now_ms, excused)
         remaining = interrupted.add(batch, message, inflight)
         batch.delete(keys.inflight_key(message, lease.number))
         due_keys = {keys.due_key(r.due_ms, lease.zone, message) for r in remaining.values() if r.due_ms}

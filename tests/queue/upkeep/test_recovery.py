@@ -83,9 +83,11 @@ async def test_a_store_that_fails_blames_no_message(directory: Path) -> None:
 
 
 async def test_a_stop_in_order_blames_no_message(directory: Path) -> None:
-    """Its grace was too short for a slow receiver: neither the start that follows counts that, nor the end of a sender meanwhile."""
+    """Its grace was too short for a slow receiver: neither the starts that follow count that, of which the first one fails, nor
+    the end of a sender meanwhile."""
     clock = Clock()
     for life in range(4):
+        make_queue(directory, clock).store.close()
         queue = make_queue(directory, clock)
         await begin(queue)
         if life == 0:

@@ -227,13 +227,13 @@ FORMATS = (None, b"1", b"2", b"3", b"4", b"5", FORMAT_VERSION)
 class Identity:
     """The queue's node (6 hex digits), how often it was opened, and the last message id issued.
 
-    ``was_stopped``: the process before has ended in order.
+    ``stopped``: the last boot that ended in order; 0: none.
     """
 
     node: str
     boot: int
     last_id: str
-    was_stopped: bool
+    stopped: int
 
 
 EndOfLog = Callable[[str], int]  # the highest sequence number of a node in the event log, or 0
@@ -278,8 +278,7 @@ def begin_boot(
             f"the queue has format {found.decode(errors='replace')}; this version reads formats up to {FORMAT_VERSION.decode()}"
         )
     node = (store.get(keys.META_NODE) or new_node()).decode()
-    booted = store.get(keys.META_BOOT) or b"0"
-    boot, was_stopped = int(booted), store.get(keys.META_STOPPED) == booted
+    boot, stopped = (int(store.get(key) or b"0") for key in (keys.META_BOOT, keys.META_STOPPED))
     log_seq = 0 if access is Access.READ else end_of_log(node)
     if access not in (Access.READ, Access.OLDER, Access.REPAIR) and log_seq > known_seq(store):
         raise LocalError(
@@ -300,7 +299,7 @@ def begin_boot(
         ops += [(keys.META_EXPORTED, b"%x" % exported), (keys.META_IDS, last_id.encode())]
     if access is not Access.READ:
         store.write(store.batch(ops, sync=True))
-    return Identity(node, boot, last_id, was_stopped)
+    return Identity(node, boot, last_id, stopped)
 
 
 def new_node() -> bytes:
@@ -345,15 +344,15 @@ class InterruptedDeliveries:
     """The transitions of recipients whose delivery was interrupted.
 
     A recipient interrupted more often than a bystander of a crash should be is a suspect: it waits alone
-    for its next attempt. After ``poison_after`` interruptions in a row it is held. ``counts``: false for interruptions
-    that no message can have caused.
+    for its next attempt. After ``poison_after`` interruptions in a row it is held. ``excused``: what deliveries of this boot
+    and of earlier ones interrupted is the fault of no message; a start that failed since then has begun none.
     """
 
-    def __init__(self, store: Store, poison_after: int, now_ms: int, *, counts: bool = True) -> None:
+    def __init__(self, store: Store, poison_after: int, now_ms: int, excused: int) -> None:
         self._store = store
         self._poison_after = poison_after
         self._now_ms = now_ms
-        self._counts = counts
+        self._excused = excused
         self._suspects = 0
         self.transactions = 0
 
@@ -369,19 +368,20 @@ class InterruptedDeliveries:
         for key, data in recipients_of(self._store, message, (inflight.zone,)):
             record = read_recipient_record(data)
             if meta is not None and record.recipient_index in inflight.indexes:
-                after, changed = self._interrupt(batch, meta, key, record, inflight.attempt)
+                after, changed = self._interrupt(batch, meta, key, record, inflight)
                 remaining[after] = changed
         return remaining
 
     def _interrupt(
-        self, batch: WriteBatch, meta: EnvelopeRecord, key: bytes, record: RecipientRecord, attempt: int
+        self, batch: WriteBatch, meta: EnvelopeRecord, key: bytes, record: RecipientRecord, inflight: Inflight
     ) -> tuple[bytes, RecipientRecord]:
         zone, message, address = keys.parse_recipient(key)
         fields = event_fields(meta, key, record, self._now_ms)
-        batch.record(Uncertain(**{**fields, "attempt": attempt}))
-        before, uncertain = record, record.uncertain + self._counts
+        batch.record(Uncertain(**{**fields, "attempt": inflight.attempt}))
+        counts = inflight.boot > self._excused
+        before, uncertain = record, record.uncertain + counts
         record = before._replace(version=FORMAT, uncertain=uncertain)
-        if self._counts and record.uncertain >= self._poison_after:
+        if counts and record.uncertain >= self._poison_after:
             reason = f"the relay stopped {record.uncertain} times in the middle of this delivery"
             log.critical("%s to %s is held: %s", message, address, reason)
             transitions.move(batch, zone, message, before, record)
