@@ -2,19 +2,23 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.clients import Submission
-from tests.simulation.scenario import POISON_AFTER, STOPPED
+from tests.simulation.scenario import CONNECTIONS_MAX, FLOODING, POISON_AFTER, STOPPED
 from zonemta_py.events.accounting import RecipientHistory
 
 Records = Sequence[dict[str, Any]]  # of the event log
 
+SYSTEM = "system"  # the address that the system chooses
 FAILURES = ("bounced", "expired", "lapsed")
 OUTCOMES = ("delivered", *FAILURES, "deleted")
+REQUEUED = "requeued"  # a message that a program has settled in part: a new one follows
 UNDER_WAY_MS = 60_000  # for an attempt
+HOUR_MS = 3_600_000
+SOON_MS = 1000  # in which a message is in its turn
 _REPORT = re.compile(rb"^Message-ID: <([0-9a-f]{24})@", re.MULTILINE)
 _SIGNED_BY = re.compile(r"^DKIM-Signature:[^:]*?\bd=([a-z.]+);", re.MULTILINE)
 _NUMBER = re.compile(r"^Subject: message (\d+)", re.MULTILINE)
@@ -37,15 +41,19 @@ def judge_recipients(
     received: MutableMapping[str, list[bytes]],
     *,
     keys_count: bool,
+    unsure: Container[str],
 ) -> Iterator[str]:
     """Each recipient that was acknowledged has one outcome, and got what that says. ``received``: by recipient; it is used up.
 
     ``keys_count``: a message is accepted once under a submission key. Not after a clock that was ahead: keys are kept for a time.
+    ``unsure``: recipients that may have it more than once.
     """
     outcomes, accepted = defaultdict[str, list[str]](list), Counter[str]()
     for record in records:
         if record["event"] in OUTCOMES:
             outcomes[record["recipient"]].append(record["event"])
+        elif record["event"] == REQUEUED:
+            accepted[record["recipient"]] -= 1  # that of a new message follows
         elif record["event"] == "accepted":
             accepted.update(each["recipient"] for each in record["recipients"])
     uncertain = {record.get("recipient") for record in history.uncertain}
@@ -62,7 +70,7 @@ def judge_recipients(
                 yield f"{name}: {least} to {most} acknowledged, accepted {accepted[name]} times, outcomes {ends}"
             elif len(copies) < delivered:
                 yield f"{name}: delivered {delivered} times, received {len(copies)} times"
-            elif len(copies) > delivered and name not in uncertain:
+            elif len(copies) > delivered and name not in uncertain and name not in unsure:
                 yield f"{name}: {ends}, and received {len(copies)} times, which no event names"
             if any(not each.endswith(body) for each in copies):
                 yield f"{name}: other bytes"
@@ -143,3 +151,65 @@ def judge_pauses(pauses: Sequence[Pause], records: Records, domains: Container[s
             is_of_it = pause.name in (f"domain:{domain}", f"zone:{record['zone']}")
             if is_of_it and pause.from_ms + UNDER_WAY_MS < at_ms < pause.until_ms:
                 yield f"{record['recipient']} is delivered at {at_ms}, while {pause.name} is suspended"
+
+
+def judge_rules(records: Records, domains: Container[str]) -> Iterator[str]:
+    """What was delivered to ``domains`` from an address while a rule had paused it there, and had not begun before."""
+    pauses = [
+        (record["provider"], record["address"], record["time_ms"], int(record["to"].rpartition(" ")[2]))
+        for record in records
+        if record["event"] == "shaped" and record["what"] == "pause" and record["to"] != "full"
+    ]
+    for record in records:
+        if record["event"] != "delivered" or record["domain"] not in domains:
+            continue
+        for provider, address, from_ms, until_ms in pauses:
+            is_of_it = record["provider"] == provider and address in (record["source_ip"], SYSTEM)
+            if is_of_it and from_ms + UNDER_WAY_MS < record["time_ms"] < until_ms:
+                yield f"{record['recipient']} is delivered from {address} at {record['time_ms']}, paused until {until_ms}"
+
+
+def judge_flood(changes: Mapping[str, Any], records: Records) -> Iterator[str]:
+    """Messages that were accepted beyond the limit of an hour of the tenant that floods."""
+    limits = changes.get("tenants", {}).get(FLOODING, {}).get("limits")
+    if not limits:
+        return
+    most = int(limits["messages"][0].partition("/")[0])
+    times_ms = sorted(
+        record["time_ms"]
+        for record in records
+        if record["event"] == "accepted" and record["tenant"] == FLOODING and not record["report_for"]
+    )
+    for first_ms, over_ms in zip(times_ms, times_ms[most:], strict=False):
+        if over_ms - first_ms < HOUR_MS:
+            yield f"{FLOODING}: more than {most} messages in the hour from {first_ms}"
+
+
+def judge_turns(records: Records, domains: Container[str]) -> Iterator[str]:
+    """Recipients in ``domains`` of which a tenant had to wait for more mail of the one that floods than for turns with it.
+
+    A turn is a message; the first outcome counts.
+    """
+    accepted_ms = {
+        record["message"]: record["time_ms"] for record in records if record["event"] == "accepted"
+    }
+    first, outcomes = dict[str, tuple[str, str, str, int, int]](), []
+    held = {record["recipient"] for record in records if record["event"] == "held"}
+    for record in records:
+        if record["event"] not in (*OUTCOMES, "deferred") or record["domain"] not in domains:
+            continue
+        if record["attempt"] == 1 and record["recipient"] not in first:
+            begin_ms = accepted_ms[record["message"]]
+            found = record["domain"], record["zone"], record["tenant"], begin_ms, record["time_ms"]
+            first[record["recipient"]] = found
+            outcomes.append(found)
+    for name, (domain, zone, tenant, begin_ms, end_ms) in first.items():
+        if tenant in ("", FLOODING) or name in held:
+            continue
+        between = Counter(
+            owner
+            for of, through, owner, _, at_ms in outcomes
+            if (of, through) == (domain, zone) and begin_ms + SOON_MS < at_ms < end_ms
+        )
+        if between[FLOODING] > between[tenant] + 2 * CONNECTIONS_MAX:
+            yield f"{name} of {tenant} waited for {between[FLOODING]} of {FLOODING}, and {between[tenant]} of its own"

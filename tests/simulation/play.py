@@ -25,14 +25,19 @@ from tests.simulation.clients import HttpClient, SmtpClient, Submission
 from tests.simulation.disk import Disk, Failing
 from tests.simulation.judge import (
     Pause,
+    judge_flood,
     judge_held,
     judge_keys,
     judge_pauses,
     judge_recipients,
+    judge_rules,
     judge_signatures,
+    judge_turns,
 )
+from tests.simulation.program import Program
 from tests.simulation.scenario import (
     ANSWERING_S,
+    ARCHIVE,
     CONNECTIONS_MAX,
     HUB,
     NETWORKS,
@@ -117,6 +122,7 @@ class Player:
     stopping: asyncio.Event = field(init=False)
     client: SmtpClient = field(init=False)
     http: HttpClient = field(init=False)
+    program: Program = field(init=False)
     submissions: list[Submission] = field(default_factory=list)
     submitting: list[asyncio.Task[None]] = field(default_factory=list)
     zone: dict[str, Any] = field(init=False)  # its settings, which a reload changes
@@ -133,7 +139,7 @@ class Player:
     def __post_init__(self) -> None:
         self.zone = dict(self.scenario.zone)
         disk_fails = self.scenario.disk_fails
-        self.client = SmtpClient(self.r, disk_fails)
+        self.client, self.program = SmtpClient(self.r, disk_fails), Program(self.r)
         file = self.stage.directory / "tokens"
         tenants = NETWORKS if "tenants" in self.scenario.changes else ()
         owners = {name: name if name in tenants else "" for name in ("", *NETWORKS)}
@@ -154,6 +160,10 @@ class Player:
             schedule = {"address": WARMING, "begins": WARMUP_BEGINS, "daily": [self.scenario.warmup]}
             path.write_text(yaml.safe_dump([schedule | {"provider": "big"}]))
             changes["warmup"] = {"file": str(path)}
+        if self.scenario.rules:
+            path = self.stage.directory / "shaping.yaml"
+            path.write_text(yaml.safe_dump({"rules": [dict(each) for each in self.scenario.rules]}))
+            changes["shaping"] = {"file": str(path)}
         if self.scenario.signed:
             changes["dkim"] = {
                 "keys": [
@@ -173,6 +183,8 @@ class Player:
         zones = {"default": self.zone}
         if self.scenario.hub:
             zones["default"] = {**self.zone, "destinations": self._by_smarthost()}
+        if self.scenario.archive:
+            zones[ARCHIVE] = {"transport": "dequeue", "retry": self.zone["retry"]}
         if self.scenario.tls:
             authority, _ = server_context(self.stage.directory, *HOSTS)
             zones["strict"] = {**self.zone, "tls": "required", "tls_ca_file": str(authority)}
@@ -238,8 +250,11 @@ class Player:
         return Relay(config)
 
     def _has_begun(self) -> None:
-        assert self.runner.relay is not None
-        self.client.port = self.runner.relay.addresses[0].port
+        relay = self.runner.relay
+        assert relay is not None
+        self.client.port = relay.addresses[0].port
+        if self.scenario.archive:
+            self.program.begin(relay, lambda: self.relay is relay)
         self.http.path = str(self._http_path)
 
     async def stop(self) -> None:
@@ -324,7 +339,7 @@ class Player:
 
     async def _enqueue(self, submission: Submission, relay: Relay) -> None:
         mail = submission.mail
-        options: Any = {"key": mail.key} if mail.key else {}
+        options: Any = {name: value for name in ("key", "zone") if (value := getattr(mail, name))}
         try:
             await relay.enqueue(mail.sender, mail.recipients, mail.data, **options)
         except LocalError:  # a tenant's address, a suspended one, or a disk that fails
@@ -366,6 +381,7 @@ class Player:
         self.loop.network.cut_off([(each.host, each.port) for each in relay.addresses] if relay else [])
         self.loop.network.is_down = True
         self.http.path = ""
+        self.program.end()
         return place
 
     async def _follow(self, place: Path) -> None:
@@ -417,9 +433,18 @@ class Player:
             for message in sink.messages:
                 for recipient in message.recipients:
                     received[recipient].append(message.data)
+        for recipient, data in self.program.taken:
+            received[recipient].append(data)
         history, records = read_history(self.place / "events"), self.records()
         keys_count = not self.scenario.clock_is_wrong
-        yield from judge_recipients(self.submissions, records, history, received, keys_count=keys_count)
+        yield from judge_recipients(
+            self.submissions,
+            records,
+            history,
+            received,
+            keys_count=keys_count,
+            unsure=self.program.unsure,
+        )
         if self.scenario.signed:
             copies = [each.data for sink in self.stage.sinks.values() for each in sink.messages]
             has_tenants = "tenants" in self.scenario.changes
@@ -428,11 +453,17 @@ class Player:
             )
         yield from judge_keys(self.submissions)
         yield from judge_held(records, self.ends + self.lesser_ends)
+        if not self.scenario.clock_is_wrong:
+            yield from judge_flood(self.scenario.changes, records)
         if not (self.scenario.failing or self.scenario.clock_is_wrong):
             prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
-            if self.scenario.hub:  # the mail of a smarthost waits together, and is not looked at by domain
+            if (
+                self.scenario.hub
+            ):  # the mail of a smarthost waits together, and is not looked at by domain
                 prompt -= PASSWORDS.keys()
             yield from judge_pauses(self.pauses, records, prompt)
+            yield from judge_rules(records, prompt)
+            yield from judge_turns(records, prompt)
 
     def records(self) -> list[dict[str, Any]]:
         """The event log of the last relay."""

@@ -22,6 +22,9 @@ ANSWERING_S = (
 CONNECTIONS_MAX = 8
 STRICT_DOMAIN = "acme.example"
 WARMING = "127.0.0.1"  # an address of the pool
+ARCHIVE = "archive"  # the zone of a program that dequeues
+FLOODING = "acme"  # the tenant
+FIRST_OF_FLOOD = 1000  # the number of its first message
 STOPPED = (
     "the relay stopped "  # in the reason for which mail is held that was interrupted POISON_AFTER times
 )
@@ -86,7 +89,10 @@ class Receiver(NamedTuple):
 
 
 class Mail(NamedTuple):
-    """A message of a client. ``key``: its submission key; ``again``: it is submitted twice; ``by``: smtp, http, or this program."""
+    """A message of a client. ``key``: its submission key; ``again``: it is submitted twice; ``by``: smtp, http, or this program.
+
+    ``zone``: which this program asks for.
+    """
 
     number: int
     sender: str
@@ -95,6 +101,7 @@ class Mail(NamedTuple):
     key: str  # that of the message, or one that others use too
     again: bool
     by: str
+    zone: str = ""
 
     @property
     def owner(self) -> str:
@@ -120,6 +127,7 @@ class Scenario:
     ``tls``: mail from STRICT_DOMAIN has a zone of its own, where TLS is required.
     ``hub``: two domains have one smarthost, with a password each; whose certificate it has, as with a receiver.
     ``signed``: the domains of authors whose mail is signed, each with its key.
+    ``archive``: a program dequeues the mail of a zone. ``rules``: of shaping.
     ``warmup``: recipients of the day there from WARMING, 0: any number.
 
     ``failing``: the part of the connections that fails; ``failing_names``: of the questions about names.
@@ -138,6 +146,8 @@ class Scenario:
     clock_is_wrong: bool
     hub: str
     signed: Sequence[str]
+    archive: bool
+    rules: Sequence[Mapping[str, Any]]
     store: str
     processes: int  # receivers, and senders
     actions: Sequence[Action]
@@ -243,6 +253,8 @@ def make(seed: int) -> Scenario:
         clock_is_wrong=False,
         hub="",
         signed=(),
+        archive=False,
+        rules=(),
         store=r.choice(["leveldb", "leveldb", "filesystem"]),
         processes=r.choice([0, 0, 2]),
         actions=sorted(actions, key=lambda each: each.at_s),
@@ -342,6 +354,54 @@ def _syncs_that_fail(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     return _with(replace(scenario, disk_fails=True), found)
 
 
+def _program(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """A program dequeues half of what this program submits."""
+    if r.random() >= 0.12:
+        return scenario
+    actions = [
+        each._replace(mail=each.mail._replace(zone=ARCHIVE, by="program"))
+        if each.mail is not None and each.mail.by != "smtp" and r.random() < 0.5
+        else each
+        for each in scenario.actions
+    ]
+    return replace(scenario, archive=True, actions=actions)
+
+
+def _flood(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """A tenant that has limits sends much at once, to the receiver of others."""
+    if "tenants" not in scenario.changes or r.random() >= 0.2:
+        return scenario
+    tenants = {name: dict(each) for name, each in scenario.changes["tenants"].items()}
+    tenants[FLOODING]["limits"] = {"messages": [r.choice(["200/1h", "60/1h"])]}
+    at_s, domain, sender = r.uniform(0, span_s), r.choice(scenario.receivers).domain, SENDERS[1]
+    flood = []
+    for number in range(FIRST_OF_FLOOD, FIRST_OF_FLOOD + r.choice([50, 150])):
+        text = f"Subject: message {number}\r\nFrom: {sender}\r\n\r\nbody {number}\r\n".encode()
+        mail = Mail(number, sender, [f"u{number}_0@{domain}"], text, "", again=False, by="smtp")
+        flood.append(Action(at_s + (number - FIRST_OF_FLOOD) * 0.01, "mail", mail))
+    return _with(replace(scenario, changes={**scenario.changes, "tenants": tenants}), flood)
+
+
+RULES: Sequence[Mapping[str, Any]] = (
+    {"class": "blocked", "action": "suspend", "for": "20m"},
+    {"pattern": "too many messages", "threshold": "2/10m", "action": "suspend", "for": "20m"},
+    {"pattern": "greylisted|later", "threshold": "3/10m", "action": "lower_rate", "to": "6/m", "for": "30m"},
+    {"pattern": "busy|queue full", "action": "lower_sessions", "to": 1, "for": "30m"},
+    {"pattern": "greylisted|later|busy", "action": "retry", "delays": ["90s", "7m"]},
+    {"pattern": "greylisted", "action": "not_counted"},
+    {"pattern": "later", "action": "bounce"},
+    {"class": "blocked", "action": "defer"},
+    {"pattern": "queue full|too many", "action": "ignore"},
+)  # fmt: skip
+
+
+def _shaping(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    if r.random() >= 0.2:
+        return scenario
+    rules = r.sample(RULES, r.randint(1, 4))
+    return replace(scenario, rules=[{"name": f"of-seed-{n}", **each} for n, each in enumerate(rules)])
+
+
 def _some(r: Random, span_s: float, what: str) -> Iterator[Action]:
     """One to three operations, at any time."""
     for _ in range(r.randint(1, 3)):
@@ -361,4 +421,7 @@ LATER: Mapping[str, Callable[[Random, Scenario, float], Scenario]] = {
     "deployments": _deployments,
     "ends": _many_ends,
     "syncs": _syncs_that_fail,
+    "program": _program,
+    "flood": _flood,
+    "shaping": _shaping,
 }
