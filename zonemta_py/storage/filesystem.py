@@ -13,6 +13,7 @@ Invariants:
 - Keys and small values are in memory, equal to the files after each batch; bodies are not. The recipients of a queue have to fit.
 - Every file is replaced by a rename, never changed in place, but bodies.
 - Files that an opening does not understand stay as they are (``left_alone``): they may be mail of another program, or damage.
+  An opening that the disk refuses to read something fails: what it cannot read now it may read later.
 - After a failed write every later one fails (``_failure``), for memory and disk may differ.
 
 Callers: ``storage.open``; the queue uses it by ``storage.interface.Store``. ``filesystem_layout`` computes paths and contents.
@@ -415,7 +416,7 @@ class Contents:
             elif path.is_dir():
                 try:
                     yield from _recipient(path)
-                except (OSError, QueueCorrupt) as exc:
+                except (FileNotFoundError, PermissionError, QueueCorrupt) as exc:
                     # An unreadable note in its place: the message must not end without it.
                     yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
                     self._leave_alone(f"{message}/{path.name}", exc)

@@ -8,12 +8,14 @@ from random import Random
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.queue import Clock, accept, begin, lease, make_queue, problems, settle
+from tests.kit.queue import Clock, accept, begin, everything, lease, make_queue, problems, settle
 from tests.simulation.disk import Disk, Failing, in_use
-from zonemta_py.core.errors import QueueUnreadable
+from zonemta_py.core.errors import LocalError, QueueUnreadable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import startup
+from zonemta_py.storage.filesystem import FilesystemStore
+from zonemta_py.storage.interface import Access
 
 WINDOW = 4  # recipients
 DELAY_MS = 60_000
@@ -105,3 +107,28 @@ async def test_a_body_that_is_removed(directory: Path, disk: Disk) -> None:
     await done
     assert problems(queue.store) == []
     await queue.close()
+
+
+async def test_the_filesystem_store_is_opened_with_all_or_not_at_all(
+    directory: Path, disk: Disk
+) -> None:
+    """A recipient whose file cannot be read for a moment would not be sent to before the next start."""
+    queue = make_queue(directory / "queue", Clock(), store="filesystem")
+    await begin(queue)
+    await accept(queue, *(f"u{n}@x.example" for n in range(6)))
+    expected = everything(queue.store)
+    await queue.close()
+    results = set()
+    for _ in range(60):
+        disk.fail(Failing(errno.EIO, ["read"], 0.05))
+        try:
+            store = FilesystemStore(directory / "queue" / "files", Access.EXISTING)
+        except LocalError as exc:
+            results.add("refused")
+            assert "Input/output error" in str(exc)
+        else:
+            results.add("opened")
+            assert everything(store) == expected and list(store.check()) == []
+            store.close()
+        disk.fail(None)
+    assert results == {"refused", "opened"}

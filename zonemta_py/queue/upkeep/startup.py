@@ -373,7 +373,12 @@ class InterruptedDeliveries:
         return remaining
 
     def _interrupt(
-        self, batch: WriteBatch, meta: EnvelopeRecord, key: bytes, record: RecipientRecord, inflight: Inflight
+        self,
+        batch: WriteBatch,
+        meta: EnvelopeRecord,
+        key: bytes,
+        record: RecipientRecord,
+        inflight: Inflight,
     ) -> tuple[bytes, RecipientRecord]:
         zone, message, address = keys.parse_recipient(key)
         fields = event_fields(meta, key, record, self._now_ms)
