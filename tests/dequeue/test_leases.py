@@ -13,7 +13,7 @@ from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.dequeue import BODY, ZONE, opened, rows, run, stored
 from tests.kit.relay import ONE_PROCESS, staged
 from zonemta_py import Queue, Relay
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.dequeue import (
     AsyncMessage,
     BadArgument,
@@ -212,6 +212,30 @@ async def test_a_relay_that_stops(directory: Path) -> None:
             await stopping
             assert await task == 1
             assert len(ended) == 1
+
+
+@pytest.mark.parametrize("addresses", [("u@x.example",), ("u@x.example", "v@x.example")])
+async def test_a_routine_that_ends_after_its_relay(directory: Path, addresses: tuple[str, ...]) -> None:
+    """The queue is closed: the call says so, and the next start defers what the routine had."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def routine(message: AsyncMessage) -> None:
+        list(message.recipients())
+        begun.set()
+        await go_on.wait()
+        message.dispose("u@x.example", Disposition.DELIVERED)
+        await message.finish()
+
+    async with staged(directory) as stage:
+        zones = {"list": {"transport": "dequeue"}}
+        async with Relay(stage.config(zones=zones, processes=ONE_PROCESS)) as relay:
+            await relay.enqueue("s@a.example", addresses, BODY + b"x\r\n" * 100_000, zone="list")
+            task = asyncio.create_task(adequeue(relay, "list", routine))
+            await begun.wait()
+            await relay.stop(0)
+            go_on.set()
+            with pytest.raises(QueueUnavailable, match="the queue is closed"):
+                await task
 
 
 async def test_another_thread_from_the_first_call_on(directory: Path) -> None:

@@ -65,6 +65,7 @@ TABLES_OPEN_MAX = 256  # of 2 MiB; the others are opened when they are read
 LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
 
 _leveldb: Any = plyvel  # it has no type annotations
+READ_ERRORS = (_leveldb.Error, OSError, RuntimeError)  # the last one: the database is closed
 _open_here: "WeakValueDictionary[Path, LevelDB]" = WeakValueDictionary()  # by this process
 
 
@@ -77,10 +78,10 @@ class LevelDBView:
         self.failed_reads = 0
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """Return the value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it."""
+        """Return the value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it, QueueUnavailable once it is closed."""
         try:
             value: bytes | None = self._source.get(key, verify_checksums=checked)
-        except (_leveldb.Error, OSError) as exc:
+        except READ_ERRORS as exc:
             raise self._unread(f"{key!r}", exc) from exc
         return value
 
@@ -97,11 +98,13 @@ class LevelDBView:
             yield from self._source.iterator(
                 start=start, stop=stop, include_value=include_value, verify_checksums=True
             )
-        except (_leveldb.Error, OSError) as exc:
+        except READ_ERRORS as exc:
             raise self._unread(f"the range from {start!r}", exc) from exc
 
-    def _unread(self, what: str, exc: Exception) -> QueueCorrupt:
+    def _unread(self, what: str, exc: Exception) -> LocalError:
         text = f"{what} cannot be read: {exc}"
+        if isinstance(exc, RuntimeError):
+            return QueueUnavailable(f"{what} cannot be read: the queue is closed")
         if isinstance(exc, _leveldb.CorruptionError):
             return QueueCorrupt(text)
         self._owner.failed_reads += 1
