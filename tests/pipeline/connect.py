@@ -11,13 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
 from tests.kit.deadlines import until
 from tests.pipeline.cluster import JAVA, _end
 from zonemta_py.bench.process import free_port
+from zonemta_py.cli.main import main
 
 ROOT = Path(__file__).parents[2]  # its tasks run the code of the client
 HOST = "127.0.0.1"
 START_S = 60.0
+LINE_BYTES = 1 << 24  # the output of a command
 CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -70,22 +74,49 @@ async def connect_server(directory: Path) -> AsyncIterator[str]:
         _end(server)
 
 
-async def run_job(
-    address: str, directory: Path, *arguments: str, exit_code: int = 0
-) -> tuple[list[dict[str, Any]], str]:
-    """Run ``zonemta pipeline ARGUMENTS`` in ``directory`` as a client; returns its rows of JSON, and its stderr.
+class Client:
+    """A process that runs commands of the pipeline in ``directory`` as a client of ``address``, without a Java of its own.
 
-    The client has no Java.
+    It is started once: most of the time of a short command is that of importing Spark.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "zonemta_py", "pipeline", *arguments, "--master", address, "--json",
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=directory,
-        env={**os.environ, "PYTHONPATH": _python_path(), "JAVA_HOME": str(directory / "no-java")},
-    )  # fmt: skip
-    output, errors = await child.communicate()
-    assert child.returncode == exit_code, (arguments, output.decode(), errors.decode()[-3000:])
-    return [json.loads(line) for line in output.splitlines()], errors.decode()
+
+    def __init__(self, directory: Path, address: str) -> None:
+        self.directory = directory
+        self._address = address
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self, *arguments: str, exit_code: int = 0) -> tuple[list[dict[str, Any]], str]:
+        """Run ``zonemta pipeline ARGUMENTS``; returns its rows of JSON, and its stderr."""
+        if self._process is None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", __name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self.directory, limit=LINE_BYTES,
+                env={**os.environ, "PYTHONPATH": _python_path(), "JAVA_HOME": str(self.directory / "no-java")},
+            )  # fmt: skip
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        words = ["pipeline", *arguments, "--master", self._address, "--json"]
+        stdin.write(json.dumps(words).encode() + b"\n")
+        code, output, errors = json.loads(await stdout.readline())
+        assert code == exit_code, (arguments, output, errors[-3000:])
+        return [json.loads(line) for line in output.splitlines()], errors
+
+    async def aclose(self) -> None:
+        """End the process, in which threads of the client may wait for a server."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
 
 
 def _python_path() -> str:
     return f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+
+
+def _run_commands() -> None:
+    """Run the command of each line of standard input; print its exit code, output and errors."""
+    for line in sys.stdin:
+        result = CliRunner().invoke(main, json.loads(line))
+        print(json.dumps([result.exit_code, result.stdout, result.stderr]), flush=True)
+
+
+if __name__ == "__main__":
+    _run_commands()

@@ -200,7 +200,8 @@ def judge_turns(records: Records, domains: Container[str]) -> Iterator[str]:
             continue
         if record["attempt"] == 1 and record["recipient"] not in first:
             begin_ms = accepted_ms[record["message"]]
-            found = record["domain"], record["zone"], record["tenant"], begin_ms, record["time_ms"]
+            sent_ms = record["time_ms"] - record["duration_ms"]
+            found = record["domain"], record["zone"], record["tenant"], begin_ms, sent_ms
             first[record["recipient"]] = found
             outcomes.append(found)
     for name, (domain, zone, tenant, begin_ms, end_ms) in first.items():

@@ -401,9 +401,15 @@ class Player:
 
     async def release(self) -> None:
         """Release what an operator, or a relay that was killed too often, holds."""
-        relay = await self.present_relay()
-        for message in self._messages(relay):
-            await Operator(relay.queue).release(message)
+        while True:
+            relay = await self.present_relay()
+            try:
+                for message in self._messages(relay):
+                    await Operator(relay.queue).release(message)
+                return
+            except LocalError:  # LevelDB remembers that a write has failed, of which the relay does not know yet
+                if not self.scenario.disk_fails:
+                    raise
 
     async def resume(self, now_s: float) -> None:
         """End the suspensions whose time is over."""

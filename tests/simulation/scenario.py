@@ -379,7 +379,8 @@ def _flood(r: Random, scenario: Scenario, span_s: float) -> Scenario:
         text = f"Subject: message {number}\r\nFrom: {sender}\r\n\r\nbody {number}\r\n".encode()
         mail = Mail(number, sender, [f"u{number}_0@{domain}"], text, "", again=False, by="smtp")
         flood.append(Action(at_s + (number - FIRST_OF_FLOOD) * 0.01, "mail", mail))
-    return _with(replace(scenario, changes={**scenario.changes, "tenants": tenants}), flood)
+    zone = {**scenario.zone, "bounce": {"reports_per_hour": None}}  # no digest in place of reports
+    return _with(replace(scenario, changes={**scenario.changes, "tenants": tenants}, zone=zone), flood)
 
 
 RULES: Sequence[Mapping[str, Any]] = (

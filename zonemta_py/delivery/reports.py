@@ -228,7 +228,7 @@ async def settle_effects(
     """The reports that settling ``outcomes`` causes, or notes for a report at the end of the message.
 
     The settle must follow without a turn of the loop: the result depends on whether the message ends.
-    A defect in composing reports is logged: the outcomes count without a report.
+    A defect in composing reports is logged: the outcomes count without a report. Raises QueueUnavailable once the queue is closed.
     """
     try:
         if len(active.notes) > SLICE and context.queue.is_last(active, outcomes):
@@ -238,6 +238,8 @@ async def settle_effects(
             with suppress(QueueCorrupt):  # then the report does not contain the body
                 await context.queue.bodies.prefetch(active, zone.bounce.max_bytes)
         return _settle_effects(context, zone, active, outcomes)
+    except QueueUnavailable:
+        raise
     except Exception as exc:
         log.exception("no report about %s could be composed", active.id)
         return SettleEffects(events=[_not_composed(active, outcomes, exc)])

@@ -22,7 +22,7 @@ from zonemta_py.sink.server import Sink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNT = 12_000
+COUNT = 5_000
 DONE_S = 180.0
 SMALL = ("spark.executor.memory=512m", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # fmt: skip
 HASTY = (

@@ -1,6 +1,7 @@
 """Every job as a client of a Spark Connect server that works elsewhere, with a relay that delivers."""
 
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.kit.deadlines import scaled, until
 from tests.kit.relay import relaying, staged
 from tests.pipeline.campaigns import PERSONAL, write_list
-from tests.pipeline.connect import connect_server, run_job
+from tests.pipeline.connect import Client, connect_server
 from tests.pipeline.feedback.test_dsn import as_mbox
 from tests.pipeline.runs.test_campaign import empty_queue
 from zonemta_py.bench.process import free_port
@@ -33,22 +34,17 @@ def java() -> None:
         pytest.skip(str(exc))
 
 
-class Client:
-    """Commands in one directory; their paths are relative to it."""
+async def rows(client: Client, *arguments: str) -> list[dict[str, Any]]:
+    return (await client.run(*arguments))[0]
 
-    def __init__(self, directory: Path, address: str) -> None:
-        self.directory = directory
-        self.address = address
 
-    async def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        return (await run_job(self.address, self.directory, *arguments))[0]
+async def row(client: Client, *arguments: str) -> dict[str, Any]:
+    [found] = await rows(client, *arguments)
+    return found
 
-    async def row(self, *arguments: str) -> dict[str, Any]:
-        [row] = await self.rows(*arguments)
-        return row
 
-    async def error(self, *arguments: str, exit_code: int = 1) -> str:
-        return (await run_job(self.address, self.directory, *arguments, exit_code=exit_code))[1]
+async def error(client: Client, *arguments: str, exit_code: int = 1) -> str:
+    return (await client.run(*arguments, exit_code=exit_code))[1]
 
 
 PLAN = (
@@ -66,11 +62,11 @@ PLAN = (
 @pytest.mark.timeout(400)
 async def test_every_job(directory: Path) -> None:
     async with connect_server(directory) as address:
-        client = Client(directory, address)
-        await deliver(client)
-        await reports(client)
-        await lists(client)
-        await what_differs(client)
+        async with aclosing(Client(directory, address)) as client:
+            await deliver(client)
+            await reports(client)
+            await lists(client)
+            await what_differs(client)
         assert list((directory / "server").iterdir()) == [], "nothing was written where the server works"
 
 
@@ -85,70 +81,72 @@ async def deliver(client: Client) -> None:
         )
         await stage.receiver("example.com")
         async with relaying(stage.config()) as relay:
-            manifest = await client.row(*PLAN, "--output", "plan")
+            manifest = await row(client, *PLAN, "--output", "plan")
             sums = [manifest[name] for name in ("input", "planned", "rejected", "duplicate")]
             assert sums == [COUNT + 2, COUNT, 1, 1]
             target = str(relay.addresses[0])
-            counts = await client.row("send", "plan", "--relay", target)
+            counts = await row(client, "send", "plan", "--relay", target)
             assert counts["accepted"] == counts["planned"] == COUNT
-            assert await client.row("send", "plan", "--relay", target) == counts, "nothing is left"
+            assert await row(client, "send", "plan", "--relay", target) == counts, "nothing is left"
             await empty_queue(relay)
     await until(lambda: any((client.directory / "events").rglob("*.zst")), "a sealed segment")
 
 
 async def reports(client: Client) -> None:
-    sums = await client.row("report", "events", "--plan", "plan", "--output", "report")
+    sums = await row(client, "report", "events", "--plan", "plan", "--output", "report")
     assert sums["bounced"] == GONE
     assert "june" in (client.directory / "report" / "report.html").read_text()
-    counts = await client.row("reconcile", "plan", "events", "--output", "outcomes")
+    counts = await row(client, "reconcile", "plan", "events", "--output", "outcomes")
     assert (counts["delivered"], counts["bounced"]) == (COUNT - GONE, GONE)
-    compacted = await client.row("compact", "events", "--output", "lake")
+    compacted = await row(client, "compact", "events", "--output", "lake")
     assert compacted["records"] > 2 * COUNT
-    assert await client.row("report", "lake/events", "--output", "report", "--overwrite") == sums
-    assert await client.row("compact", "events", "--output", "state", "--table", "mail") == compacted
+    assert await row(client, "report", "lake/events", "--output", "report", "--overwrite") == sums
+    assert await row(client, "compact", "events", "--output", "state", "--table", "mail") == compacted
     unknown = {"damaged_segments": None, "gaps": None}  # a table does not say what compact found
-    assert await client.row("report", "table:mail", "--output", "from-table") == sums | unknown
-    assert await client.row("report", "events", "--output", "now", "--update") == sums
-    assert await client.rows("anomaly", "events") == []
-    predicted = await client.rows("simulate", "events", "--plan", "plan")
+    assert await row(client, "report", "table:mail", "--output", "from-table") == sums | unknown
+    assert await row(client, "report", "events", "--output", "now", "--update") == sums
+    assert await rows(client, "anomaly", "events") == []
+    predicted = await rows(client, "simulate", "events", "--plan", "plan")
     assert sum(row["delivered"] + row["bounced"] for row in predicted) == COUNT
-    await client.rows("recommend", "events", "--output", "recommended.yaml")
+    await rows(client, "recommend", "events", "--output", "recommended.yaml")
     assert (client.directory / "recommended.yaml").exists()
 
 
 async def lists(client: Client) -> None:
     mail = as_mbox(client.directory).name
-    counts = await client.row("dsn", mail, "--plan", "plan", "--output", "mail")
+    counts = await row(client, "dsn", mail, "--plan", "plan", "--output", "mail")
     assert counts["kinds"] == {"failed": 6, "complaint": 1}
-    entries = await client.row("suppress", "events", "--reports", "mail", "--output", "bounced.csv")
+    entries = await row(client, "suppress", "events", "--reports", "mail", "--output", "bounced.csv")
     assert entries["entries"] == GONE
     write_list(client.directory / "opens.csv", [["fine1@d0.example", "2026-11-20"]], ("email", "time"))
     day = ("--as-of", "2026-11-24")
-    counts = await client.row("segment", "opens.csv", "--list", "list.csv", *day, "--output", "segments")
+    counts = await row(
+        client, "segment", "opens.csv", "--list", "list.csv", *day, "--output", "segments"
+    )
     assert (counts["segments"]["active_30"], counts["segments"]["sunset"]) == (1, COUNT - 1)
     suppress = ("--suppress", "segments/sunset.csv", "--output", "next")
-    assert (await client.row(*PLAN, *suppress))["planned"] == 1
+    assert (await row(client, *PLAN, *suppress))["planned"] == 1
 
 
 async def what_differs(client: Client) -> None:
     """Damage is found; a single file is not written to a URL; settings of the server are refused."""
     segment = next((client.directory / "events").rglob("*.zst"))
     segment.write_bytes(segment.read_bytes()[:-20])
-    errors = await client.error("report", "events", "--output", "damaged", exit_code=3)
+    errors = await error(client, "report", "events", "--output", "damaged", exit_code=3)
     assert f"warning: {segment}" in errors.replace("file:", "")
     assert (client.directory / "damaged" / "quarantine" / "segments.jsonl").exists()
     url = f"file://{client.directory}/url"
-    errors = await client.error("report", "events", "--output", url)
+    errors = await error(client, "report", "events", "--output", url)
     assert "cannot be written over Spark Connect; use a local directory" in errors
     assert not (client.directory / "url").exists()
     memory = ("--conf", "spark.executor.memory=1g")
-    errors = await client.error(*PLAN, "--output", "refused", *memory)
+    errors = await error(client, *PLAN, "--output", "refused", *memory)
     assert "spark.executor.memory can be set only where the server is started" in errors
 
 
 async def test_no_server(directory: Path) -> None:
     """The command ends at once, and not after the ten minutes of the client."""
-    client = Client(directory, f"sc://127.0.0.1:{free_port()}")
-    began_s = time.monotonic()
-    assert "no Spark Connect server: [Errno 111]" in await client.error("anomaly", "events")
-    assert time.monotonic() - began_s < scaled(30)
+    async with aclosing(Client(directory, f"sc://127.0.0.1:{free_port()}")) as client:
+        began_s = time.monotonic()
+        assert "no Spark Connect server: [Errno 111]" in await error(client, "anomaly", "events")
+        assert time.monotonic() - began_s < scaled(30)
