@@ -101,7 +101,7 @@ class Client:
         return [json.loads(line) for line in output.splitlines()], errors
 
     async def aclose(self) -> None:
-        """End the process, in which threads of the client may wait for a server."""
+        """End the process, which would wait for threads of Spark's client."""
         if self._process is not None:
             self._process.kill()
             await self._process.wait()

@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "interrupted-unnamed", "a delivery that a kill interrupted is not named", "queue/upkeep/startup.py",
-        '        batch.record(Uncertain(**{**fields, "attempt": attempt}))\n', "",
+        '        batch.record(Uncertain(**{**fields, "attempt": inflight.attempt}))\n', "",
     ),
     Mutant(
         "sessions", "one session too many with a provider", "egress/paths.py",
@@ -171,6 +171,30 @@ MUTANTS = (
         "failed-write-ignored", "a filesystem store continues after a failed write", "storage/filesystem.py",
         "            self._failure = QueueUnavailable(f\"{self._root}: {exc}\")\n            raise self._failure from exc\n",
         "            log.error(\"%s\", exc)\n",
+    ),
+    Mutant(
+        "left-out", "a recipient that cannot be read at an opening is left out until the next", "storage/filesystem.py",
+        "except (FileNotFoundError, PermissionError, QueueCorrupt) as exc:", "except (OSError, QueueCorrupt) as exc:",
+    ),
+    Mutant(
+        "unfinished-delivered", "a recipient that a program leaves without a disposition counts as delivered", "dequeue/message.py",
+        "                Disposition.DEFERRED, str(reason) or", "                Disposition.DELIVERED, str(reason) or",
+    ),
+    Mutant(
+        "turns-of-one", "a submitter with much mail has all turns", "queue/ready/streams.py",
+        "            if self._weights and taken and self._has_another_turn(pool, stream):", "            if taken:",
+    ),
+    Mutant(
+        "rule-without-pause", "a rule that suspends an address has no effect", "egress/paths.py",
+        "        if now_ms < ceiling.paused_ms:\n            return Refusal(Limit.PAUSE", "        if False:\n            return Refusal(Limit.PAUSE",
+    ),
+    Mutant(
+        "used-forgotten", "what a tenant has used of an hour is forgotten at a restart", "queue/submitters/limits.py",
+        "        } or self._stored(rules)\n", "        }\n",
+    ),
+    Mutant(
+        "message-kept", "a message stays in memory when it is settled", "queue/queue.py",
+        "        self._active.release(active)\n", "        pass\n",
     ),
 )  # fmt: skip
 BY_NAME = {each.name: each for each in MUTANTS}

@@ -34,6 +34,7 @@ from tests.simulation.judge import (
     judge_signatures,
     judge_turns,
 )
+from tests.simulation.memory import judge_memory
 from tests.simulation.program import Program
 from tests.simulation.scenario import (
     ANSWERING_S,
@@ -407,7 +408,9 @@ class Player:
                 for message in self._messages(relay):
                     await Operator(relay.queue).release(message)
                 return
-            except LocalError:  # LevelDB remembers that a write has failed, of which the relay does not know yet
+            except (
+                LocalError
+            ):  # LevelDB remembers that a write has failed, of which the relay does not know yet
                 if not self.scenario.disk_fails:
                     raise
 
@@ -568,6 +571,7 @@ async def play(scenario: Scenario, directory: Path) -> Result:
     await _emptied(store, sum(max(0.0, each.by_s) for each in scenario.actions))
     faults += [f"the queue is not empty: {key!r}" for key in everything(store)[:5]]
     faults += problems(store)
+    faults += judge_memory(relay)
     watching.cancel()
     await player.stop()
     simulated_disk.begin(None)
