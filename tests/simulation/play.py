@@ -44,6 +44,7 @@ from tests.simulation.scenario import (
     NETWORKS,
     PASSWORDS,
     PROMPT,
+    SOME,
     STRICT_DOMAIN,
     WARMING,
     Action,
@@ -285,7 +286,8 @@ class Player:
                 self.loop.wrong_s += action.by_s
                 self.loop.call_later(action.for_s, self._correct_clock, action.by_s)
             case "failing reads":
-                self.disk.fail(Failing(errno.EIO, ["read"], 0.2 if action.turns % 3 == 0 else 1.0))
+                part = 0.03 if action.name == SOME else 0.2 if action.turns % 3 == 0 else 1.0
+                self.disk.fail(Failing(errno.EIO, ["read"], part))
                 self.loop.call_later(action.for_s, self.disk.fail, None)
             case "failing disk":
                 kinds = FAILURES[action.name]

@@ -75,6 +75,7 @@ OPERATIONS = (
 CLOCK_ERRORS_S = (-108_000.0, -3600.0, -30.0, 30.0, 3600.0, 108_000.0)
 HUB = "hub.example"  # the domain of the smarthost
 PASSWORDS = {"d0.example": "secret of the first", "d1.example": "secret of the second"}
+SOME = "some"  # reads fail, of those of an opening
 DISK_ERRORS = ("ENOSPC", "EIO", "EMFILE", "EROFS")
 
 
@@ -354,6 +355,18 @@ def _syncs_that_fail(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     return _with(replace(scenario, disk_fails=True), found)
 
 
+def _openings(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """The disk refuses some reads while a relay is started, a few times; that store reads all keys then."""
+    if r.random() >= 0.1:
+        return scenario
+    found = []
+    for _ in range(4):
+        at_s = r.uniform(0, span_s + 60)
+        found.append(Action(at_s, "failing reads", name=SOME, for_s=r.choice([0.1, 5.0, 60.0])))
+        found.append(Action(at_s, "restart"))
+    return _with(replace(scenario, disk_fails=True, store="filesystem"), found)
+
+
 def _program(r: Random, scenario: Scenario, span_s: float) -> Scenario:
     """A program dequeues half of what this program submits."""
     if r.random() >= 0.12:
@@ -425,4 +438,5 @@ LATER: Mapping[str, Callable[[Random, Scenario, float], Scenario]] = {
     "program": _program,
     "flood": _flood,
     "shaping": _shaping,
+    "openings": _openings,
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.campaigns import content, copy, no_progress, open_log, report
+from tests.pipeline.object_store import ROOTS
 from tests.pipeline.segments import (
     HOUR_BEGINS_MS,
     HOUR_MS,
@@ -155,7 +156,14 @@ class Killed(BaseException):
     """The process is killed here."""
 
 
-@pytest.mark.parametrize("moment", ["moving.json", "state.json", "first file", "copied"])
+@pytest.mark.parametrize(
+    ("root", "moment"),
+    [
+        *(("path", moment) for moment in ("moving.json", "state.json", "first file")),
+        (ROOTS[-1], "copied"),
+    ],
+    indirect=["root"],
+)
 def test_a_run_that_is_killed(
     spark: "SparkSession", tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
