@@ -24,7 +24,7 @@ STRICT_DOMAIN = "acme.example"
 WARMING = "127.0.0.1"  # an address of the pool
 ARCHIVE = "archive"  # the zone of a program that dequeues
 FLOODING = "acme"  # the tenant
-FIRST_OF_FLOOD = 1000  # the number of its first message
+FIRST_OF_FLOOD, FIRST_OF_BURST = 1000, 2000  # numbers of messages
 STOPPED = (
     "the relay stopped "  # in the reason for which mail is held that was interrupted POISON_AFTER times
 )
@@ -386,14 +386,33 @@ def _flood(r: Random, scenario: Scenario, span_s: float) -> Scenario:
         return scenario
     tenants = {name: dict(each) for name, each in scenario.changes["tenants"].items()}
     tenants[FLOODING]["limits"] = {"messages": [r.choice(["200/1h", "60/1h"])]}
-    at_s, domain, sender = r.uniform(0, span_s), r.choice(scenario.receivers).domain, SENDERS[1]
-    flood = []
-    for number in range(FIRST_OF_FLOOD, FIRST_OF_FLOOD + r.choice([50, 150])):
-        text = f"Subject: message {number}\r\nFrom: {sender}\r\n\r\nbody {number}\r\n".encode()
-        mail = Mail(number, sender, [f"u{number}_0@{domain}"], text, "", again=False, by="smtp")
-        flood.append(Action(at_s + (number - FIRST_OF_FLOOD) * 0.01, "mail", mail))
+    at_s, domain = r.uniform(0, span_s), r.choice(scenario.receivers).domain
+    flood = _burst(FIRST_OF_FLOOD, r.choice([50, 150]), at_s, domain)
     zone = {**scenario.zone, "bounce": {"reports_per_hour": None}}  # no digest in place of reports
     return _with(replace(scenario, changes={**scenario.changes, "tenants": tenants}, zone=zone), flood)
+
+
+def _busy_limit(r: Random, scenario: Scenario, span_s: float) -> Scenario:
+    """Much mail for the receiver that has a rate; the relay is reloaded and restarted meanwhile."""
+    if "rate" not in scenario.limits or r.random() >= 0.3:
+        return scenario
+    at_s = r.uniform(0, span_s)
+    actions = _burst(FIRST_OF_BURST, 60, at_s, scenario.receivers[0].domain)
+    for what in ("reload", "reload", "restart", "reload", "restart"):
+        at_s += r.choice([0.3, 20.0, 90.0])
+        actions.append(Action(at_s, what, turns=r.randint(0, 60)))
+    return _with(scenario, actions)
+
+
+def _burst(first: int, count: int, at_s: float, domain: str) -> list[Action]:
+    """Messages of FLOODING, a hundred a second."""
+    sender, found = SENDERS[1], []
+    for n in range(count):
+        number = first + n
+        text = f"Subject: message {number}\r\nFrom: {sender}\r\n\r\nbody {number}\r\n".encode()
+        mail = Mail(number, sender, [f"u{number}_0@{domain}"], text, "", again=False, by="smtp")
+        found.append(Action(at_s + n * 0.01, "mail", mail))
+    return found
 
 
 RULES: Sequence[Mapping[str, Any]] = (
@@ -439,4 +458,5 @@ LATER: Mapping[str, Callable[[Random, Scenario, float], Scenario]] = {
     "flood": _flood,
     "shaping": _shaping,
     "openings": _openings,
+    "busy limit": _busy_limit,
 }
