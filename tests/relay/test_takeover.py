@@ -14,6 +14,7 @@ from tests.kit.relay import relaying, staged
 from tests.kit.servers import SHARED, queue_settings
 from tests.kit.shared_relays import shared_settings
 from zonemta_py.config.schema import Config
+from zonemta_py.config.values import Seconds
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
 from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.storage.interface import Store
@@ -81,6 +82,32 @@ async def test_a_partition_is_released(directory: Path, kind: str, how: str) -> 
     await asyncio.to_thread(lambda: storage.open("one").close())
     assert opened == ["one"]
     await recovery.close()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_its_own_partition_is_left(directory: Path, kind: str) -> None:
+    """It has lost the lease, and its queue is opened again by itself: two exporters would write one event log."""
+    looks: list[list[str]] = []
+    storage = await with_mail(directory, kind)
+    look = storage.orphans
+
+    def orphans() -> list[str]:
+        looks.append(look())
+        return looks[-1]
+
+    storage.orphans = orphans
+    settings = replace(queue_settings(directory, kind).shared, poll=Seconds(0.01))
+    recovery = OrphanRecovery(storage, settings, lambda store, name: FailingRelay(), own="one")
+    await recovery.start()
+    await until(lambda: len(looks) > 1, "two looks")
+    assert looks[0] == ["one"]
+    assert not recovery.names and not recovery._skipped_until
+    await recovery.close()
+
+
+async def test_a_relay_knows_its_own_partition(directory: Path) -> None:
+    async with staged(directory) as stage, relaying(shared_settings(stage, "redis", "one")) as relay:
+        assert relay._orphans is not None and relay._orphans._own == "one"
 
 
 class RelayUnderCommand(FailingRelay):

@@ -76,6 +76,7 @@ from zonemta_py.routing import (
 from zonemta_py.schedule.retry import Backoff
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage
+from zonemta_py.storage.remote import RemoteBodyStore
 from zonemta_py.transports.tracing import OtherProcesses, Traces
 
 log = logging.getLogger(__name__)
@@ -186,8 +187,9 @@ class Relay:
             parts.append(Part("the control socket", control.start, close=control.close))
         storage = open_shared_storage(config.queue) if self._takes_over else None
         if storage is not None:
+            partition = queue.store.name if isinstance(queue.store, RemoteBodyStore) else ""
             self._orphans = OrphanRecovery(
-                storage, config.queue.shared, self._takeover_relay, dequeue_zones(config)
+                storage, config.queue.shared, self._takeover_relay, dequeue_zones(config), partition
             )
             parts.append(self._orphans.part())
         hostname = config.hostname or socket.getfqdn()

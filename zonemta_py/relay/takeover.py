@@ -2,14 +2,15 @@
 
 A takeover relay is a relay without listeners that runs in this process on another relay's partition, until
 the partition is empty. Mail stays in its partition, so each message has one owner, also after a crash (decision 52). The
-limits of this relay apply to each partition separately.
+limits of this relay apply to each partition separately. Its own partition it does not take over: when it has lost the lease, its queue is opened
+again (``RelayRunner``), once the event log of the relay that failed is closed, for a log has one writer.
 
 A partition is found by a notification of the storage, or by a look at all of them every ``poll`` seconds. Its states: skipped
 (locked by a relay that lives, failed, or left with mail for programs only) for RETRY_S; taken over, with a task; delivered, with
 a relay that has started and gets each reload and flush of this one; given back. An error ends the take-over of one partition
 only. ``close`` ends the search, then the relays, then the storage. The relay uses it as a part:
 
-    orphans = OrphanRecovery(storage, config.queue.shared, make_relay, dequeue_zones(config))
+    orphans = OrphanRecovery(storage, config.queue.shared, make_relay, dequeue_zones(config), own="mx1")
     Parts([..., orphans.part()])
 """
 
@@ -77,7 +78,7 @@ class TakeoverRelay(Protocol):
 class OrphanRecovery:
     """Finds partitions without a relay and delivers them. ``make_relay(store, name)`` makes the relay for one.
 
-    Mail for the zones in ``dequeue_zones`` is left to the programs that dequeue it.
+    Mail for the zones in ``dequeue_zones`` is left to the programs that dequeue it. ``own``: the partition of this relay.
     """
 
     def __init__(
@@ -86,11 +87,13 @@ class OrphanRecovery:
         settings: SharedStorageSettings,
         make_relay: Callable[[Store, str], TakeoverRelay],
         dequeue_zones: Set[str] = frozenset(),
+        own: str = "",
     ) -> None:
         self._storage = storage
         self._settings = settings
         self._make_relay = make_relay
         self._dequeue_zones = dequeue_zones
+        self._own = own
         self._stopping = asyncio.Event()
         self._grace_s: float | None = None
         self._skipped_until: dict[str, float] = {}  # monotonic time, by partition
@@ -153,7 +156,8 @@ class OrphanRecovery:
             for name in found:
                 skipped_until = self._skipped_until.get(name, 0.0)
                 if (
-                    name in self._takeovers
+                    name == self._own
+                    or name in self._takeovers
                     or clock.monotonic_s() < skipped_until
                     or self._stopping.is_set()
                 ):
