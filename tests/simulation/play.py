@@ -410,9 +410,8 @@ class Player:
                 for message in self._messages(relay):
                     await Operator(relay.queue).release(message)
                 return
-            except (
-                LocalError
-            ):  # LevelDB remembers that a write has failed, of which the relay does not know yet
+            except LocalError:
+                # LevelDB remembers that a write has failed, of which the relay does not know yet.
                 if not self.scenario.disk_fails:
                     raise
 
@@ -468,9 +467,8 @@ class Player:
             yield from judge_flood(self.scenario.changes, records)
         if not (self.scenario.failing or self.scenario.clock_is_wrong):
             prompt = {each.domain for each in self.scenario.receivers if each.kind in PROMPT}
-            if (
-                self.scenario.hub
-            ):  # the mail of a smarthost waits together, and is not looked at by domain
+            # The mail of a smarthost waits together, and is not looked at by domain.
+            if self.scenario.hub:
                 prompt -= PASSWORDS.keys()
             yield from judge_pauses(self.pauses, records, prompt)
             yield from judge_rules(records, prompt)

@@ -102,9 +102,9 @@ class LevelDBView:
             raise self._unread(f"the range from {start!r}", exc) from exc
 
     def _unread(self, what: str, exc: Exception) -> LocalError:
-        text = f"{what} cannot be read: {exc}"
         if isinstance(exc, RuntimeError):
             return QueueUnavailable(f"{what} cannot be read: the queue is closed")
+        text = f"{what} cannot be read: {exc}"
         if isinstance(exc, _leveldb.CorruptionError):
             return QueueCorrupt(text)
         self._owner.failed_reads += 1
