@@ -56,7 +56,7 @@ SIZE = 8_000  # characters of the largest input
 LARGE = 160_000  # of an input that takes too little time at SIZE to compare: 400 times as much if it is quadratic
 FAST_S = 0.008  # of CPU: nothing to compare
 GROWTH_MAX = 9.0  # for four times the input: 4 is linear, 16 quadratic
-TRIES = 4
+TRIES = 20
 
 UNITS = [
     "=?a?q?x", "=?utf-8?q?x?= ", "=?utf-8?b?", "?=", "(", ")", "()", '"', '"a" ', "\\", '\\"', "<", ">", "<>", "<a@b.c>,",
