@@ -193,24 +193,27 @@ def judge_turns(records: Records, domains: Container[str]) -> Iterator[str]:
     accepted_ms = {
         record["message"]: record["time_ms"] for record in records if record["event"] == "accepted"
     }
-    first, outcomes = dict[str, tuple[str, str, str, int, int]](), []
+    first = dict[
+        str, tuple[str, str, str, str, int]
+    ]()  # by recipient: where to, whose message, when it was sent
     held = {record["recipient"] for record in records if record["event"] == "held"}
     for record in records:
         if record["event"] not in (*OUTCOMES, "deferred") or record["domain"] not in domains:
             continue
         if record["attempt"] == 1 and record["recipient"] not in first:
-            begin_ms = accepted_ms[record["message"]]
             sent_ms = record["time_ms"] - record["duration_ms"]
-            found = record["domain"], record["zone"], record["tenant"], begin_ms, sent_ms
-            first[record["recipient"]] = found
-            outcomes.append(found)
-    for name, (domain, zone, tenant, begin_ms, end_ms) in first.items():
+            first[record["recipient"]] = (
+                record["domain"], record["zone"], record["tenant"], record["message"], sent_ms,
+            )  # fmt: skip
+    for name, (domain, zone, tenant, message, end_ms) in first.items():
         if tenant in ("", FLOODING) or name in held:
             continue
-        between = Counter(
-            owner
-            for of, through, owner, _, at_ms in outcomes
-            if (of, through) == (domain, zone) and begin_ms + SOON_MS < at_ms < end_ms
-        )
+        begin_ms = accepted_ms[message] + SOON_MS
+        sent = {
+            (owner, each)
+            for of, through, owner, each, at_ms in first.values()
+            if (of, through) == (domain, zone) and begin_ms < at_ms < end_ms
+        }
+        between = Counter(owner for owner, _ in sent)
         if between[FLOODING] > between[tenant] + 2 * CONNECTIONS_MAX:
             yield f"{name} of {tenant} waited for {between[FLOODING]} of {FLOODING}, and {between[tenant]} of its own"

@@ -174,7 +174,7 @@ MUTANTS = (
     ),
     Mutant(
         "left-out", "a recipient that cannot be read at an opening is left out until the next", "storage/filesystem.py",
-        "except (FileNotFoundError, PermissionError, QueueCorrupt) as exc:", "except (OSError, QueueCorrupt) as exc:",
+        "exc.errno in REFUSED:", "exc.errno in ():",
     ),
     Mutant(
         "unfinished-delivered", "a recipient that a program leaves without a disposition counts as delivered", "dequeue/message.py",

@@ -56,6 +56,21 @@ def test_an_empty_store_is_four_private_directories(directory: Path) -> None:
     store.close()
 
 
+async def test_a_recipient_that_is_no_file_is_left_alone(directory: Path) -> None:
+    """The store is opened without it; only a disk that refuses to read keeps it from being opened."""
+    queue = make_queue(directory, Clock(), store=STORE)
+    await begin(queue)
+    await accept(queue, "a@x.example", "b@x.example")
+    await queue.close()
+    (found,) = (directory / "files").glob("data/*/1/metadata")
+    found.unlink()
+    found.mkdir()
+    store = FilesystemStore(directory / "files", Access.EXISTING)
+    assert len(list(store.keys(keys.WAITING, keys.end_of(keys.WAITING)))) == 1
+    assert [found.parent.name in each for each in store.check()] == [True]
+    store.close()
+
+
 async def test_links_follow_the_states(directory: Path) -> None:
     root = directory / "files"
     async with opened(directory, store=STORE) as queue:

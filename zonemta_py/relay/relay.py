@@ -189,7 +189,7 @@ class Relay:
         if storage is not None:
             partition = queue.store.name if isinstance(queue.store, RemoteBodyStore) else ""
             self._orphans = OrphanRecovery(
-                storage, config.queue.shared, self._takeover_relay, dequeue_zones(config), partition
+                storage, config.queue.shared, self._takeover_relay, dequeue_zones(config), own=partition
             )
             parts.append(self._orphans.part())
         hostname = config.hostname or socket.getfqdn()

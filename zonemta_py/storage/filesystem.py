@@ -24,6 +24,7 @@ intent lists the removal of all three, so a crash between them leaves no half re
 Source: Kannader, for directories and links; rename(2) and fsync(2), for the order of the steps.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -358,6 +359,8 @@ def _link(path: Path, target: str) -> None:
 
 CONTENTS = "contents"
 MESSAGE_ID = re.compile(r"[0-9a-f]{24}")
+# The disk, or this process, cannot read now: that says nothing of the file.
+REFUSED = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Contents:
@@ -416,7 +419,9 @@ class Contents:
             elif path.is_dir():
                 try:
                     yield from _recipient(path)
-                except (FileNotFoundError, PermissionError, QueueCorrupt) as exc:
+                except (OSError, QueueCorrupt) as exc:
+                    if isinstance(exc, OSError) and exc.errno in REFUSED:
+                        raise
                     # An unreadable note in its place: the message must not end without it.
                     yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
                     self._leave_alone(f"{message}/{path.name}", exc)
