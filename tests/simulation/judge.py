@@ -188,7 +188,7 @@ def judge_flood(changes: Mapping[str, Any], records: Records) -> Iterator[str]:
 def judge_turns(records: Records, domains: Container[str]) -> Iterator[str]:
     """Recipients in ``domains`` of which a tenant had to wait for more mail of the one that floods than for turns with it.
 
-    A turn is a message; the first outcome counts.
+    A turn is a message; the first outcome of an attempt counts, so that what an operator deletes has none.
     """
     accepted_ms = {
         record["message"]: record["time_ms"] for record in records if record["event"] == "accepted"
@@ -200,7 +200,7 @@ def judge_turns(records: Records, domains: Container[str]) -> Iterator[str]:
     for record in records:
         if record["event"] not in (*OUTCOMES, "deferred") or record["domain"] not in domains:
             continue
-        if record["attempt"] == 1 and record["recipient"] not in first:
+        if record["attempt"] == 1 and "duration_ms" in record and record["recipient"] not in first:
             sent_ms = record["time_ms"] - record["duration_ms"]
             first[record["recipient"]] = (
                 record["domain"], record["zone"], record["tenant"], record["message"], sent_ms,
