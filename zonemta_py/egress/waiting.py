@@ -128,7 +128,7 @@ class AddressQueue:
 # Permits that a wait list gets before the other wait lists of its provider, which may have another pool: each change may cost the
 # session of another address.
 LIST_TURNS = 8
-TIMERS_MIN = 1000  # timers that are kept, whatever waits
+TIMERS_MIN = 32  # timers that are kept, whatever waits; an old one keeps its wait list
 QUEUE_FRONT = 8  # wait lists of a queue that are looked at
 RELEASED_AT_ONCE = 1000  # destinations
 
