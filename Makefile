@@ -39,6 +39,7 @@ simulate: $(STAMP)-test
 	$(PY) -m tests.simulation --seeds 1-$(SEEDS)
 
 micro: $(STAMP)-test
+	$(PY) -m benchmarks.calls
 	$(PY) -m pytest -q benchmarks/micro
 
 pipeline-demo: $(PIPELINE)
