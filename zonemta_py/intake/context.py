@@ -346,31 +346,32 @@ class IntakeTurns:
         self._loop = loop
         self._budget_s = budget_s
         self._end_s = 0.0  # of the budget of this turn; 0: no session has done anything yet
-        # A session that has waited may do one step, however long it is since the last check.
-        self._granted = False
         self._waiting: deque[Callable[[], None]] = deque()
 
     def is_over(self) -> bool:
         """True if a session must ``wait`` before its next step."""
-        if self._granted:
-            self._granted = False
-            return False
         if self._end_s:
             return monotonic_s() >= self._end_s
-        self._end_s = monotonic_s() + self._budget_s
-        self._loop.call_soon(self._next_turn)
+        self._begin()
         return False
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` in one of the next turns; ``is_over`` has returned True."""
+        """Call ``go_on`` in one of the next turns, for a step that asks no more, however long it is since the last check."""
         self._waiting.append(go_on)
+
+    def _begin(self) -> None:
+        self._end_s = monotonic_s() + self._budget_s
+        self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._end_s = 0.0
-        while self._waiting and not self.is_over():
-            self._granted = True
-            self._waiting.popleft()()
-            self._granted = False
+        waiting = self._waiting
+        if not waiting:
+            return
+        self._begin()
+        waiting.popleft()()
+        while waiting and monotonic_s() < self._end_s:
+            waiting.popleft()()
 
 
 # ---- The context.
