@@ -255,7 +255,7 @@ class Player:
         relay = self.runner.relay
         assert relay is not None
         self.client.port = relay.addresses[0].port
-        if self.scenario.archive:
+        if self.scenario.archive and not self.loop.network.is_down:  # it died while it started
             self.program.begin(relay, lambda: self.relay is relay)
         self.http.path = str(self._http_path)
 
