@@ -12,8 +12,9 @@ from tests.kit.queue import Clock, accept, begin, everything, lease, make_queue,
 from tests.simulation.disk import Disk, Failing, in_use
 from zonemta_py.core.errors import LocalError, QueueUnreadable
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.format.keys import CHUNK_BYTES
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep import startup
+from zonemta_py.queue.upkeep import cleanup, startup
 from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access
 
@@ -106,6 +107,24 @@ async def test_a_body_that_is_removed(directory: Path, disk: Disk) -> None:
     disk.fail(None)
     await done
     assert problems(queue.store) == []
+    await queue.close()
+
+
+async def test_chunks_that_are_removed(
+    directory: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked for again, and not before the next start only. Seed 31291."""
+    monkeypatch.setattr(cleanup, "AGAIN_S", 0.0)
+    queue = make_queue(directory / "queue", Clock())
+    await begin(queue)
+    await accept(queue, "a@x.example", body=b"x" * (3 * CHUNK_BYTES))
+    held = lease(queue, "x.example")
+    refused = queue.store.failed_reads
+    await settle(queue, held, OutcomeKind.DELIVERED)
+    disk.fail(Failing(errno.EIO, ["read"]))
+    await until(lambda: queue.store.failed_reads > refused, "a look for its chunks")
+    disk.fail(None)
+    await until(lambda: everything(queue.store) == [], "an empty queue")
     await queue.close()
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.errors import QueueCorrupt, QueueUnreadable
 from zonemta_py.queue.commit import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_open
@@ -27,6 +27,7 @@ SWEEP_EVERY_S = 3600.0
 LOOK_EVERY_S = 10.0  # for sparse segments
 MOVE_EVERY_S = 0.1  # with 16 chunks a batch: 10 MB a second
 ABANDONED_MS = 24 * 3_600_000
+AGAIN_S = 60.0  # after the disk has refused to read
 
 
 class Cleanup:
@@ -115,6 +116,8 @@ class Cleanup:
     async def _remove_chunks(self, message: str) -> None:
         try:
             await self.remove_chunks(message)
+        except QueueUnreadable:
+            asyncio.get_running_loop().call_later(AGAIN_S, self.add, message)
         except QueueCorrupt as exc:  # its cleanup key stays
             log.critical("%s is not removed, repair the queue: %s", message, exc)
 
