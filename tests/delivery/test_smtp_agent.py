@@ -694,8 +694,10 @@ async def test_a_host_that_fails_is_connected_to_once(
     async with sending(directory) as made:
         await made.deliver("x@a.example")
         [entry] = made.pool._whole.all(None)
-        other = codec.replace(entry.endpoint, source="127.0.0.9")
-        session = made.pool.take(entry.endpoint)
+        ip, port, source, security = entry.key
+        endpoint = Endpoint("mx.a.example", ip, port, source, security)
+        other = codec.replace(endpoint, source="127.0.0.9")
+        session = made.pool.take(endpoint)
         assert session is not None
         made.pool.put(other, "a.example", session, 60)
         tried: list[str] = []

@@ -219,7 +219,7 @@ def reply(text: str) -> None:
     reader = ReplyReader()
     with suppress(SessionLost):
         for line in (text[:8000], text):
-            list(reader.feed(b"550-" + line.encode("utf-8", "replace") + b"\r\n"))
+            reader.feed(b"550-" + line.encode("utf-8", "replace") + b"\r\n", [])
 
 
 def patterns(text: str) -> None:

@@ -10,19 +10,21 @@ from zonemta_py.queue.format import records
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge
-from zonemta_py.smtp.reply import TEXT_MAX, ReplyReader
+from zonemta_py.smtp.reply import TEXT_MAX, Reply, ReplyReader
 from zonemta_py.smtp.reports.dsn import decode_xtext, parse_notify, valid_envid, valid_orcpt
 from zonemta_py.smtp.transparency import DotDecoder, DotEncoder, LineCheck
 
 
 def reply(data: bytes) -> None:
     """Printable, bounded replies, or SessionLost; the split does not matter."""
+    whole, cut, reader = list[Reply](), list[Reply](), ReplyReader()
     try:
-        whole = list(ReplyReader().feed(data))
+        ReplyReader().feed(data, whole)
     except SessionLost:
         return
-    reader = ReplyReader()
-    assert [r for byte in data for r in reader.feed(bytes([byte]))] == whole
+    for byte in data:
+        reader.feed(bytes([byte]), cut)
+    assert cut == whole
     assert all(r.text.isprintable() and len(r.text) <= TEXT_MAX and 200 <= r.code < 600 for r in whole)
 
 

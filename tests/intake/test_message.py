@@ -264,7 +264,7 @@ def test_both_are_waited_for() -> None:
     for order in (0, 1):
         waited = [CommitFuture(), CommitFuture()]
         both = _both(*waited)
-        waited[order].set_result()
+        waited[order].finish()
         assert not both.done
-        waited[1 - order].set_result()
+        waited[1 - order].finish()
         assert both.done

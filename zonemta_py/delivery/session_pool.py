@@ -7,7 +7,8 @@ States of a session in the pool::
 
 Invariants:
 
-- An idle session is in every group: by endpoint, destination and zone (``SessionPool``), by path and provider (``SessionsByPath``).
+- An idle session is in every group: by endpoint, destination and zone (``SessionPool``); one of a path also by path and provider
+  (``SessionsByPath``).
 - Adding, removing and finding the oldest or newest take constant time; all sessions are looked at once in EXPIRY_S at most.
 - On a path (a request with an order), a session counts until its peer has closed it, or for QUIT_S: the peer counts it that long.
   A session of no path is closed at once.
@@ -60,7 +61,7 @@ class _IdleSession:
     """``expires_s``: loop time at which it is closed. Those that became idle later have greater numbers."""
 
     number: int
-    endpoint: Endpoint
+    key: _Key
     destination: str
     session: SmtpSession
     expires_s: float
@@ -75,7 +76,10 @@ class _Group:
         self._entries: dict[Hashable, OrderedDict[int, _IdleSession]] = {}
 
     def add(self, name: Hashable, entry: _IdleSession) -> None:
-        self._entries.setdefault(name, OrderedDict())[entry.number] = entry
+        entries = self._entries.get(name)
+        if entries is None:
+            entries = self._entries[name] = OrderedDict()
+        entries[entry.number] = entry
 
     def remove(self, name: Hashable, entry: _IdleSession) -> None:
         entries = self._entries[name]
@@ -108,7 +112,7 @@ class SessionsByPath:
         self._on_change = on_change
         self._by_path = _Group()
         self._by_provider = _Group()
-        self._numbers = count()
+        self.numbers = count()  # of idle sessions: each greater than those before
         self._closing: dict[asyncio.Task[None], PathKey] = {}
         self._requests: dict[Hashable, int] = {}  # by path, and by provider
 
@@ -128,28 +132,24 @@ class SessionsByPath:
             else:
                 del requests[name]
 
-    def next_number(self) -> int:
-        """Greater than every one before."""
-        return next(self._numbers)
-
     def add(self, entry: _IdleSession) -> None:
-        """The session is idle."""
+        """The session of a path is idle."""
         self._by_path.add(entry.path, entry)
         self._by_provider.add(entry.path[0], entry)
         self._changed(entry.path)
 
     def remove(self, entry: _IdleSession) -> None:
-        """The session is not idle any more."""
+        """The session of a path is not idle any more."""
         self._by_path.remove(entry.path, entry)
         self._by_provider.remove(entry.path[0], entry)
         self._changed(entry.path)
 
     def _changed(self, path: PathKey) -> None:
-        if self._on_change is not None and path != NO_PATH:
+        if self._on_change is not None:
             self._on_change(path, self.count(path) if self._closing else self._by_path.size(path))
 
     def count(self, path: PathKey) -> int:
-        """The number of sessions without a request on ``path``."""
+        """The number of sessions without a request on ``path``; 0 for NO_PATH."""
         idle = self._by_path.size(path)
         return (
             idle + sum(1 for each in self._closing.values() if each == path) if self._closing else idle
@@ -210,14 +210,13 @@ class SessionPool:
         return self._by_destination.size(destination)
 
     def _remove(self, entry: _IdleSession) -> None:
-        self._by_key.remove(_key(entry.endpoint), entry)
+        self._by_key.remove(entry.key, entry)
         self._by_destination.remove(entry.destination, entry)
         self._whole.remove(None, entry)
 
     def close_idle(self, entry: _IdleSession) -> None:
         self._remove(entry)
         if entry.path == NO_PATH:
-            self.together.remove(entry)
             entry.session.close()
         else:
             self.together.quit(entry)
@@ -233,7 +232,8 @@ class SessionPool:
         key = _key(endpoint)
         while (entry := self._by_key.newest(key)) is not None:
             self._remove(entry)
-            self.together.remove(entry)
+            if entry.path != NO_PATH:
+                self.together.remove(entry)
             if entry.session.usable:
                 return entry.session
             entry.session.close()
@@ -253,16 +253,17 @@ class SessionPool:
     ) -> None:
         """Keep ``session`` for at most ``idle_s``, and EXPIRY_S when others end at the same time."""
         expires_s = self._loop.time() + idle_s
-        number = self.together.next_number()
         entry = _IdleSession(
-            number=number, endpoint=endpoint, destination=destination, session=session, expires_s=expires_s, path=path,
-            pool=self,
+            number=next(self.together.numbers), key=_key(endpoint), destination=destination, session=session,
+            expires_s=expires_s, path=path, pool=self,
         )  # fmt: skip
-        self.together.add(entry)
-        self._by_key.add(_key(endpoint), entry)
+        if path != NO_PATH:
+            self.together.add(entry)
+        self._by_key.add(entry.key, entry)
         self._by_destination.add(destination, entry)
         self._whole.add(None, entry)
-        self._wake_at(expires_s)
+        if expires_s < self._due_s:
+            self._wake_at(expires_s)
 
     def _wake_at(self, expires_s: float) -> None:
         """Have the timer end in time for a session that ends at ``expires_s``: sessions have different limits."""

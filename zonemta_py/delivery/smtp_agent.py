@@ -173,11 +173,8 @@ async def _body_hash(form: MessageForm) -> bytes:
 
 
 def _needs_smtputf8(request: DeliveryRequest) -> bool:
-    return (
-        (request.smtputf8 and not request.header.isascii())
-        or needs_smtputf8(request.sender)
-        or any(map(needs_smtputf8, request.recipients))
-    )
+    addresses = "".join((request.sender, *request.recipients))
+    return needs_smtputf8(addresses) or (request.smtputf8 and not request.header.isascii())
 
 
 async def transact(

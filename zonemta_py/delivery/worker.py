@@ -151,9 +151,9 @@ def _later(started: CommitFuture, wait_s: float) -> CommitFuture:
 
     def written(failure: QueueUnavailable | None) -> None:
         if failure is not None:
-            later.set_exception(failure)
+            later.finish(failure)
         else:
-            loop.call_at(due_s, later.set_result)
+            loop.call_at(due_s, later.finish)
 
     started.add_done_callback(written)
     return later

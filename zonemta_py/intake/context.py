@@ -434,6 +434,7 @@ class ListenerContext:
         tenants = settings.rules.senders.tenants
         self._tenants = tenants if tenants else None
         self._trusted: dict[str, Owners] = {}  # by address; found before, of none that is a proxy
+        self._trusts: dict[str, bool] = {}  # by address; each MAIL asks
         mode = self.settings.tls.mode
         self.starttls_context = settings.tls_context if mode == "starttls" else None
         self.implicit_context = settings.tls_context if mode == "implicit" else None
@@ -505,9 +506,13 @@ class ListenerContext:
 
     def trusts(self, client_ip: str) -> bool:
         """True if this client may relay without AUTH."""
-        if is_trusted(client_ip, self.settings.trusted_networks):
-            return True
-        return self.rules.senders.trusts(client_ip)
+        known = self._trusts.get(client_ip)
+        if known is None:
+            if len(self._trusts) >= TRUSTED_MAX:
+                self._trusts.clear()
+            trusted = is_trusted(client_ip, self.settings.trusted_networks)
+            known = self._trusts[client_ip] = trusted or self.rules.senders.trusts(client_ip)
+        return known
 
     def check_sender(self, tenant: str, user: str, client_ip: str, sender: str) -> None:
         """Raises NotAccepted unless a client of ``tenant`` (empty: of none) may have the envelope sender."""

@@ -174,7 +174,7 @@ class MessageReceiver:
             self._data.refusal = DEFECT
             self.abort()
             if not self._finished.done:
-                self._finished.set_result()
+                self._finished.finish()
 
     def _finish(self) -> None:
         self._data.finish()
@@ -238,7 +238,7 @@ class MessageReceiver:
         if not self.refusal:
             self._record_repeated()
             self.result = AcceptResult("", self._claim.first, 0)
-        self._finished.set_result()
+        self._finished.finish()
 
     def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
         """The messages to store; empty when every recipient has one already. Raises NotAccepted."""
@@ -269,7 +269,7 @@ class MessageReceiver:
                 self._hand_over(messages)
                 return
             self.abort()
-            self._finished.set_result()
+            self._finished.finish()
 
         charge.add_done_callback(partial(self._call, charged))
 
@@ -303,7 +303,7 @@ class MessageReceiver:
             )
         if faults.armed:
             faults.reach("reply.unsent")
-        self._finished.set_result()
+        self._finished.finish()
 
     def _record_repeated(self) -> None:
         """An event for each message that recipients have under the key."""
@@ -511,5 +511,5 @@ class MessageData:
 def _both(first: CommitFuture, second: CommitFuture) -> CommitFuture:
     """A future that is done when both are."""
     done = CommitFuture()
-    first.add_done_callback(lambda _: second.add_done_callback(lambda _: done.set_result()))
+    first.add_done_callback(lambda _: second.add_done_callback(lambda _: done.finish()))
     return done

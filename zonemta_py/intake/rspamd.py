@@ -129,7 +129,7 @@ class RspamdScan:
             self.verdict = task.result()
         self._blocks.clear()
         self._let_in()
-        self._done.set_result()
+        self._done.finish()
 
     async def _ask(self) -> ScanVerdict:
         assert self._settings.rspamd is not None
@@ -164,7 +164,7 @@ class RspamdScan:
         if room is not None:
             if not self._complete:
                 self._stop_timer()
-            room.set_result()
+            room.finish()
 
 
 def _fields(envelope: ScannedEnvelope) -> list[tuple[str, str]]:

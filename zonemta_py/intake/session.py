@@ -89,7 +89,7 @@ class MailLimits:
 
         def charged(failure: QueueUnavailable | None) -> None:
             if failure is not None:
-                answer.set_exception(failure)
+                answer.finish(failure)
                 return
             if not charge.refusal:
                 self._counted = client

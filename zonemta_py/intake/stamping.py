@@ -215,8 +215,10 @@ def stamp(
     recipients are removed, and long lines folded.
     """
     header, fields = content.header, content.fields
-    _check_hops(rules, fields)
-    removed = [field for field in fields if _is_removed(rules, header, field)]
+    names = [field.name for field in fields]
+    if names.count(b"received") > rules.max_hops:
+        raise NotAccepted(LOOP)
+    removed = _removed(rules, header, fields)
     message_id = first_value(header, fields, b"message-id")
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
     date = clock.mail_date(now_ms)
@@ -228,7 +230,7 @@ def stamp(
     if not message_id:
         message_id = f"<{message}@{rules.hostname}>"
         block.append(f"Message-ID: {message_id}\r\n".encode())
-    if not any(field.name == b"date" for field in fields):
+    if b"date" not in names:
         block.append(f"Date: {date}\r\n".encode())
     block += content.verdict.fields, fold(without(header, removed) if removed else header)
     # Reversed: of several fields with one name the first counts.
@@ -255,16 +257,14 @@ def stamp(
     )
 
 
-def _is_removed(rules: MessageRules, header: bytes, field: Field) -> bool:
-    """True if a field is not for the recipients; an empty Message-ID is replaced."""
-    if field.name == b"message-id" and not field_value(header, field):
-        return True
-    return field.name in rules.removed_fields
-
-
-def _check_hops(rules: MessageRules, fields: Sequence[Field]) -> None:
-    if sum(1 for field in fields if field.name == b"received") > rules.max_hops:
-        raise NotAccepted(LOOP)
+def _removed(rules: MessageRules, header: bytes, fields: Sequence[Field]) -> list[Field]:
+    """The fields that are not for the recipients; an empty Message-ID is replaced."""
+    removed = []
+    for field in fields:
+        name = field.name
+        if name in rules.removed_fields or (name == b"message-id" and not field_value(header, field)):
+            removed.append(field)
+    return removed
 
 
 def _route(

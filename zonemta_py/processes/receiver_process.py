@@ -108,7 +108,7 @@ class RemoteQueue:
         if isinstance(frame, protocol.KeyState):
             lookup = self._lookups.pop(frame.number)
             if frame.problem:
-                lookup.set_exception(QueueUnavailable(frame.problem))
+                lookup.finish(QueueUnavailable(frame.problem))
             else:
                 lookup.answer(frame.busy, frame.known)
             return
@@ -117,9 +117,9 @@ class RemoteQueue:
             self.failure = failure
         future = self._commits.pop(frame.number)
         if failure is None:
-            future.set_result()
+            future.finish()
         else:
-            future.set_exception(failure)
+            future.finish(failure)
 
     def _number_of(self, future: CommitFuture) -> int:
         number = next(self._numbers)

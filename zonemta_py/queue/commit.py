@@ -79,15 +79,8 @@ class CommitFuture:
         else:
             self._callbacks.append(callback)
 
-    def set_result(self) -> None:
-        """The data are on disk."""
-        self._finish(None)
-
-    def set_exception(self, failure: QueueUnavailable) -> None:
-        """The data will never be on disk."""
-        self._finish(failure)
-
-    def _finish(self, failure: QueueUnavailable | None) -> None:
+    def finish(self, failure: QueueUnavailable | None = None) -> None:
+        """The data are on disk, or with ``failure`` never will be."""
         self.done, self.failure = True, failure
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -223,7 +216,7 @@ class GroupCommit:
     def submit(self, batch: WriteBatch) -> CommitFuture:
         """Put ``batch`` into the next group; returns its future."""
         if self.failure is not None:
-            batch.future.set_exception(self.failure)
+            batch.future.finish(self.failure)
             return batch.future
         self._waiting.append(batch)
         if not self._scheduled and not self._group:
@@ -257,17 +250,17 @@ class GroupCommit:
         self.write_s.add(monotonic_s() - self._began_s)
         self.groups += 1
         self.batches += len(group)
-        if any(batch.events for batch in group):
+        if self.written_seq != self._next_seq - 1:  # it had events
             self.written_seq = self._next_seq - 1
             self.outbox_grew.set()
         self._census.apply(group)
         self._look()
         self._write_group()  # the thread writes while the loop runs the callbacks
-        if any(batch.may_wait for batch in group) and self._store.is_behind():
-            self._delay([batch for batch in group if batch.may_wait])
-            group = [batch for batch in group if not batch.may_wait]
         for batch in group:
-            batch.future.set_result()
+            if batch.may_wait and self._store.is_behind():
+                self._delay(batch)
+            else:
+                batch.future.finish()
 
     async def between_groups(self, look: Callable[[], R]) -> R:
         """The result of ``look``, called when what is on disk is what the census has counted.
@@ -294,11 +287,11 @@ class GroupCommit:
         for look in looks:
             look()
 
-    def _delay(self, batches: list[WriteBatch]) -> None:
-        """Complete the futures of ``may_wait`` batches once the store has caught up (decision 38)."""
+    def _delay(self, batch: WriteBatch) -> None:
+        """Complete the future of a ``may_wait`` batch once the store has caught up (decision 38)."""
         if not self._delayed:
             self._loop.call_later(CATCH_UP_S, self._end_delay)
-        self._delayed += batches
+        self._delayed.append(batch)
 
     def _end_delay(self) -> None:
         if self._thread is not None and self._store.is_behind():
@@ -306,7 +299,7 @@ class GroupCommit:
             return
         delayed, self._delayed = self._delayed, []
         for batch in delayed:
-            batch.future.set_result()
+            batch.future.finish()
 
     def _take_group(self) -> list[WriteBatch]:
         group: list[WriteBatch] = []
@@ -320,12 +313,13 @@ class GroupCommit:
         return group
 
     def _ops(self, group: list[WriteBatch]) -> list[Op]:
-        ops = [op for batch in group for op in batch.ops]
-        latest: dict[bytes, bytes | None] = {}
+        ops, events, latest = list[Op](), list[bytes](), dict[bytes, bytes | None]()
         for batch in group:
-            latest.update(batch.latest)
+            ops += batch.ops
+            events += batch.events
+            if batch.latest:
+                latest.update(batch.latest)
         ops += latest.items()
-        events = [event for batch in group for event in batch.events]
         if events:
             lines = identify(self._node, self._next_seq, events)
             ops.append((outbox_key(self._next_seq), pack_outbox(lines)))
@@ -347,7 +341,7 @@ class GroupCommit:
         refused = [*group, *self._waiting]
         self._waiting.clear()
         for batch in refused:
-            batch.future.set_exception(exc)
+            batch.future.finish(exc)
 
     async def close(self) -> None:
         """Write the waiting batches, then stop. Call it before the store is closed."""

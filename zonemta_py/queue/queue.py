@@ -170,7 +170,10 @@ MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
 
 def removed_count(outcomes: Sequence[Outcome]) -> int:
     """How many recipients leave the message by ``outcomes``."""
-    return sum(1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED)
+    count = 0
+    for outcome in outcomes:
+        count += outcome.kind is not OutcomeKind.DEFERRED
+    return count
 
 
 # ---- Messages whose header asks in vain: for a zone that there is not, or by a field that cannot be used. A log line says so.
@@ -322,7 +325,7 @@ class Queue:
             if is_full:
                 self.abort(upload)
             what = "the store is full" if is_full else "its chunks are not complete"
-            batch.future.set_exception(QueueUnavailable(f"{upload.id}: {what}"))
+            batch.future.finish(QueueUnavailable(f"{upload.id}: {what}"))
             return batch.future
         if upload.chunks:
             self._accepting.add(upload.id)

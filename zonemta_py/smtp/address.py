@@ -136,7 +136,7 @@ def folded(address: str) -> str:
 
 
 def needs_smtputf8(address: str) -> bool:
-    """True if a normalised address requires SMTPUTF8, because of its local part."""
+    """True if a normalised address requires SMTPUTF8, because of its local part; or one of several that are joined."""
     return not address.isascii()
 
 
@@ -155,7 +155,7 @@ def verp_base(sender: str) -> str:
 
 def is_verp(sender: str) -> bool:
     """True if ``sender`` has qmail's form for expansion, ``owner-@host-@[]``."""
-    return len(sender) > len(_SUFFIX) and sender.endswith(_SUFFIX)
+    return sender.endswith(_SUFFIX) and sender != _SUFFIX
 
 
 def expand_verp(sender: str, recipient: str) -> str:

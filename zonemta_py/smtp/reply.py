@@ -7,7 +7,7 @@ of its own class or none; what is not a reply ends the reading, after the replie
 
 Callers: ``transports.session`` reads replies of peers; ``intake.http`` and ``transports.http`` write and read X-Smtp-Reply.
 
-Example: ``list(ReplyReader().feed(b"250 2.1.5 Ok\r\n"))`` is ``[Reply(250, "2.1.5", "Ok")]``.
+Example: ``ReplyReader().feed(b"250 2.1.5 Ok\r\n", replies)`` appends ``Reply(250, "2.1.5", "Ok")`` to ``replies``.
 
 Source: RFC 5321 section 4.2 (replies), RFC 2034 and 3463 (enhanced status codes).
 """
@@ -15,7 +15,7 @@ Source: RFC 5321 section 4.2 (replies), RFC 2034 and 3463 (enhanced status codes
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import MutableSequence
 from datetime import datetime
 from functools import lru_cache
 from math import ceil
@@ -89,8 +89,8 @@ class ReplyReader:
         self._buffer = b""
         self._lines: list[str] = []
 
-    def feed(self, data: bytes) -> Iterator[Reply]:
-        """The replies that are now complete, in order; then raises SessionLost for data that are not replies.
+    def feed(self, data: bytes, replies: MutableSequence[Reply]) -> None:
+        """Append the replies that are now complete, in order; then raises SessionLost for data that are not replies.
 
         What precedes such data counts: it may be the 250 to a message.
         """
@@ -99,7 +99,7 @@ class ReplyReader:
             if len(line) < COMMON_MAX and not self._lines:
                 common = _single(line)
                 if common is not None:
-                    yield common
+                    replies.append(common)
                     continue
             match = _LINE.match(line.rstrip(b"\r"))
             if match is None or len(line) > LINE_MAX:
@@ -110,7 +110,7 @@ class ReplyReader:
                     raise SessionLost("the peer's reply has too many lines")
                 continue
             text, self._lines = _join(self._lines), []
-            yield make_reply(int(match[1]), text)
+            replies.append(make_reply(int(match[1]), text))
         if len(self._buffer) > LINE_MAX:
             raise SessionLost("the peer's reply line is too long")
 

@@ -155,7 +155,9 @@ class LevelDBStore(SegmentedView):
                     self._move(others)
                     continue
                 others.append(op)
-            elif self._is_for_segment(key, value):
+            elif (
+                (size := len(value)) >= LARGE_BYTES or size == REFERENCE_BYTES
+            ) and self._is_for_segment(key, value):
                 self._place(key, value)
             else:
                 others.append(op)
@@ -183,10 +185,8 @@ class LevelDBStore(SegmentedView):
         return ops + others
 
     def _is_for_segment(self, key: bytes, value: bytes) -> bool:
-        """True if the value is a chunk that ends far enough behind the beginning of its body, or looks like a reference."""
+        """True if a value of one of these sizes is a chunk that ends far enough behind the beginning of its body, or looks like a reference."""
         size = len(value)
-        if size < LARGE_BYTES and size != REFERENCE_BYTES:
-            return False
         number = keys.chunk_number(key)
         if number == 0 or size < LARGE_BYTES:
             return number > 0 and decode_reference(value) is not None

@@ -100,7 +100,7 @@ class Dialogue(asyncio.Protocol):
         if self.trace is not None:
             self.trace.server(data)
         try:
-            self._replies.extend(self._reader.feed(data))
+            self._reader.feed(data, self._replies)
         except SessionLost as exc:
             self._end(exc)
             self._transport.abort()

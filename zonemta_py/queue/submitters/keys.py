@@ -99,7 +99,7 @@ class KeyLookup(CommitFuture):
     def answer(self, busy: bool, known: KnownKey | None) -> "KeyLookup":
         """It is known now."""
         self.busy, self.known = busy, known
-        self.set_result()
+        self.finish()
         return self
 
 

@@ -88,7 +88,7 @@ class Charge(CommitFuture):
     def answer(self, refusal: str, closed_ms: int) -> "Charge":
         """It is known now."""
         self.refusal, self.closed_ms = refusal, closed_ms
-        self.set_result()
+        self.finish()
         return self
 
 

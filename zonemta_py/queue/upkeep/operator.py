@@ -457,7 +457,7 @@ class Operator:
         queue, batch = self._queue, withdrawal.batch
         if not batch.ops:
             self._restore(withdrawal)
-            batch.future.set_result()
+            batch.future.finish()
             return batch.future
         for due in withdrawal.due_keys:
             queue.deferral.expect(due)
