@@ -255,7 +255,8 @@ class GroupCommit:
             self.outbox_grew.set()
         self._census.apply(group)
         self._look()
-        self._write_group()  # the thread writes while the loop runs the callbacks
+        self._scheduled = True  # behind the callbacks, whose batches are in the next group, too
+        self._loop.call_soon(self._write_group)
         for batch in group:
             if batch.may_wait and self._store.is_behind():
                 self._delay(batch)

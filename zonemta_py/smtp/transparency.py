@@ -59,7 +59,7 @@ class DotDecoder:
             keep = _undecided(window)
             split = len(window) - keep
             certain, self._held = (window[:split], window[split:]) if keep else (window, b"")
-        if dots >= 0:
+        if dots != end:  # the first CRLF and dot does not end the data
             self.lookalike = self.lookalike or b"\r\n.\n" in certain
             certain = certain.replace(b"\r\n.", b"\r\n")
         if self._skip:
