@@ -350,3 +350,20 @@ async def test_no_room_for_the_copy_of_a_body(directory: Path, monkeypatch: pyte
         await run(queue, routine)
         await until(lambda: not in_flight(queue))  # the call does not wait for the batch that defers it
         assert [(row["state"], row["attempts"]) for row in rows(queue)] == [("deferred", 1)]
+
+
+async def test_nothing_of_a_suspended_zone(directory: Path) -> None:
+    """Also what waited before; it is there again when the zone is resumed."""
+
+    async def routine(message: AsyncMessage) -> None:
+        await message.finish(Disposition.DELIVERED)
+
+    async with opened(directory) as queue:
+        suspended = queue.channels.context.queue.suspended
+        await put(queue)
+        await suspended.suspend(f"zone:{ZONE}", "maintenance")
+        assert await adequeue(queue, ZONE, routine, **FAST) == 0
+        assert len(rows(queue)) == 1 and in_flight(queue) == []
+        await suspended.resume(f"zone:{ZONE}")
+        assert await adequeue(queue, ZONE, routine, **FAST) == 1
+        assert rows(queue) == []

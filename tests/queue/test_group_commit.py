@@ -1,11 +1,12 @@
 """What a group writes of its batches."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.kit.queue import opened
-from zonemta_py.queue.commit import WriteBatch
+from zonemta_py.queue.commit import CommitFuture, WriteBatch
 from zonemta_py.storage.interface import Op
 
 
@@ -37,3 +38,24 @@ async def test_of_latest_values_the_last_is_written(
         batch.put_latest([(b"meta/used", b"3")])
         await queue.commits.submit(batch)
         assert queue.store.get(b"meta/used") == b"3", "a batch of nothing else"
+
+
+async def test_what_is_submitted_while_it_closes_is_written_or_refused(directory: Path) -> None:
+    """Each batch has a result, and those without a failure are on disk. Seed 32042."""
+    async with opened(directory) as queue:
+        made = list[CommitFuture]()
+
+        def submit() -> None:
+            batch = WriteBatch()
+            batch.put(b"meta/late-%d" % len(made), b"x")
+            made.append(queue.commits.submit(batch))
+
+        submit()
+        closing = asyncio.ensure_future(queue.commits.close())
+        while not closing.done():
+            await asyncio.sleep(0)
+            submit()
+        assert all(each.done for each in made)
+        assert made[0].failure is None and made[-1].failure is not None
+        written = [queue.store.get(b"meta/late-%d" % n) is not None for n in range(len(made))]
+        assert written == [each.failure is None for each in made]

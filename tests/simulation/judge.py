@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.clients import Submission
-from tests.simulation.scenario import CONNECTIONS_MAX, FLOODING, POISON_AFTER, STOPPED
+from tests.simulation.scenario import ARCHIVE, CONNECTIONS_MAX, FLOODING, POISON_AFTER, STOPPED
 from zonemta_py.events.accounting import RecipientHistory
 
 Records = Sequence[dict[str, Any]]  # of the event log
@@ -141,14 +141,19 @@ def judge_held(records: Records, ends: int) -> Iterator[str]:
 
 
 def judge_pauses(pauses: Sequence[Pause], records: Records, domains: Container[str]) -> Iterator[str]:
-    """What was delivered to ``domains``, whose hosts answer at once, while it was suspended, and had not begun before."""
+    """What was delivered to ``domains``, whose hosts answer at once, while it was suspended, and had not begun before.
+
+    A program gets mail of any domain, for it is not sent there.
+    """
     for record in records:
         domain = record.get("recipient", "").rpartition("@")[2]
         if record["event"] != "delivered" or domain not in domains:
             continue
-        at_ms = record["time_ms"]
+        at_ms, names = record["time_ms"], {f"zone:{record['zone']}"}
+        if record["zone"] != ARCHIVE:
+            names.add(f"domain:{domain}")
         for pause in pauses:
-            is_of_it = pause.name in (f"domain:{domain}", f"zone:{record['zone']}")
+            is_of_it = pause.name in names
             if is_of_it and pause.from_ms + UNDER_WAY_MS < at_ms < pause.until_ms:
                 yield f"{record['recipient']} is delivered at {at_ms}, while {pause.name} is suspended"
 

@@ -233,7 +233,9 @@ async def settle_effects(
     try:
         if len(active.notes) > SLICE and context.queue.is_last(active, outcomes):
             await prepare_report(context, zone, active)
-        failed = active.notes or any(outcome.kind in _FAILURES for outcome in outcomes)
+        failed = bool(active.notes)
+        for outcome in outcomes:
+            failed = failed or outcome.kind in _FAILURES
         if failed and not is_headers_only(active, zone.bounce):
             with suppress(QueueCorrupt):  # then the report does not contain the body
                 await context.queue.bodies.prefetch(active, zone.bounce.max_bytes)

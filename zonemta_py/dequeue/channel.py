@@ -122,7 +122,9 @@ class Channel:
         return self.channels.context.queue
 
     def lease(self) -> Lease | None:
-        """The oldest waiting message with all of its waiting recipients; None when no message waits."""
+        """The oldest waiting message with all of its waiting recipients; None when no message waits, or the zone is suspended."""
+        if f"zone:{self.name}" in self.queue.suspended:
+            return None
         return self.queue.lease(self.name, DEQUEUE_DESTINATION, RECIPIENTS_MAX)
 
     def skip(self, lease: Lease) -> Coroutine[Any, Any, None] | None:

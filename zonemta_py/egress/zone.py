@@ -52,11 +52,16 @@ class EgressRoutes:
         self.version += 1
         self.table = DestinationTable(zone)
         self.is_local = zone.transport not in WITH_SESSIONS
+        # The same for all destinations with these settings; by their identity, which the table keeps.
+        smarthosts = [each for each in self.table.zones if each.smarthost]
+        self._to_smarthosts = {id(each): EgressRoute(SMARTHOST, each.pool, each) for each in smarthosts}
 
     def of(self, destination: str) -> EgressRoute | None:
         """The route of a destination; None while its provider is not known."""
         settings, egress = self.table.settings(destination), self._egress
-        if destination.startswith(ALL) or settings.smarthost:
+        if settings.smarthost:
+            return self._to_smarthosts[id(settings)]
+        if destination.startswith(ALL):
             return EgressRoute(SMARTHOST, settings.pool, settings)
         if self.is_local:
             return EgressRoute("", settings.pool, settings)

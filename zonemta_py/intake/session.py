@@ -156,9 +156,8 @@ class SecureConnection(Connection):
                 lines.append(f"{KEY_WINDOW} {int(keys.window)}")
             release = latest_release(self._context.settings.options, clock.now_ms())
             lines += [f"FUTURERELEASE {release}", "DELIVERBY"]
-        for line in lines:
-            self._reply(f"250-{line}")
-        self._reply("250 ENHANCEDSTATUSCODES")
+        several = "\r\n250-".join(lines)
+        self._reply(f"250-{several}\r\n250 ENHANCEDSTATUSCODES")
 
     def _greet(self, argument: str, *, extended: bool) -> None:
         if not _HOST.match(argument):

@@ -154,10 +154,12 @@ class Acceptor:
         """
         if self.zones is not None and not self.zones.issuperset(new.meta.zones):
             new = _without_gone_zones(new, self.zones)
-        transitions.accept(batch, new, self._now())  # first: what cannot be written reserves nothing
+        due_keys = transitions.due_keys_of(new.recipients)
+        transitions.accept(
+            batch, new, due_keys, self._now()
+        )  # first: what cannot be written reserves nothing
         reservation = self._windows.reserve([r for r in new.recipients if not r.record.due_ms])
         reservation.write(batch)
-        due_keys = transitions.due_keys_of(new.recipients)
         for due in due_keys:
             self._deferral.expect(due)
         # Active before the commit: a lease taken the moment it is on disk counts with this entry.
@@ -187,7 +189,7 @@ class Acceptor:
             reservation.rollback()
             return
         self._traffic.accept(
-            len(new.meta.header) + 2 + new.mark.size, (each.zone for each in new.recipients)
+            len(new.meta.header) + 2 + new.mark.size, [each.zone for each in new.recipients]
         )
         self._active.release(active)
         reservation.commit()

@@ -339,19 +339,24 @@ class GroupCommit:
         self.failure = exc
         self.failed.set()
         self._look()
-        refused = [*group, *self._waiting]
+        self._waiting.extendleft(reversed(group))
+        self._refuse_waiting(exc)
+
+    def _refuse_waiting(self, failure: QueueUnavailable) -> None:
+        refused = list(self._waiting)
         self._waiting.clear()
         for batch in refused:
-            batch.future.finish(exc)
+            batch.future.finish(failure)
 
     async def close(self) -> None:
-        """Write the waiting batches, then stop. Call it before the store is closed."""
+        """Write the waiting batches, refuse those that follow, then stop. Call it before the store is closed."""
         if self._thread is None:
             return
         if self.failure is None:
             with suppress(QueueUnavailable):
                 await self.submit(WriteBatch())
-        await self._loop.run_in_executor(None, self._thread.close)
-        self._thread = None
-        self.failure = self.failure or QueueUnavailable("the queue is closed")  # of later batches
+        thread, self._thread = self._thread, None
+        self.failure = self.failure or QueueUnavailable("the queue is closed")
+        self._refuse_waiting(self.failure)
+        await self._loop.run_in_executor(None, thread.close)  # behind the group that is being written
         self._end_delay()

@@ -37,10 +37,12 @@ def classify_attempts(
     sender: str = "",
 ) -> Sequence[Attempt | None]:
     """``attempts`` of mail of ``sender`` at ``provider``, with the classes of those that are no success; what recipients share stays shared."""
-    if not provider and all(
-        each is None or each.reply_class or each.code // 100 == 2 for each in attempts
-    ):
-        return attempts
+    if not provider:
+        for each in attempts:
+            if each is not None and not each.reply_class and each.code // 100 != 2:
+                break
+        else:
+            return attempts
     found: dict[int, Attempt] = {}
     for each in attempts:
         if each is not None and id(each) not in found:

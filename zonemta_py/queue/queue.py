@@ -11,7 +11,7 @@ the batch is on disk. All that must survive a crash is in the store.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -469,30 +469,35 @@ class Queue:
             active.notes += effects.notes
             for note in effects.notes:
                 transitions.note(batch, active.id, note)
-        accepted = self.reporting.add_effects(batch, effects)
-        settled = {outcome.recipient.key for outcome in outcomes}
-        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
-        if untried:
+        accepted = self.reporting.add_effects(batch, effects) if effects is not NO_EFFECTS else ()
+        if len(outcomes) < len(lease.recipients):
+            settled = {outcome.recipient.key for outcome in outcomes}
+            untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
             self.windows.zone(lease.zone).put_back(lease.destination, untried)
-        for due in transitions.due_keys(outcomes):
+        due_keys = transitions.due_keys(outcomes)
+        for due in due_keys:
             self.deferral.expect(due)
-        batch.future.add_done_callback(partial(self._settled, lease, outcomes))
+        batch.future.add_done_callback(partial(self._settled, lease, outcomes, due_keys))
         for callback in accepted:
             batch.future.add_done_callback(callback)
         return self.commits.submit(batch)
 
     def _settled(
-        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
+        self,
+        lease: Lease,
+        outcomes: Sequence[Outcome],
+        due_keys: Iterable[bytes],
+        failure: QueueUnavailable | None,
     ) -> None:
         if failure is not None:
             return  # the lease stays: the next boot finds everything as it was
-        self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
+        self.windows.zone(lease.zone).forget([outcome.recipient.key for outcome in outcomes])
         if outcomes:
             meta = lease.active.meta
             age_s = (self.now() - starts(meta, lease.active.id)) / 1000
             tenant = meta.origin.tenant
             self.traffic.settled(lease.zone, lease.destination, tenant, outcomes, max(0.0, age_s))
-        for due in transitions.due_keys(outcomes):
+        for due in due_keys:
             self.deferral.written(due)
         self.message_written(lease.active)
         self.release_message(lease.active)

@@ -20,7 +20,7 @@ Example: ``traffic.rates(traffic.zones, 5)["default"].counts["delivered"]`` is t
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from zonemta_py.core.clock import monotonic_s
@@ -242,15 +242,19 @@ def _has_address(attempt: Attempt) -> bool:
     return bool(attempt.source_ip or attempt.mx_ip)
 
 
-def _grouped(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, int]]:
+def _grouped(outcomes: Sequence[Outcome]) -> Sequence[tuple[Outcome, int]]:
     """Outcomes in a row that share their attempt, as one and their number."""
     first, count = outcomes[0], 0
+    if len(outcomes) == 1:
+        return ((first, 1),)
+    found = []
     for outcome in outcomes:
         if outcome.attempt is not first.attempt or outcome.kind is not first.kind:
-            yield first, count
+            found.append((first, count))
             first, count = outcome, 0
         count += 1
-    yield first, count
+    found.append((first, count))
+    return found
 
 
 def rate_of(row: Row, covered_s: float) -> TrafficRate:

@@ -184,19 +184,18 @@ _KINDS = {
 }  # fmt: skip
 
 
-def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
-    """S0 or S1 → S2: the tail, both markers, the recipients, the event."""
+def accept(batch: WriteBatch, new: AcceptedMessage, due_keys: Iterable[bytes], now_ms: int) -> None:
+    """S0 or S1 → S2: the tail, both markers, the recipients with their ``due_keys``, the event."""
     batch.kinds.append("accept")
     message, mark, meta = new.message, new.mark, new.meta
     first = mark.chunks - len(new.tail) + 1
-    tail = [(keys.chunk_key(message, number), chunk) for number, chunk in enumerate(new.tail, first)]
-    mark_key, meta_key = keys.mark_key(message), keys.meta_key(message)
-    for key, chunk in tail:
-        batch.put(key, chunk)
-    batch.put(mark_key, pack(mark))
-    batch.put_records([(meta_key, meta), *[(r.key, r.record) for r in new.recipients]])
+    for number, chunk in enumerate(new.tail, first):
+        batch.put(keys.chunk_key(message, number), chunk)
+    batch.put(keys.mark_key(message), pack(mark))
+    batch.put_record(keys.meta_key(message), meta)
+    batch.put_records([(r.key, r.record) for r in new.recipients])
     _count(batch, meta, new.recipients, enter=True)
-    for due in due_keys_of(new.recipients):
+    for due in due_keys:
         batch.put(due, b"")
     if mark.chunks > len(new.tail):
         batch.delete(keys.open_key(message))
@@ -221,7 +220,7 @@ def start(
         version=FORMAT,
         boot=boot,
         zone=first.zone,
-        indexes=tuple(r.record.recipient_index for r in recipients),
+        indexes=tuple([r.record.recipient_index for r in recipients]),
         attempt=first.record.attempts + 1,
         since_ms=now_ms,
     )

@@ -170,7 +170,7 @@ class Enqueuer:
             recipient.record = recipient.record._replace(
                 due_ms=due_ms, last_ms=to_ms(schedule.last_attempt)
             )
-        transitions.accept(batch, made, now_ms)
+        transitions.accept(batch, made, transitions.due_keys_of(made.recipients), now_ms)
         await self._queue.commits.submit(batch)
         return [
             QueuedMail(id_of(message, index), schedule, metadata.zone, metadata.to)
