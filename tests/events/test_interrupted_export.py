@@ -159,3 +159,24 @@ async def test_a_queue_that_cannot_be_written_leaves_a_doubtful_segment_open(
 
 def _full(_: object) -> None:
     raise QueueUnavailable("no space left on the queue's disk")
+
+
+async def test_a_log_that_could_not_be_read_at_the_start_is_written_at_the_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk answers again between two tries. Seed 33221."""
+    await _first_boot(directory, "leveldb")
+    async with opened(directory / "queue", Clock()) as queue:
+        exporter = Exporter(queue, _settings(directory))
+        with monkeypatch.context() as patch:
+            patch.setattr(outbox, "recover", _refuse)
+            await exporter.start()
+            await asyncio.sleep(0)
+        await accept(queue, "c@x.example")
+        await exporter.close()
+        assert not _outbox(queue)
+    assert sorted(_records(directory).values()) == [1] * 3
+
+
+def _refuse(*_: object) -> None:
+    raise OSError("Input/output error")

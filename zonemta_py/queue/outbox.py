@@ -320,9 +320,11 @@ class Exporter:
     async def _finish(self) -> None:
         """Export and seal. While the outbox is in doubt nothing is sealed, so that the next start reads it."""
         try:
-            if self._recovered and self._queue.commits.failure is None:
+            if not self._recovered:  # the log could not be read when the relay started
+                await self._recover()
+            if self._queue.commits.failure is None:
                 await self._queue.commits.submit(WriteBatch())  # behind events that are being written
-            while self._recovered and self._queue.commits.failure is None and not self._is_empty():
+            while self._queue.commits.failure is None and not self._is_empty():
                 await self._export()
         except Exception as exc:
             _log_failure(exc)
