@@ -15,6 +15,7 @@ Records = Sequence[dict[str, Any]]  # of the event log
 SYSTEM = "system"  # the address that the system chooses
 FAILURES = ("bounced", "expired", "lapsed")
 OUTCOMES = ("delivered", *FAILURES, "deleted")
+TURNS = ("delivered", "bounced", "deferred")
 REQUEUED = "requeued"  # a message that a program has settled in part: a new one follows
 UNDER_WAY_MS = 60_000  # for an attempt
 HOUR_MS = 3_600_000
@@ -193,7 +194,8 @@ def judge_flood(changes: Mapping[str, Any], records: Records) -> Iterator[str]:
 def judge_turns(records: Records, domains: Container[str]) -> Iterator[str]:
     """Recipients in ``domains`` of which a tenant had to wait for more mail of the one that floods than for turns with it.
 
-    A turn is a message; the first outcome of an attempt counts, so that what an operator deletes has none.
+    A turn is a message; the first outcome of an attempt counts, so that what an operator deletes has none, nor has what is too old: all
+    of that ends with one attempt.
     """
     accepted_ms = {
         record["message"]: record["time_ms"] for record in records if record["event"] == "accepted"
@@ -203,7 +205,7 @@ def judge_turns(records: Records, domains: Container[str]) -> Iterator[str]:
     ]()  # by recipient: where to, whose message, when it was sent
     held = {record["recipient"] for record in records if record["event"] == "held"}
     for record in records:
-        if record["event"] not in (*OUTCOMES, "deferred") or record["domain"] not in domains:
+        if record["event"] not in TURNS or record["domain"] not in domains:
             continue
         if record["attempt"] == 1 and "duration_ms" in record and record["recipient"] not in first:
             sent_ms = record["time_ms"] - record["duration_ms"]
