@@ -173,7 +173,7 @@ async def test_a_request_whose_start_could_not_be_written(monkeypatch: pytest.Mo
     delivering = asyncio.create_task(child.deliver(3, "default", request, context))
     await asyncio.sleep(0)
     child._session_opened(protocol.SessionOpened(3, 1))
-    context.started.set_exception(QueueUnavailable("full"))
+    context.started.finish(QueueUnavailable("full"))
     child._done(protocol.Done(3, None, "QueueUnavailable('the queue cannot be written')", 0, 0))
     with pytest.raises(QueueUnavailable, match="full"):
         await delivering
