@@ -12,10 +12,14 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from zonemta_py.bench.source import make_body
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.core.codec import pack
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.format.records import Origin, new_recipient_record, read_recipient_record
+from zonemta_py.queue.format.records import (
+    Origin,
+    new_recipient_record,
+    pack_record,
+    read_recipient_record,
+)
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.upkeep.startup import begin_boot
@@ -99,7 +103,7 @@ def test_body_hash(benchmark: BenchmarkFixture) -> None:
 def test_record(benchmark: BenchmarkFixture) -> None:
     """A recipient to its record and back."""
     record = new_recipient_record(3, "example.net", "127.0.0.1")
-    assert benchmark(lambda: read_recipient_record(pack(record))) == record
+    assert benchmark(lambda: read_recipient_record(pack_record(record))) == record
 
 
 @pytest.fixture
