@@ -11,10 +11,8 @@ from zonemta_py import Relay
 OF_MAIL = ("queue", "delivery", "transports", "intake", "dequeue", "submit")
 OF_PEERS = ("egress",)  # a few for each address and host
 MOST = {**dict.fromkeys(OF_MAIL, 16), **dict.fromkeys(OF_PEERS, 48)}  # of one class
-CACHES = (
-    "zonemta_py.delivery.dkim._Signed",
-    "zonemta_py.delivery.endpoints.Endpoint",
-)  # limited, to thousands
+# They have limits of their own, of thousands.
+CACHES = ("zonemta_py.delivery.dkim._Signed", "zonemta_py.delivery.endpoints.Endpoint")
 _SKIPPED = (
     types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType,
 )  # fmt: skip

@@ -253,7 +253,7 @@ class Connection(ClientTransport, ABC):
         if self.proxied_ip is None and self._context.is_proxy(self._client_ip):
             self._enter(PROXY)
         elif self._context.rules.limits.has_open_sessions:
-            self._run(self._claim_and_greet)
+            self._run(self._step, self._claim_and_greet)
         else:
             self._reply(f"220 {self.hostname} ESMTP")
             self._flush()
@@ -300,10 +300,10 @@ class Connection(ClientTransport, ABC):
             self._wait_for_turn()
         elif self._state is DATA and not self._unread:
             self._deadline.set(self._timeout_s)
-            self._run(self._message_data, data)  # not copied
+            self._run(self._step, self._message_data, data)  # not copied
         else:
             self._unread += data
-            self._run_turn()
+            self._run(self._handle_unread)
 
     def eof_received(self) -> bool:
         """Note that the client sends no more; what it sent is still answered. TLS has no half-closed state."""
@@ -311,7 +311,7 @@ class Connection(ClientTransport, ABC):
         if self._state is CLOSED:
             return False
         if not self._pauses:
-            self._run()
+            self._run(self._step)
         return not self._encrypted
 
     def pause_writing(self) -> None:
@@ -403,7 +403,7 @@ class Connection(ClientTransport, ABC):
         if self._state is CLOSED:
             return
         self._deadline.set(self._timeout_s)
-        self._run(step, *arguments)
+        self._run(self._step, step, *arguments)
         if not self._pauses:
             self._resume_reading()
 
@@ -415,39 +415,33 @@ class Connection(ClientTransport, ABC):
         self._pauses.discard(Pause.TURN)
         if self._state is CLOSED or self._pauses:
             return
-        self._run_turn()  # nothing has come since: the time limit stays
+        self._run(self._handle_unread)  # nothing has come since: the time limit stays
         if not self._pauses:
             self._resume_reading()
 
     # ---- bytes to lines to commands to replies
 
-    def _run(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
-        """Call ``step``, handle what is unread, then send the replies."""
+    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Call ``work``, which handles what is unread, then send the replies."""
         try:
-            if step is not None:
-                try:
-                    step(*arguments)
-                except Refused as exc:
-                    self._refuse(exc.reply)
-            if self._unread and not self._pauses and self._turns.is_over():
-                self._wait_for_turn()
-            else:
-                self._handle_unread()
+            work(*arguments)
         except Exception as exc:
             self._failed(exc)
         else:
             if self._replies:
                 self._flush()
 
-    def _run_turn(self) -> None:
-        """Handle what is unread, in the turn that the session has, then send the replies."""
-        try:
-            self._handle_unread()
-        except Exception as exc:
-            self._failed(exc)
+    def _step(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
+        """Call ``step``, then handle what is unread, in a turn of its own if this one is over."""
+        if step is not None:
+            try:
+                step(*arguments)
+            except Refused as exc:
+                self._refuse(exc.reply)
+        if self._unread and not self._pauses and self._turns.is_over():
+            self._wait_for_turn()
         else:
-            if self._replies:
-                self._flush()
+            self._handle_unread()
 
     def _failed(self, exc: Exception) -> None:
         """End the session: it is over, or a defect."""

@@ -155,9 +155,8 @@ class Acceptor:
         if self.zones is not None and not self.zones.issuperset(new.meta.zones):
             new = _without_gone_zones(new, self.zones)
         due_keys = transitions.due_keys_of(new.recipients)
-        transitions.accept(
-            batch, new, due_keys, self._now()
-        )  # first: what cannot be written reserves nothing
+        # First: what cannot be written reserves nothing.
+        transitions.accept(batch, new, due_keys, self._now())
         reservation = self._windows.reserve([r for r in new.recipients if not r.record.due_ms])
         reservation.write(batch)
         for due in due_keys:
